@@ -24,14 +24,13 @@ from google.protobuf import json_format, message_factory
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import Message
 
+from services.common import json_requests
 from services.common.config import ProcessSettings
-from services.common.errors import InvalidRequest
 from services.common.ports import PortTaken, check_port_free, port_owner
 from services.common.rpc_guard import CallGuards
 
 _MAX_CONNECTIONS = 1024
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
-_MAX_ERROR = 600
 # gRPC spells it with two l.
 _CODES = {
     status.name: Code[status.name.replace("CANCELLED", "CANCELED")] for status in grpc.StatusCode if status.value[0]
@@ -50,10 +49,7 @@ class _Body:
         """Raises: InvalidRequest naming the field, DecodeError."""
         if not self._is_json:
             return kind.FromString(self._data)
-        try:
-            return json_format.Parse(self._data or b"{}", kind(), max_recursion_depth=20)
-        except (json_format.ParseError, UnicodeDecodeError, RecursionError) as exc:
-            raise InvalidRequest(f"JSON: {str(exc)[:_MAX_ERROR]}") from exc
+        return json_requests.parse(self._data, kind)
 
 
 class _Codec:

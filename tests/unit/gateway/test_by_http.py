@@ -125,13 +125,26 @@ async def test_events_and_items_are_written_by_it() -> None:
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        ({"userId": "ann", "k": "many"}, "many"),
-        ({"userId": "ann", "kk": 2}, '"kk"'),
-        ({"userId": 7}, "userId"),
-        (b"{", "JSON"),
-        (b'{"userId": "\xff"}', "JSON"),
-        (["ann"], "JSON"),
-        (b"[" * 5_000, "JSON"),
+        ({"userId": "ann", "k": "many"}, 'k="many" allowed: a whole number'),
+        ({"userId": "ann", "k": 1.5}, "k=1.5 allowed: a whole number"),
+        ({"userId": "ann", "k": 1 << 40}, "k=1099511627776 allowed: a whole number, not negative, 32 bits"),
+        ({"userId": "ann", "kk": 2}, "kk=2 is no field of RecommendRequest; allowed: userId, k, filter,"),
+        ({"userId": 7}, "userId=7 allowed: a string"),
+        ({"userId": "ann", "filter": 3}, "filter=3 allowed: an object"),
+        ({"userId": "ann", "filter": {"denyItemIds": "a"}}, 'filter.denyItemIds="a" allowed: a list'),
+        (
+            {"userId": "ann", "context": {"page": 2}},
+            'context={"page": 2} allowed: an object whose values are each a string',
+        ),
+        ({"userId": "ann", "history": {}}, "history={} allowed: a list"),
+        ({"userId": "ann", "history": [{"itemId": "a"}, {"itemId": 3}]}, "history[1].itemId=3 allowed: a string"),
+        ({"history": [{"eventTime": "noon"}]}, 'history[0].eventTime="noon" allowed: a time like 2026-01-31T12:00:00Z'),
+        ({"userId": "ann", "rules": [None]}, "rules[0]=null allowed: an object"),
+        (b"{", "JSON: "),
+        (b'{"k": 1, "k": 2}', "JSON: "),
+        (b'{"userId": "\xff"}', "JSON: "),
+        (["ann"], 'JSON: ["ann"] allowed: an object'),
+        (b"[" * 5_000, "JSON: "),
     ],
 )
 async def test_json_of_the_wrong_shape_is_refused_by_field_and_value(body: Any, says: str) -> None:
