@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from services.algorithms.bundle import Bundle
 from services.algorithms.pefa.policy import SharePolicy
+from services.common.leases import Holding
 from services.common.stream.record import DeadLetter, SourceRecord
 from services.common.stream.topics import index_deltas
 from services.common.stream.topics.attributions import ATTRIBUTIONS
@@ -26,7 +27,7 @@ from services.refresher.domain.records import Entry, Interaction, Listing
 from services.refresher.handlers.describe import PartitionRegistry
 from services.refresher.handlers.publish import Publisher
 from services.refresher.metrics import RefresherMetrics
-from services.refresher.ports import Holding, Kept, Polled
+from services.refresher.ports import Kept, Polled
 
 _USERS = 5_000
 _POLL = 2_048

@@ -15,6 +15,7 @@ from services.algorithms.pefa.policy import FeedbackPolicy, SharePolicy
 from services.algorithms.pefa.share_choice import share_of_length
 from services.common.config import ConfigError
 from services.common.kafka import BulkProducer
+from services.common.redis_leases import RedisLeases
 from services.common.rpc_server import HealthState, serve
 from services.common.stream.reader import TopicReader
 from services.common.stream.topics.attributions import ATTRIBUTIONS
@@ -26,7 +27,6 @@ from services.refresher.adapters.checkpoint_topic import CheckpointTopic
 from services.refresher.adapters.decoding import QueryShape
 from services.refresher.adapters.kafka_log import KafkaLog
 from services.refresher.adapters.kafka_outbox import KafkaOutbox
-from services.refresher.adapters.redis_leases import RedisLeases
 from services.refresher.config import RefresherSettings
 from services.refresher.consumer import Refresher, RefresherLimits
 from services.refresher.domain.rules import ModelItems, Rules
@@ -192,7 +192,7 @@ async def run(settings: RefresherSettings) -> None:
             BulkProducer(settings.kafka, client_id="freshet-refresher", linger_ms=_LINGER_MS), tracing=tracing
         ),
         checkpoints=checkpoint_topic(settings, bundle.model_version),
-        leases=RedisLeases(settings.redis, model_version=bundle.model_version, lease_ms=settings.lease_ms),
+        leases=RedisLeases(settings.redis, process="refresher", group=bundle.model_version, lease_ms=settings.lease_ms),
         rules=rules,
         publisher=publisher,
         withdrawn=withdrawn,

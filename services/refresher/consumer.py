@@ -16,6 +16,7 @@ import structlog
 
 from services.common.errors import FreshetError, PreconditionFailed
 from services.common.kafka import partition_for
+from services.common.leases import Leases
 from services.common.stream.follower import Follower
 from services.common.stream.record import DeadLetter, SourceRecord
 from services.common.stream.topics.attributions import ATTRIBUTIONS
@@ -30,7 +31,7 @@ from services.refresher.handlers.fold import FoldRecords
 from services.refresher.handlers.hold import HoldPartition
 from services.refresher.handlers.publish import Batch, Publisher
 from services.refresher.metrics import RefresherMetrics
-from services.refresher.ports import Checkpoints, Leases, Log, Outbox
+from services.refresher.ports import Checkpoints, Log, Outbox
 
 log = structlog.get_logger()
 

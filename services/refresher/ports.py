@@ -1,4 +1,5 @@
-"""What the refresher needs from outside: the log, the topics it writes, leases, and where checkpoints are kept.
+"""What the refresher needs from outside: the log, the topics it writes, and where checkpoints are kept; leases are
+`services.common.leases`.
 
 Each port has a real adapter and an in-memory one. All raise the error tree of `services.common.errors`. Everything is
 synchronous: the refresher has a thread of its own.
@@ -95,28 +96,3 @@ class Checkpoints(Protocol):
 
     def close(self) -> None:
         """Give the connections up; the next call makes new ones."""
-
-
-@dataclass(frozen=True, slots=True)
-class Holding:
-    """What leases say. terms: for each partition held, a number that grows with every holder; surplus: how many of
-    them others should have."""
-
-    terms: Mapping[int, int]
-    surplus: int = 0
-
-
-class Leases(Protocol):
-    """Who works on which partition. Methods may be called from any thread."""
-
-    def start(self, partitions: Sequence[int]) -> None:
-        """Begin to take part, in the background."""
-
-    def holding(self) -> Holding:
-        """What is held now."""
-
-    def release(self, partitions: Collection[int]) -> None:
-        """Give partitions back at once."""
-
-    def close(self) -> None:
-        """Give everything back; nothing is held from then on."""

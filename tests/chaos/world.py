@@ -20,7 +20,8 @@ import numpy as np
 import structlog
 from fakes.encoder import HashEncoder, MemoryForgetLog, MemoryStream
 from fakes.gateway import MemoryReranker, MemorySessions, MemoryStreamStatus, MemoryTextSources
-from fakes.refresher import MemoryCheckpoints, MemoryLeases
+from fakes.leases import MemoryLeases
+from fakes.refresher import MemoryCheckpoints
 from fakes.stream import MemoryTopics
 from memory_redis import AsyncClient, Client, MemoryServer
 from prometheus_client import CollectorRegistry

@@ -17,11 +17,11 @@ from test_user_states import *  # noqa: F403 - the suite
 from services.cli.stack.folders import REPOSITORY
 from services.common.errors import Conflict, DependencyUnavailable
 from services.common.redis_clients import open_client
+from services.common.redis_leases import RedisLeases
 from services.common.session_store import SessionStore
 from services.common.state_layout import EPOCH_KEY, PAGES, home_of, progress_key
 from services.common.state_store import AdvanceStep, StateReader, StateWriter
 from services.encoder.ports import Store
-from services.refresher.adapters.redis_leases import RedisLeases
 
 pytestmark = pytest.mark.integration
 
@@ -47,7 +47,7 @@ def sessions(on_redis: OnRedis) -> SessionStore:
 
 
 def test_leases_are_taken_and_given_back(redis_url: str) -> None:
-    leases = RedisLeases(redis_url, model_version=secrets.token_hex(4), lease_ms=1_000)
+    leases = RedisLeases(redis_url, process="test", group=secrets.token_hex(4), lease_ms=1_000)
     leases.start([0, 1])
     try:
         eventually(lambda: set(leases.holding().terms) == {0, 1})

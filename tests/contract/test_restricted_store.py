@@ -21,10 +21,10 @@ from services.cli.stack.components.redis import Redis
 from services.cli.stack.folders import REPOSITORY
 from services.common import state_store
 from services.common.errors import DependencyUnavailable
+from services.common.redis_leases import RedisLeases
 from services.common.session_store import SessionStore
 from services.common.state_layout import SESSION_KINDS
 from services.encoder.ports import Store
-from services.refresher.adapters.redis_leases import RedisLeases
 
 pytestmark = pytest.mark.integration
 
@@ -114,7 +114,7 @@ async def test_the_gateways_user_keeps_lists_beside_users(redis_url: str) -> Non
 
 
 def test_leases_are_taken_and_given_back(redis_url: str) -> None:
-    leases = RedisLeases(of_user("freshet-writer", redis_url), model_version="acl", lease_ms=1_000)
+    leases = RedisLeases(of_user("freshet-writer", redis_url), process="refresher", group="acl", lease_ms=1_000)
     leases.start([0, 1])
     try:
         eventually(lambda: set(leases.holding().terms) == {0, 1})
@@ -122,7 +122,7 @@ def test_leases_are_taken_and_given_back(redis_url: str) -> None:
     finally:
         leases.close()
     with redis.Redis.from_url(redis_url) as client:
-        assert not client.keys("refresher:*lease*")
+        assert not client.keys("*lease*")
 
 
 @pytest.mark.parametrize("name", ["freshet-reader", "freshet-writer"])

@@ -21,9 +21,9 @@ from services.cli.stack import Stack
 from services.cli.stack.components.redis import Redis
 from services.common.config import ProcessSettings
 from services.common.errors import DependencyUnavailable
+from services.common.redis_leases import RedisLeases
 from services.common.state_store import StateReader, StateWriter
 from services.common.transport import Tls
-from services.refresher.adapters.redis_leases import RedisLeases
 
 pytestmark = pytest.mark.integration
 
@@ -116,7 +116,7 @@ async def test_every_client_of_ours_works_over_tls(folder: Path, tls_port: int) 
     writer, reader = StateWriter(address), StateReader(address, timeout_s=5)
     epoch, _ = writer.ensure_epoch(8)
     assert (await reader.read_user("ann", "model")).epoch == epoch
-    leases = RedisLeases(address, model_version="tls", lease_ms=1_000, timeout_s=5)
+    leases = RedisLeases(address, process="test", group="tls", lease_ms=1_000, timeout_s=5)
     leases.start([0])
     deadline = time.monotonic() + 10
     while not leases.holding().terms:

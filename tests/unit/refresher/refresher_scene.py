@@ -6,7 +6,8 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 
 import numpy as np
-from fakes.refresher import LeaseTable, MemoryCheckpoints, MemoryLeases, MemoryLog, MemoryOutbox
+from fakes.leases import LeaseTable, MemoryLeases
+from fakes.refresher import MemoryCheckpoints, MemoryLog, MemoryOutbox
 from prometheus_client import CollectorRegistry
 
 from services.algorithms.event_schema import default_schema
@@ -14,6 +15,7 @@ from services.algorithms.packed_state import pack_query_state
 from services.algorithms.pefa.decay import ForwardDecay
 from services.algorithms.pefa.policy import DEFAULT_SHARE, SharePolicy
 from services.algorithms.states import ItemStates, PairGate, QueryStates
+from services.common.leases import Leases
 from services.common.query_state import PackedQueryState
 from services.common.stream.position import pack_position
 from services.common.stream.topics.index_deltas import Batches, IndexDelta, ItemDelta, MemoryDelta
@@ -27,7 +29,7 @@ from services.refresher.handlers.describe import Describe, PartitionRegistry
 from services.refresher.handlers.fold import FoldRecords
 from services.refresher.handlers.publish import Publisher
 from services.refresher.metrics import RefresherMetrics
-from services.refresher.ports import Checkpoints, Leases, Log, Outbox
+from services.refresher.ports import Checkpoints, Log, Outbox
 
 MODEL = "model-a"
 P_Q, P_X, D = 3, 2, 4

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from answers import recommend, silently_shown
 from fakes.encoder import MemoryStream
-from fakes.refresher import MemoryLeases
+from fakes.leases import MemoryLeases
 from refresher.refresher_scene import World, make_rules
 from state_scene import ANN, NOW_MS, EncoderProcess, FragileStore, append, append_all, interaction, replay
 

@@ -1,9 +1,10 @@
-"""The leases port over Redis: who works on which partition, decided by one script that every refresher runs a few times
-a second.
+"""The leases port over Redis: who works on which partition, decided by one script that every member of a group runs a
+few times a second.
 
-A refresher that dies stops renewing; its partitions and its seat are free when the lease ends, and the others take
-them. A new one gets its share when the others give up what is too much for them. While Redis is away everybody keeps
-what they hold: nobody else can take it, and folding twice is harmless anyway (deltas carry what they reflect).
+A member that dies stops renewing; its partitions and its seat are free when the lease ends, and the others take them. A
+new one gets its share when the others give up what is too much for them. While Redis is away everybody keeps what they
+hold: nobody else can take it. Two members may work on one partition for a moment all the same (one was paused, and does
+not know yet that its lease has ended), so what they write has to bear that.
 """
 
 import os
@@ -15,8 +16,9 @@ from typing import Any
 
 import structlog
 
+from services.common.leases import Holding
 from services.common.redis_clients import REDIS_ERRORS, open_client
-from services.refresher.ports import Holding
+from services.common.state_store import redis_errors
 
 log = structlog.get_logger()
 
@@ -67,12 +69,13 @@ return 1
 
 
 class RedisLeases:
-    """Leases on the partitions for one model's refreshers. A thread of its own renews them."""
+    """Leases on the partitions for one group of processes. A thread of its own renews them."""
 
-    def __init__(self, url: str, *, model_version: str, lease_ms: int, timeout_s: float = 1.0) -> None:
+    def __init__(self, url: str, *, process: str, group: str, lease_ms: int, timeout_s: float = 1.0) -> None:
+        """process: whose group it is; with `group` it begins the names of the keys."""
         self._redis = open_client(url, timeout_s=timeout_s)
-        # The braces keep one model's keys in one slot of a cluster, so that one script may touch them all.
-        self._prefix = f"refresher:{{{model_version}}}:"
+        # The braces keep one group's keys in one slot of a cluster, so that one script may touch them all.
+        self._prefix = f"{process}:{{{group}}}:"
         self._lease_ms = lease_ms
         self._owner = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         self._tick = self._redis.register_script(_TICK)
@@ -81,7 +84,7 @@ class RedisLeases:
         self._holding = Holding({})
         # Begun and ended releases together: odd while one is on its way.
         self._releases = 0
-        # Of the two above. Never held while Redis is asked: the folding loop takes it each turn.
+        # Of the two above. Never held while Redis is asked: the working loop takes it each turn.
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -90,6 +93,8 @@ class RedisLeases:
     def start(self, partitions: Sequence[int]) -> None:
         if self._thread is None:
             self._partitions = list(partitions)
+            with redis_errors():
+                self._renew()
             self._thread = threading.Thread(target=self._run, name="leases", daemon=True)
             self._thread.start()
 
@@ -124,7 +129,7 @@ class RedisLeases:
         self._redis.close()
 
     def _run(self) -> None:
-        while not self._stop.is_set():
+        while not self._stop.wait(self._lease_ms / 1000 / RENEWALS_PER_LEASE):
             try:
                 self._renew()
                 if self._complaint:
@@ -134,7 +139,6 @@ class RedisLeases:
                 if type(exc).__name__ != self._complaint:
                     self._complaint = type(exc).__name__
                     log.warning("leases_wait", reason=str(exc))
-            self._stop.wait(self._lease_ms / 1000 / RENEWALS_PER_LEASE)
 
     def _renew(self) -> None:
         keys = [f"{self._prefix}members"]

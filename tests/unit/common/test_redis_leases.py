@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from services.refresher.adapters.redis_leases import RedisLeases
-from services.refresher.ports import Holding
+from services.common.leases import Holding
+from services.common.redis_leases import RedisLeases
 
 WAIT_S = 20.0
 
@@ -26,7 +26,7 @@ class Script:
 
 
 def leases(tick: Script, release: Script) -> RedisLeases:
-    made: Any = RedisLeases("redis://127.0.0.1:1", model_version="m", lease_ms=60_000)
+    made: Any = RedisLeases("redis://127.0.0.1:1", process="test", group="m", lease_ms=60_000)
     made._tick, made._release = tick, release
     made._partitions = [0, 1]
     return made  # type: ignore[no-any-return]

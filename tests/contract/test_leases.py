@@ -1,6 +1,6 @@
 """One suite for the leases port: `MemoryLeases` always, Redis with the integration tests.
 
-Members ask what they hold again and again, as refreshers do, until it is as expected; at every moment no partition has
+Members ask what they hold again and again, as processes do, until it is as expected; at every moment no partition has
 two holders. Time passes meanwhile: a test's clock for the fake, real time for Redis.
 """
 
@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 
 import pytest
 import redis
-from fakes.refresher import LeaseTable, MemoryLeases
+from fakes.leases import LeaseTable, MemoryLeases
 from suites import either, eventually
 
+from services.common.leases import Holding, Leases
 from services.common.redis_clients import open_client
-from services.refresher.adapters.redis_leases import RedisLeases
-from services.refresher.ports import Holding, Leases
+from services.common.redis_leases import RedisLeases
 
 PARTITIONS = (0, 1, 2)
 
@@ -66,7 +66,8 @@ def scene(request: pytest.FixtureRequest) -> Iterator[Scene]:
     else:
         url, model = request.getfixturevalue("redis_url"), secrets.token_hex(4)
         scene = Scene(
-            new=lambda name, lease_ms: RedisLeases(url, model_version=model, lease_ms=lease_ms), kill=stop_renewing
+            new=lambda name, lease_ms: RedisLeases(url, process="test", group=model, lease_ms=lease_ms),
+            kill=stop_renewing,
         )
     yield scene
     for name in list(scene.members):
@@ -146,7 +147,7 @@ def test_who_closes_gives_back_partitions_and_seat_at_once(scene: Scene) -> None
 def test_a_full_redis_takes_no_lease_away(redis_url: str) -> None:
     """Leases lie beside the users, and take no room: who holds one keeps it, and the dead are succeeded."""
     model = secrets.token_hex(4)
-    one, two = (RedisLeases(redis_url, model_version=model, lease_ms=1_000) for _ in range(2))
+    one, two = (RedisLeases(redis_url, process="test", group=model, lease_ms=1_000) for _ in range(2))
     with open_client(redis_url, timeout_s=5) as client:
         (before,) = client.config_get("maxmemory").values()
         one.start(PARTITIONS)
