@@ -194,15 +194,26 @@ class StoreUsage:
 
 @dataclass(slots=True)
 class ForgetsApplied:
-    """A reader's progress in `forgets` as the store has it, a text per partition: each write of the reader is fenced by
-    it and moves it on, so that a node that took over with users of before is told.
+    """A reader's progress in `forgets` as the store has it, a text per home partition: each write of the reader is
+    fenced by it and moves it on, so that a node that took over with users of before is told.
 
-    offset: the last record that is applied to all users; -1: none yet.
+    offsets: by partition, the last record that is applied to all its users; -1: none yet.
     """
 
     reader: str
-    offset: int
+    offsets: dict[int, int]
     texts: dict[int, str]
+
+    @property
+    def offset(self) -> int:
+        """The last record that is applied in all of these partitions."""
+        return min(self.offsets.values(), default=-1)
+
+    def of(self, partitions: Collection[int]) -> "ForgetsApplied":
+        """The same, of these partitions alone."""
+        return ForgetsApplied(
+            self.reader, {p: self.offsets[p] for p in partitions}, {p: self.texts[p] for p in partitions}
+        )
 
 
 @contextmanager
@@ -766,17 +777,17 @@ class StateWriter:
             self._redis.sadd(layout.MODELS_KEY, model_version)
 
     def forgets_applied(self, reader: str, epoch: str) -> ForgetsApplied:
-        """How far `reader` applied `forgets` to all users in this epoch; it lies with them. Raises:
+        """How far `reader` applied `forgets` to each partition's users in this epoch; it lies with them. Raises:
         DependencyUnavailable."""
         pipeline = self._redis.pipeline(transaction=False)
         for partition in range(layout.num_partitions_of(epoch)):
             pipeline.hget(layout.forgets_key(partition), reader)
         with redis_errors():
             texts = {partition: (text or b"").decode() for partition, text in enumerate(pipeline.execute())}
-        return ForgetsApplied(reader, min(layout.unpack_forgets(epoch, text)[0] for text in texts.values()), texts)
+        return ForgetsApplied(reader, {p: layout.unpack_forgets(epoch, text)[0] for p, text in texts.items()}, texts)
 
     def note_forgets(self, forgets: ForgetsApplied, offset: int, epoch: str) -> None:
-        """Note that `forgets` is applied up to this offset.
+        """Note that `forgets` is applied up to this offset, in these partitions.
 
         Raises: Conflict when the store is not where `forgets` says; DependencyUnavailable.
         """
@@ -788,7 +799,7 @@ class StateWriter:
 
         if 0 in self._run_scripts((layout.NOTE_FORGETS,), queue):
             raise Conflict("forgets were applied by another writer, or the store went back")
-        forgets.offset, forgets.texts = offset, dict.fromkeys(forgets.texts, after)
+        forgets.offsets, forgets.texts = dict.fromkeys(forgets.texts, offset), dict.fromkeys(forgets.texts, after)
 
     def advance(self, steps: Sequence[AdvanceStep], epoch: str) -> None:
         """Move watermarks and add counts, once: a step whose from_watermark no longer holds is not taken.

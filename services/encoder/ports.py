@@ -148,10 +148,11 @@ class Store(Protocol):
         """Note that these users are at home in this partition: who is there already stays, the others are lost."""
 
     def forgets_applied(self, reader: str, epoch: str) -> ForgetsApplied:
-        """How far `reader` applied `forgets` to this store in this epoch."""
+        """How far `reader` applied `forgets` to each partition's users in this epoch."""
 
     def note_forgets(self, forgets: ForgetsApplied, offset: int, epoch: str) -> None:
-        """Note that `forgets` is applied up to this offset. Raises: Conflict when the store is not where it says."""
+        """Note that `forgets` is applied up to this offset, in the partitions that it names. Raises: Conflict when the
+        store is not where it says."""
 
     def advance(self, steps: Sequence[AdvanceStep], epoch: str) -> None:
         """Move watermarks and add counts, once. Raises: Conflict when some had moved, or users written since the last

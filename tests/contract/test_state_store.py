@@ -476,6 +476,17 @@ def test_how_far_forgets_are_applied_is_each_readers_own_and_of_its_epoch(store:
         store.note_forgets(stale, 8, epoch)
 
 
+def test_how_far_forgets_are_applied_is_noted_by_partition(store: Store) -> None:
+    epoch, _ = store.ensure_epoch(NUM_PARTITIONS)
+    mine, others = store.forgets_applied("a", epoch).of([1, 3]), store.forgets_applied("a", epoch).of([2])
+    store.note_forgets(mine, 7, epoch)
+    store.note_forgets(others, 5, epoch)
+    found = store.forgets_applied("a", epoch)
+    assert (found.of([1, 3]), found.of([2])) == (mine, others)
+    assert {p: at for p, at in found.offsets.items() if at >= 0} == {1: 7, 2: 5, 3: 7}
+    assert (mine.offset, found.of([1, 2]).offset, found.offset, found.of([]).offset) == (7, 5, -1, -1)
+
+
 def test_a_hold_lasts_until_it_is_released(store: Store) -> None:
     assert not store.is_held()
     store.hold(60)

@@ -35,7 +35,7 @@ from services.common.state_store import (
 )
 from services.common.stream.ports import Offsets, Reader
 from services.common.stream.record import DeadLetter, SourceRecord
-from services.common.stream.retraction import Undo
+from services.common.stream.retraction import Undo, furthest
 from services.common.stream.topics.attributions import Attribution
 from services.common.stream.topics.interactions import SEARCH_CLICK, Interaction
 from services.common.stream.topics.search_clicks import SearchClick
@@ -513,8 +513,11 @@ class ApplyRecords:
         return made
 
     def _merged(self, user_id: str, history: UserHistory, arrivals: Sequence[Arrival]) -> Merge:
-        words = self.vocabulary
-        return merge(history, arrivals, words.max_history, words.schema, self.forgotten.up_to(user_id))
+        words, void = self.vocabulary, self.forgotten.up_to(user_id)
+        # The store may know of a forget that another process applied a moment ago.
+        if history.forgotten:
+            void = furthest(void, history.forgotten)
+        return merge(history, arrivals, words.max_history, words.schema, void)
 
     def check_in_step(self) -> None:
         """After users were loaded: what is published of an emptied or older store's could not be taken back.

@@ -14,8 +14,8 @@ from services.encoder.ports import UserReader
 @dataclass(frozen=True, slots=True)
 class UserDescription:
     """pseudonym: what stands for the user in `attributions`, under every known key, with `PSEUDONYMS_BETWEEN` them.
-    in_model: training gave the user a component of its own. forgotten_up_to: partition -> offset, as applied by this
-    process; empty: never."""
+    in_model: training gave the user a component of its own. forgotten_up_to: partition -> offset, as far as the user is
+    erased; empty: never."""
 
     pseudonym: str
     stored: UserKeys

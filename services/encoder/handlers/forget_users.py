@@ -1,10 +1,11 @@
 """Forget users: whole users out of the state store, and the word of it into every partition of `attributions`.
 
-Each encoder process reads `forgets` whole when it starts, before it applies anything, and follows it. The order makes a
-crash harmless: first nothing more is made of what is void (`Forgotten`, which `apply_records` asks), then the voided
-user is published (readers know it by its id), then the user's keys go in one transaction that leaves the applied
-positions, then the progress is noted in the state store, so that a store that comes back older is cleaned again. What
-is to stay is written to `histories` before, so that no history that the store lost brings the user back.
+Each encoder process reads `forgets` whole when it starts, before it applies anything, and follows it. It erases the
+users who are at home in its partitions, and notes that for these partitions: whoever takes one over goes on from there.
+The order makes a crash harmless: first nothing more is made of what is void (`Forgotten`, which `apply_records` asks),
+then the voided user is published (readers know it by its id), then the user's keys go in one transaction that leaves
+the applied positions, then the progress is noted in the state store, so that a store that comes back older is cleaned
+again. What is to stay is written to `histories` before, so that no history that the store lost brings the user back.
 """
 
 import threading
@@ -14,8 +15,9 @@ from dataclasses import dataclass, field
 import structlog
 
 from services.common.errors import Conflict, FreshetError
+from services.common.kafka import partition_for
 from services.common.pseudonyms import pseudonym_of
-from services.common.state_layout import PackedHistory
+from services.common.state_layout import PackedHistory, home_of, num_partitions_of
 from services.common.state_store import ForgetsApplied, UserHistory, UserUpdate
 from services.common.stream.ports import Offsets
 from services.common.stream.position import Position
@@ -33,7 +35,7 @@ log = structlog.get_logger()
 
 @dataclass(kw_only=True, eq=False)
 class ForgetUsers:
-    """Applies `forgets`. reader: names this process's share of the stream in the progress it notes. keep: the durable
+    """Applies `forgets`. reader: names all who share the stream in the progress that they note. keep: the durable
     histories. check_in_step: raises Conflict where the store is not the one whose records were applied."""
 
     log: ForgetLog
@@ -49,28 +51,31 @@ class ForgetUsers:
     keep: KeepHistories | None = None
     check_in_step: Callable[[], None] = lambda: None
     _epoch: str = field(default="", init=False)
-    _progress: ForgetsApplied = field(default_factory=lambda: ForgetsApplied("", -1, {}), init=False)
+    # Of this process's partitions; and how far those of all partitions were when the store was asked last.
+    _progress: ForgetsApplied = field(default_factory=lambda: ForgetsApplied("", {}, {}), init=False)
+    _offsets: dict[int, int] = field(default_factory=dict, init=False)
     # The latest of each user, as compaction keeps them; and what could not be read and is no dead letter yet.
     _latest: dict[str, ForgetRecord] = field(default_factory=dict, init=False)
     _unreadable: list[ForgetRecord] = field(default_factory=list, init=False)
-    _applied: dict[str, Mapping[int, int]] = field(default_factory=dict, init=False)
+    # Of what `applied_up_to` asks for.
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
-    def resync(self, epoch: str, ends: Offsets) -> int:
+    def resync(self, epoch: str, ends: Offsets, partitions: Collection[int] | None = None) -> int:
         """Read on, then apply whatever this store has not seen; the number of forgets applied.
 
-        ends: one past the last record of each assigned partition of `interactions`.
+        ends: one past the last record of each assigned partition of `interactions`. partitions: whose users are erased;
+        None: all.
         Raises: PreconditionFailed when a forget names a position that the topic does not have (it is another one).
         """
-        self._epoch = epoch
         self._read()
         check_same_log(self.forgotten, ends)
-        self._progress = self.store.forgets_applied(self.reader, epoch)
+        found = self.store.forgets_applied(self.reader, epoch)
+        with self._lock:
+            self._epoch, self._offsets = epoch, dict(found.offsets)
+        self._progress = found if partitions is None else found.of(partitions)
         done = self._progress.offset
         self._unreadable = [record for record in self._unreadable if record.record.offset > done]
-        applied = self._apply([record for record in self._latest.values() if record.record.offset > done])
-        self._note_applied(self._latest)
-        return applied
+        return self._apply([record for record in self._latest.values() if record.record.offset > done])
 
     def follow(self) -> int:
         """Apply what came since; the number of forgets applied. After an error only `resync` goes on."""
@@ -78,13 +83,21 @@ class ForgetUsers:
 
     def check(self) -> None:
         """Raises: Conflict when the store lost what was applied to it; DependencyUnavailable."""
-        if self.store.forgets_applied(self.reader, self._epoch) != self._progress:
+        found = self.store.forgets_applied(self.reader, self._epoch)
+        if found.of(self._progress.texts) != self._progress:
             raise Conflict("the state store is not where the last forget left it")
+        with self._lock:
+            self._offsets = found.offsets
 
     def applied_up_to(self, user_id: str) -> Mapping[int, int]:
-        """Per partition the last forgotten offset, once it is applied here. From any thread."""
+        """Per partition the last forgotten offset, once the user is erased; another process's work is known within a
+        second. From any thread."""
         with self._lock:
-            return self._applied.get(user_id, {})
+            latest = self._latest.get(user_id)
+            if latest is None or not self._offsets:
+                return {}
+            applied = self._offsets[home_of(user_id, self._epoch).partition]
+            return self.forgotten.up_to(user_id) if latest.record.offset <= applied else {}
 
     def close(self) -> None:
         """Give the connection up."""
@@ -96,15 +109,16 @@ class ForgetUsers:
             if record.forget is None:
                 self._unreadable.append(record)
                 continue
-            self.forgotten.add(record.forget)
-            self._latest[record.forget.user_id] = record
+            with self._lock:
+                self.forgotten.add(record.forget)
+                self._latest[record.forget.user_id] = record
             found.append(record)
         return found
 
     def _apply(self, records: Sequence[ForgetRecord]) -> int:
         if not records and not self._unreadable:
             return 0
-        forgets = [record.forget for record in records if record.forget is not None]
+        forgets = [record.forget for record in records if record.forget is not None and self._is_ours(record)]
         latest = {forget.user_id: forget for forget in forgets}
         users = latest.keys()
         histories = self.store.load_users(users, self._epoch)
@@ -124,21 +138,23 @@ class ForgetUsers:
             if not history.is_lost:  # what restores the user erases, too
                 kept[user_id] = packed(rest, seen_in(rest.events)) if rest.positions else None
             messages += self._tainted(forget, history, rest)
-        dead_letters = [DeadLetter(record.record, record.reason) for record in self._unreadable]
+        dead_letters = [DeadLetter(one.record, one.reason) for one in self._unreadable if self._is_ours(one)]
         self.outbox.publish(messages, dead_letters, voided)
         if self.keep is not None:
             self.keep.write(kept)
         self.store.rewrite(updates, self._epoch, self._progress)
-        self._drop_cached(users)
+        # Of everybody: a partition may have been this process's until a moment ago.
+        self._drop_cached({record.forget.user_id for record in records if record.forget is not None})
         offsets = [record.record.offset for record in (*records, *self._unreadable)]
         self.store.note_forgets(self._progress, max(offsets), self._epoch)
         self._unreadable.clear()
-        self._note_applied(users)
+        with self._lock:
+            self._offsets.update(self._progress.offsets)
         return len(forgets)
 
-    def _note_applied(self, users: Collection[str]) -> None:
-        with self._lock:
-            self._applied.update({user_id: self.forgotten.up_to(user_id) for user_id in users})
+    def _is_ours(self, record: ForgetRecord) -> bool:
+        home = partition_for(record.record.key or b"", num_partitions_of(self._epoch))
+        return home in self._progress.texts
 
     def _drop_cached(self, users: Collection[str]) -> None:
         try:

@@ -39,7 +39,8 @@ class MemoryStore:
         # The table of users: epoch, and the last applied offset of the home partition.
         self._users: dict[str, tuple[str, int]] = {}
         self._removed = 0
-        self._forgets: dict[str, str] = {}
+        # By reader and home partition.
+        self._forgets: dict[tuple[str, int], str] = {}
         self._popular: dict[int, tuple[str, float, dict[str, float]]] = {}
         self.seen: dict[str, dict[str, int]] = {}
         self.states: dict[tuple[str, str], StoredState] = {}
@@ -228,14 +229,17 @@ class MemoryStore:
                 self._users[user_id] = (epoch, -1)
 
     def forgets_applied(self, reader: str, epoch: str) -> ForgetsApplied:
-        text = self._forgets.get(reader, "")
-        return ForgetsApplied(reader, state_layout.unpack_forgets(epoch, text)[0], {0: text})
+        texts = {p: self._forgets.get((reader, p), "") for p in range(state_layout.num_partitions_of(epoch))}
+        offsets = {partition: state_layout.unpack_forgets(epoch, text)[0] for partition, text in texts.items()}
+        return ForgetsApplied(reader, offsets, texts)
 
     def note_forgets(self, forgets: ForgetsApplied, offset: int, epoch: str) -> None:
-        if self._forgets.get(forgets.reader, "") != forgets.texts[0]:
+        if any(self._forgets.get((forgets.reader, p), "") != text for p, text in forgets.texts.items()):
             raise Conflict("forgets were applied by another writer")
-        self._forgets[forgets.reader] = text = state_layout.forgets_text(epoch, offset)
-        forgets.offset, forgets.texts = offset, {0: text}
+        after = state_layout.forgets_text(epoch, offset)
+        self._forgets |= {(forgets.reader, partition): after for partition in forgets.texts}
+        forgets.offsets = dict.fromkeys(forgets.texts, offset)
+        forgets.texts = dict.fromkeys(forgets.texts, after)
 
     async def read_keys(self, user_id: str) -> UserKeys:
         stored = self._histories.get(user_id, UserHistory())

@@ -1,6 +1,6 @@
 """Who is forgotten leaves nothing behind, whatever crashes in between, and counts again afterwards."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 import pytest
@@ -11,6 +11,7 @@ from streams import NOW_MS, VOCABULARY, Crash, append, forget, forgets_on, handl
 
 from services.common.errors import Conflict, DependencyUnavailable, PreconditionFailed
 from services.common.pseudonyms import pseudonym_of
+from services.common.state_layout import home_of
 from services.common.state_store import UserHistory
 from services.common.stream.retraction import ForgetUpTo, Undo
 from services.common.stream.topics.attributions import Attribution
@@ -42,9 +43,10 @@ class Process:
         self.forgets = forgets_on(forgets, store, outbox, forgotten, plan, self.encoder)
         self.resync()
 
-    def resync(self) -> None:
+    def resync(self, partitions: Collection[int] | None = None) -> None:
+        """partitions: whose users this process forgets."""
         self.apply.resync(self.stream)
-        self.forgets.resync(self.apply.epoch, self.stream.end_offsets())
+        self.forgets.resync(self.apply.epoch, self.stream.end_offsets(), partitions)
 
     def turn(self, max_records: int = 1_000) -> int:
         self.forgets.follow()
@@ -369,7 +371,7 @@ def test_a_process_that_starts_later_knows_what_was_forgotten_before() -> None:
     assert world.process().forgets.applied_up_to("user-0") == {0: 2}
 
 
-def test_two_processes_that_share_the_partitions_both_forget() -> None:
+def test_two_processes_that_have_the_same_partitions_both_forget() -> None:
     world = World()
     three_events(world)
     world.settle()
@@ -381,6 +383,53 @@ def test_two_processes_that_share_the_partitions_both_forget() -> None:
     second.resync()
     assert first.forgets.applied_up_to("user-0") == second.forgets.applied_up_to("user-0") == {0: 2}
     assert {message.forget_id for message in world.outbox.attributions if isinstance(message, ForgetUpTo)} == {"f1"}
+
+
+def test_of_two_processes_that_share_the_partitions_the_one_where_the_user_is_at_home_forgets() -> None:
+    world = World()
+    for user in range(3):
+        three_events(world, user)
+    world.settle()
+    epoch = world.store.epoch() or ""
+    homes = {user: home_of(user, epoch).partition for user in USERS}
+    assert set(homes.values()) == {0, 1}
+    shares = {partition: world.process() for partition in (0, 1)}
+    for partition, process in shares.items():
+        process.resync([partition])
+    world.forgets.append(forget(0, p0=2))
+    at_home, other = shares[homes["user-0"]], shares[1 - homes["user-0"]]
+    other.forgets.follow()
+    assert len(world.users()["user-0"].events) == 3
+    assert other.forgets.applied_up_to("user-0") == at_home.forgets.applied_up_to("user-0") == {}
+    at_home.forgets.follow()
+    assert world.users()["user-0"].events == []
+    for process in shares.values():
+        process.forgets.check()
+        assert process.forgets.applied_up_to("user-0") == {0: 2}
+        # What a model keeps of a user may be of a time when the partition was another process's.
+        assert process.encoder.dropped == [cache_key("user-0")]
+    published = [message for message in world.outbox.attributions if isinstance(message, ForgetUpTo)]
+    assert [message.forget_id for message in published] == ["f1"]
+    # Whoever takes the partition over, and whoever holds none, has nothing to do again.
+    for taken in ([0, 1], []):
+        assert world.process().forgets.resync(epoch, {}, taken) == 0
+    assert [message for message in world.outbox.attributions if isinstance(message, ForgetUpTo)] == published
+
+
+def test_a_partition_that_nobody_held_is_cleaned_by_who_takes_it_over() -> None:
+    world = World()
+    for user in range(3):
+        three_events(world, user)
+    world.settle()
+    epoch = world.store.epoch() or ""
+    home = home_of("user-0", epoch).partition
+    other = world.process()
+    other.resync([1 - home])
+    world.forgets.append(forget(0, p0=2))
+    other.forgets.follow()
+    other.resync([0, 1])
+    assert world.users()["user-0"].events == []
+    assert other.forgets.applied_up_to("user-0") == {0: 2}
 
 
 async def test_a_description_counts_what_is_there_and_says_what_was_forgotten() -> None:
