@@ -1,8 +1,9 @@
 """The leases port over Redis: who works on which partition, decided by one script that every member of a group runs a
 few times a second.
 
-A member that dies stops renewing; its partitions and its seat are free when the lease ends, and the others take them. A
-new one gets its share when the others give up what is too much for them. While Redis is away everybody keeps what they
+A member that dies stops renewing; its partitions and its seat are free when the lease ends, and the others take them.
+One whose working loop hangs does not ask any more what it holds: after a minute it stops renewing, too. A new one gets
+its share when the others give up what is too much for them. While Redis is away everybody keeps what they
 hold: nobody else can take it. Two members may work on one partition for a moment all the same (one was paused, and does
 not know yet that its lease has ended), so what they write has to bear that.
 """
@@ -11,6 +12,7 @@ import os
 import secrets
 import socket
 import threading
+import time
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -19,10 +21,13 @@ import structlog
 from services.common.leases import Holding
 from services.common.redis_clients import REDIS_ERRORS, open_client
 from services.common.state_store import redis_errors
+from services.common.turn_clock import STUCK_S
 
 log = structlog.get_logger()
 
 RENEWALS_PER_LEASE = 5
+# What is given back is taken within this, however long the lease is
+_MAX_PAUSE_S = 0.2
 
 # KEYS: members, then per partition its lease and its term. ARGV: owner, lease in ms.
 # Returns: the fair share, then (place in the list, term) of each partition held.
@@ -71,12 +76,15 @@ return 1
 class RedisLeases:
     """Leases on the partitions for one group of processes. A thread of its own renews them."""
 
-    def __init__(self, url: str, *, process: str, group: str, lease_ms: int, timeout_s: float = 1.0) -> None:
-        """process: whose group it is; with `group` it begins the names of the keys."""
+    def __init__(
+        self, url: str, *, process: str, group: str, lease_ms: int, timeout_s: float = 1.0, stuck_s: float = STUCK_S
+    ) -> None:
+        """process: whose group it is; with `group` it begins the names of the keys. stuck_s: a member that did not ask
+        for so long what it holds hangs."""
         self._redis = open_client(url, timeout_s=timeout_s)
         # The braces keep one group's keys in one slot of a cluster, so that one script may touch them all.
         self._prefix = f"{process}:{{{group}}}:"
-        self._lease_ms = lease_ms
+        self._lease_ms, self._stuck_s, self._asked_s = lease_ms, stuck_s, time.monotonic()
         self._owner = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         self._tick = self._redis.register_script(_TICK)
         self._release = self._redis.register_script(_RELEASE)
@@ -99,6 +107,7 @@ class RedisLeases:
             self._thread.start()
 
     def holding(self) -> Holding:
+        self._asked_s = time.monotonic()
         with self._lock:
             return self._holding
 
@@ -129,7 +138,9 @@ class RedisLeases:
         self._redis.close()
 
     def _run(self) -> None:
-        while not self._stop.wait(self._lease_ms / 1000 / RENEWALS_PER_LEASE):
+        while not self._stop.wait(min(_MAX_PAUSE_S, self._lease_ms / 1000 / RENEWALS_PER_LEASE)):
+            if time.monotonic() - self._asked_s > self._stuck_s:
+                continue
             try:
                 self._renew()
                 if self._complaint:

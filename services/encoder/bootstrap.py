@@ -17,6 +17,7 @@ from services.algorithms.bundle import ENCODER_ONNX, ENCODER_STEP_ONNX, Bundle, 
 from services.common.kafka import BulkProducer
 from services.common.memory import require_memory
 from services.common.pseudonyms import DEVELOPMENT_PSEUDONYM_KEY, pseudonym_key
+from services.common.redis_leases import RedisLeases
 from services.common.rpc_server import HealthState, serve
 from services.common.state_store import StateReader, StateWriter
 from services.common.stream.reader import TopicReader
@@ -30,7 +31,7 @@ from services.encoder.adapters.forget_log import ForgetTopic
 from services.encoder.adapters.in_process import InProcessEncoder
 from services.encoder.adapters.inference_server import InferenceServerEncoder
 from services.encoder.adapters.kafka_outbox import KafkaOutbox
-from services.encoder.config import EncoderSettings, parse_partitions
+from services.encoder.config import EncoderSettings
 from services.encoder.consumer import Consumer, ConsumerLimits
 from services.encoder.encoding import Vocabulary
 from services.encoder.forgetting import Forgotten
@@ -129,13 +130,12 @@ def inference_encoder(settings: EncoderSettings, bundle: Bundle) -> InferenceSer
 
 
 def kafka_stream(settings: EncoderSettings) -> TopicReader:
-    """The configured partitions of `interactions`; missing topics are made when the stream is first read."""
+    """`interactions`; missing topics are made when the stream is first read."""
     return TopicReader(
         settings.kafka,
         INTERACTIONS,
         group_id=settings.group_id,
         client_id="freshet-encoder",
-        partitions=parse_partitions(settings.partitions),
         makes_topics=settings.replicas,
         pause_ms=settings.window_ms,
         max_poll_records=settings.max_poll_records,
@@ -143,13 +143,12 @@ def kafka_stream(settings: EncoderSettings) -> TopicReader:
 
 
 def log_of_users(settings: EncoderSettings) -> TopicReader:
-    """The configured partitions of `interactions` again, for reading lost users' records from the beginning."""
+    """`interactions` again, for reading lost users' records from the beginning."""
     return TopicReader(
         settings.kafka,
         INTERACTIONS,
         group_id=settings.group_id,
         client_id="freshet-encoder-restore",
-        partitions=parse_partitions(settings.partitions),
         max_poll_records=10_000,
     )
 
@@ -166,13 +165,12 @@ def dead_letters(settings: EncoderSettings) -> TopicReader:
 
 
 def history_topic(settings: EncoderSettings) -> TopicReader:
-    """The configured partitions of `histories`."""
+    """The durable histories."""
     return TopicReader(
         settings.kafka,
         HISTORIES,
         group_id=settings.group_id,
         client_id="freshet-encoder-histories",
-        partitions=parse_partitions(settings.partitions),
         makes_topics=settings.replicas,
         max_poll_records=2_000,
     )
@@ -256,7 +254,8 @@ def stream_consumer(
         forgotten=forgotten,
         model_version=vocabulary.model_version,
         pseudonym_key=key,
-        reader=f"{settings.group_id}:{settings.partitions}",
+        # An earlier version named the partitions behind the colon; all, which was usual, had no name.
+        reader=f"{settings.group_id}:",
         earlier_keys=earlier_keys(settings),
         keep=keep,
         check_in_step=handler.check_in_step,
@@ -269,6 +268,7 @@ def stream_consumer(
         forgets=forgets,
         metrics=metrics,
         limits=ConsumerLimits(min_records=min(512, settings.max_poll_records), max_records=settings.max_poll_records),
+        leases=RedisLeases(settings.redis, process="encoder", group=settings.group_id, lease_ms=settings.lease_ms),
         on_ready=on_ready,
         on_stall=on_stall,
     )

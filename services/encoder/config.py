@@ -17,8 +17,9 @@ class EncoderSettings(PseudonymSettings):
 
     port: int = Field(default=50051, ge=0, le=65535, validation_alias="FRESHET_ENCODER_PORT")
     group_id: str = Field(default="freshet-encoder", min_length=1, validation_alias="FRESHET_ENCODER_GROUP")
-    # Which partitions of `interactions` this process applies: empty for all, or like "0-3,6".
-    partitions: str = Field(default="", validation_alias="FRESHET_ENCODER_PARTITIONS")
+    # The processes of a group share the partitions of `interactions`. One that is not heard of for so long has lost its
+    # own to the others.
+    lease_ms: int = Field(default=1000, ge=200, le=60_000, validation_alias="FRESHET_ENCODER_LEASE_MS")
     # The broker gathers events this long before it answers a fetch: the batching window.
     window_ms: int = Field(default=20, ge=1, le=1000, validation_alias="FRESHET_ENCODER_WINDOW_MS")
     max_poll_records: int = Field(default=4096, ge=1, le=100_000, validation_alias="FRESHET_ENCODER_MAX_POLL_RECORDS")
@@ -50,12 +51,6 @@ class EncoderSettings(PseudonymSettings):
     # Earlier keys, two at most, with white space between: a forget reaches what came under them.
     earlier_pseudonym_keys: SecretStr = Field(default=SecretStr(""), validation_alias="FRESHET_PSEUDONYM_KEYS_BEFORE")
 
-    @field_validator("partitions")
-    @classmethod
-    def _partitions(cls, value: str) -> str:
-        parse_partitions(value)
-        return value
-
     @field_validator("earlier_pseudonym_keys")
     @classmethod
     def _earlier_keys(cls, value: SecretStr) -> SecretStr:
@@ -63,16 +58,3 @@ class EncoderSettings(PseudonymSettings):
         if len(keys) > MAX_EARLIER_KEYS or any(len(key.encode()) > 64 for key in keys):
             raise ValueError(f"must be at most {MAX_EARLIER_KEYS} keys of 1-64 bytes, with white space between")
         return value
-
-
-def parse_partitions(text: str) -> list[int] | None:
-    """ "0-3,6" -> [0, 1, 2, 3, 6]; "" -> None (all). Raises: ValueError."""
-    if not text.strip():
-        return None
-    found: set[int] = set()
-    for part in text.split(","):
-        first, _, last = part.strip().partition("-")
-        if not first.isdigit() or (last and not last.isdigit()) or int(last or first) < int(first):
-            raise ValueError("must be empty, or partition numbers and ranges like 0-3,6")
-        found.update(range(int(first), int(last or first) + 1))
-    return sorted(found)

@@ -1,4 +1,5 @@
-"""The thread that keeps the stream applied: forget, poll, apply, commit; resynchronise after a failure.
+"""The thread that keeps the stream applied: take over partitions, forget, poll, apply, commit; resynchronise after a
+failure.
 
 It runs apart from the event loop, so that the gRPC side answers while a batch is merged. Which record does what is
 `handlers/apply_records.py`'s; this module only knows when.
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 import structlog
 
 from services.common.errors import FreshetError
+from services.common.leases import Leases
 from services.common.state_store import now_ms
 from services.common.stream.follower import Follower
 from services.common.stream.ports import Reader
@@ -45,7 +47,11 @@ class ConsumerLimits:
 
 
 class Consumer(Follower):
-    """Applies the stream until stopped; ready when store, topics and model were all reached."""
+    """Applies the stream until stopped; ready when store, topics and model were all reached.
+
+    A partition that another process works on, too, for a moment (one was paused beyond its lease) costs a conflict:
+    each write says where the partition has to stand, and what is published is known by its position.
+    """
 
     def __init__(
         self,
@@ -57,10 +63,12 @@ class Consumer(Follower):
         forgets: ForgetUsers,
         metrics: EncoderMetrics,
         limits: ConsumerLimits,
+        leases: Leases | None = None,
         on_ready: Callable[[], None] = lambda: None,
         on_stall: Callable[[], None] = lambda: None,
         turns: TurnClock | None = None,
     ) -> None:
+        """leases: say which partitions of the stream are this process's; None: all."""
         super().__init__(
             "interactions-consumer",
             on_ready=on_ready,
@@ -77,6 +85,9 @@ class Consumer(Follower):
         self._forgets = forgets
         self._metrics = metrics
         self._limits = limits
+        self._leases = leases
+        # Before the leases were asked: None.
+        self._partitions: list[int] | None = None
         metrics.watch_turns(self.turns)
         self._in_step = False
         self._is_held = False
@@ -87,7 +98,7 @@ class Consumer(Follower):
         self._next_log_check: dict[int, float] = {}
 
     def finish(self) -> None:
-        """Commit. Whatever is unfinished is simply read again next time."""
+        """Keep histories, commit, give the partitions back. Whatever is unfinished is simply read again."""
         try:
             if self._in_step:
                 if not self._is_held:
@@ -96,6 +107,8 @@ class Consumer(Follower):
                 self._stream.poll(0, 1)
         except FreshetError as exc:
             log.info("last_commit_failed", reason=str(exc))
+        if self._leases is not None:
+            self._leases.close()
         self._stream.close()
         self._handler.close()
         self._forgets.close()
@@ -103,14 +116,17 @@ class Consumer(Follower):
 
     def turn(self) -> int:
         """Get in step with the store if need be, poll, apply. Returns the number of records and of restored users."""
+        if self._leases is not None:
+            self._follow_leases(self._leases)
         if not self._in_step:
             self._synchronise()
         self._check_store(time.monotonic())
         records: Sequence[SourceRecord] = ()
-        if self._is_held:
+        if not self._is_held:
+            self._follow_forgets()
+        if self._is_held or not self._handler.watermarks:
             self._stop.wait(self._limits.poll_ms / 1000)
         else:
-            self._follow_forgets()
             wait_ms = 0 if self._handler.is_busy else self._limits.poll_ms
             records = self._stream.poll(wait_ms, self._poll_records)
         if records:
@@ -123,6 +139,23 @@ class Consumer(Follower):
             self._pass_over()
             self._commit()
         return len(records) + self._between_polls()
+
+    def _follow_leases(self, leases: Leases) -> None:
+        """Apply the partitions that are held, and give back those that others should have: nothing of them is under way
+        between two turns."""
+        if self._partitions is None:
+            leases.start(self._stream.partitions())
+        holding = leases.holding()
+        partitions = sorted(holding.terms)
+        if holding.surplus:
+            partitions, surplus = partitions[: -holding.surplus], partitions[-holding.surplus :]
+            leases.release(surplus)
+        if partitions != self._partitions:
+            self._in_step = False
+            # `resync` says where each goes on.
+            self._stream.assign(dict.fromkeys(partitions, 0))
+            self._partitions = partitions
+            log.info("partitions_held", partitions=partitions)
 
     def _synchronise(self) -> None:
         if not self._is_ready:
@@ -138,7 +171,7 @@ class Consumer(Follower):
         if not self._is_held:
             # A log that is known to be the same may have lost records that a forget names.
             ends = self._handler.unknown_logs(self._stream.end_offsets())
-            applied = self._forgets.resync(self._handler.epoch, ends)
+            applied = self._forgets.resync(self._handler.epoch, ends, self._handler.watermarks.keys())
             self._metrics.forgets.inc(applied)
         self._in_step = True
         self.ready()

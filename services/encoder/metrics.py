@@ -81,6 +81,7 @@ class EncoderMetrics:
         self._encode_stream, self.encode_request = encode.labels("stream"), encode.labels("request")
         self._watermark = figures.gauge("freshet_encoder_watermark", "Last applied offset.", "partition")
         self._lag = figures.gauge("freshet_encoder_lag_records", "Records not yet applied.", "partition")
+        self._held = figures.gauge("freshet_encoder_partitions", "Partitions that this process applies.")
         self.failures = figures.counter("freshet_encoder_stream_failures", "Failed attempts, by error class.", "error")
         self.other_model_failures = figures.counter(
             "freshet_encoder_other_model_failures", "Batches that a model beside the process's own failed in."
@@ -116,7 +117,10 @@ class EncoderMetrics:
         self._figures.turn_age("freshet_encoder_turn_age_seconds", turns)
 
     def progress(self, watermarks: Mapping[int, int], ends: Mapping[int, int]) -> None:
-        """Where the partitions stand. ends: one past each partition's last record, as far as known."""
+        """Where this process's partitions stand. ends: one past each partition's last record, as far as known."""
+        self._held.set(len(watermarks))
+        self._watermark.clear()
+        self._lag.clear()
         for partition, watermark in watermarks.items():
             self._watermark.labels(str(partition)).set(watermark)
             self._lag.labels(str(partition)).set(max(0, ends.get(partition, 0) - watermark - 1))

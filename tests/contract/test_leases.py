@@ -144,6 +144,26 @@ def test_who_closes_gives_back_partitions_and_seat_at_once(scene: Scene) -> None
 
 
 @pytest.mark.integration
+def test_one_that_hangs_loses_its_partitions_and_gets_its_share_when_it_goes_on(redis_url: str) -> None:
+    group = secrets.token_hex(4)
+    one = RedisLeases(redis_url, process="test", group=group, lease_ms=400, stuck_s=0.5)
+    two = RedisLeases(redis_url, process="test", group=group, lease_ms=400)
+    try:
+        one.start(PARTITIONS)
+        assert len(one.holding().terms) == 3
+        two.start(PARTITIONS)
+        # Nobody asks what the first one holds, though its thread runs.
+        eventually(two.holding, lambda found: len(found.terms) == 3)
+        eventually(one.holding, lambda found: not found.terms)
+        eventually(two.holding, lambda found: found.surplus == 1)
+        two.release([2])
+        eventually(one.holding, lambda found: list(found.terms) == [2])
+    finally:
+        one.close()
+        two.close()
+
+
+@pytest.mark.integration
 def test_a_full_redis_takes_no_lease_away(redis_url: str) -> None:
     """Leases lie beside the users, and take no room: who holds one keeps it, and the dead are succeeded."""
     model = secrets.token_hex(4)

@@ -191,6 +191,7 @@ class ApplyRecords:
     def resync(self, stream: Reader) -> bool:
         """Take epoch and watermarks from the store and seek the stream there; True when the epoch is new to us.
 
+        The stream's partitions are those that are applied from now on.
         A store without an epoch gets one and everything is read again from the beginning; what was committed before
         then yields no attributions a second time. Where a log has lost its end, the store is emptied and gets a new
         epoch, too; attributions of that partition go out again (readers know them by their position).
@@ -202,6 +203,10 @@ class ApplyRecords:
         self._name(self.vocabulary)
         progress = self.store.begin(partitions, epoch)
         self._attribute_from = dict(stream.committed())
+        if self.watermarks.keys() != set(partitions):
+            self._looking, self._removed = None, -1
+            if self.restore_users is not None:
+                self.restore_users.look_again()
         self.watermarks = {partition: progress[partition].watermark for partition in partitions}
         try:
             self._identity.resync(stream, self.watermarks, {p: progress[p].anchors for p in partitions})

@@ -9,6 +9,7 @@ keys of those records say it again. The marks lie in the topic itself, so they a
 
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -51,7 +52,8 @@ _RETRY_S = 30.0
 
 @dataclass(kw_only=True, eq=False)
 class KeepHistories:
-    """topic: a reader of `histories`; log: one of `interactions` of its own; both of this process's partitions.
+    """topic: a reader of `histories`; log: one of `interactions` of its own. Which partitions are this process's,
+    `take_over` says.
 
     every_s: how long a round waits at least; after a long one ten times as long as it took, so that writing takes a
     tenth of the time at most. kept: told how many users were written.
@@ -69,8 +71,8 @@ class KeepHistories:
     # What tells a partition's log from another one, where its progress in the store does not say it yet.
     anchors: Callable[[int], str] = field(default=lambda partition: "", init=False)
     marks: dict[int, Mark] = field(default_factory=dict, init=False)
-    # Of users, that were read or written since the topic was taken over.
-    num_records: int = field(default=0, init=False)
+    # Of users, that were read or written since each partition was taken over.
+    _records: Counter[int] = field(default_factory=Counter, init=False)
     # Changed since the round began; still to be written in this round.
     _changed: set[str] = field(default_factory=set, init=False)
     _pending: set[str] = field(default_factory=set, init=False)
@@ -83,14 +85,19 @@ class KeepHistories:
     _known_to: dict[int, int] = field(default_factory=dict, init=False)
     # Partitions with records of users who are at home in another process's: their marks stand still.
     _foreign: set[int] = field(default_factory=set, init=False)
+    # By home partition: where else its users that changed have records.
+    _elsewhere: dict[int, set[int]] = field(default_factory=dict, init=False)
     _last_offsets: dict[int, int] = field(default_factory=dict, init=False)
     _index: HistoryIndex = field(default_factory=HistoryIndex, init=False)
+    # Partitions of which the index lacks something, and the reading of them.
+    _unindexed: set[int] = field(default_factory=set, init=False)
     _indexing: Iterator[object] | None = field(default=None, init=False)
     _epoch: str = field(default="", init=False)
 
     def take_over(self, stream: Reader, epoch: str, progress: Mapping[int, Progress]) -> bool:
         """Get in step with the state store; True when it was empty and has watermarks and users (all lost) now.
 
+        progress: of the partitions that are this process's from now on; what is known of those that stay is kept.
         Raises: Conflict, DependencyUnavailable; PreconditionFailed when the topic has other partitions than the log.
         """
         self._changed |= self._pending
@@ -98,12 +105,13 @@ class KeepHistories:
         seeded = False
         watermarks = {partition: found.watermark for partition, found in progress.items()}
         news: dict[int, Mark] = {}
-        if epoch != self._epoch:
+        if epoch != self._epoch or self.marks.keys() != watermarks.keys():
+            self._leave(self.marks.keys() - watermarks.keys() if epoch == self._epoch else list(self.marks), epoch)
+            # After an error everything is read again.
             self._epoch = ""
-            self._changed.clear()
-            self._foreign.clear()
-            news = self._find_marks(stream, watermarks, epoch)
-            self._known_to = {partition: mark.covered for partition, mark in self.marks.items()}
+            new = sorted(watermarks.keys() - self.marks.keys())
+            news = self._find_marks(stream, new, epoch) if new else {}
+            self._known_to |= {partition: self.marks[partition].covered for partition in new}
         empty = {p for p, mark in self.marks.items() if watermarks[p] < 0 <= mark.covered and self._is_empty(p, epoch)}
         for partition, mark in self.marks.items():
             if mark.covered > watermarks[partition] and partition not in empty:
@@ -131,6 +139,8 @@ class KeepHistories:
         """A user at home there, with records in these partitions, is about to be written to the store."""
         if home in self.marks:
             self._changed.add(user_id)
+            if others := set(partitions) - {home}:
+                self._elsewhere.setdefault(home, set()).update(others)
         elif found := self.marks.keys() & set(partitions) - self._foreign:
             self._foreign |= found
             log.warning("users_of_other_partitions", partitions=sorted(found))
@@ -181,7 +191,7 @@ class KeepHistories:
                 continue
             self._check_offset(record.partition, offset)
             self._index.put(record.key, record.partition, offset)
-        self.num_records += len(records)
+            self._records[record.partition] += 1
         self.kept(len(records))
 
     def find(self, user_ids: Collection[str]) -> dict[str, KeptHistory]:
@@ -194,7 +204,7 @@ class KeepHistories:
         wanted: dict[int, list[tuple[int, str]]] = {}
         for user_id in user_ids:
             place = self._index.get(user_id.encode())
-            if place is not None:
+            if place is not None and place.partition in self.marks:
                 wanted.setdefault(place.partition, []).append((place.offset, user_id))
         found: dict[str, KeptHistory] = {}
         for places in wanted.values():
@@ -208,6 +218,11 @@ class KeepHistories:
                     found[user_id] = kept
             wanted = {partition: places for partition, places in wanted.items() if places}
         return found
+
+    @property
+    def num_records(self) -> int:
+        """Of users, in these partitions, as far as the topic was read."""
+        return self._records.total()
 
     def has_record(self, user_id: str) -> bool:
         """Whether there is any, as far as the topic was read."""
@@ -238,11 +253,13 @@ class KeepHistories:
         """Read on in the topic, some records; False once it was read to its end. Raises: DependencyUnavailable."""
         if self._indexing is not None and next(self._indexing, None) is None:
             self._indexing = None
+            self._unindexed.clear()
         return self._indexing is not None
 
-    def scan(self) -> Iterator[Sequence[SourceRecord]]:
-        """The topic from its beginning to its present end, some records at a time. Raises: DependencyUnavailable."""
-        bounds = self.topic.bounds(list(self.marks))
+    def scan(self, partitions: Collection[int] | None = None) -> Iterator[Sequence[SourceRecord]]:
+        """The topic from its beginning to its present end, some records at a time. partitions: None: all of this
+        process's. Raises: DependencyUnavailable."""
+        bounds = self.topic.bounds(list(self.marks if partitions is None else partitions))
         self.topic.assign({partition: first for partition, (first, _) in bounds.items()})
         deadline = time.monotonic() + _SILENCE_S
         while any(at < bounds[partition][1] for partition, at in self.topic.positions().items()):
@@ -310,23 +327,38 @@ class KeepHistories:
             raise Conflict(f"the topic {HISTORIES!r} was made anew: everybody is written to it again")
         self._last_offsets[partition] = offset
 
-    def _find_marks(self, stream: Reader, watermarks: Offsets, epoch: str) -> dict[int, Mark]:
+    def _leave(self, partitions: Collection[int], epoch: str) -> None:
+        """These are not this process's any more: whoever takes them over finds in the log who changed."""
+        for partition in partitions:
+            for table in (self.marks, self._known_to, self._last_offsets, self._records):
+                table.pop(partition, None)
+            # Its users are nobody's here, so the marks of where they have records stand still.
+            self._foreign |= self._elsewhere.pop(partition, set())
+        self._foreign &= self.marks.keys()
+        self._unindexed &= self.marks.keys()
+        self._changed = {user_id for user_id in self._changed if home_of(user_id, epoch).partition in self.marks}
+        if not self.marks:
+            self._index = HistoryIndex()
+
+    def _find_marks(self, stream: Reader, partitions: Sequence[int], epoch: str) -> dict[int, Mark]:
         """Read the newest marks; the result: those that take the place of what cannot be believed."""
-        partitions, num_partitions = list(watermarks), num_partitions_of(epoch)
+        num_partitions = num_partitions_of(epoch)
         if (found_partitions := self.topic.num_partitions()) != num_partitions:
             raise PreconditionFailed(
                 f"topic {HISTORIES!r} has {found_partitions} partitions, `interactions` has {num_partitions}: delete "
                 f"{HISTORIES!r}, and it is made and filled anew"
             )
         bounds = self.topic.bounds(partitions)
-        self.marks = {p: Mark(reading=0, covered=-1, num_partitions=num_partitions) for p in partitions}
-        self._last_offsets = {partition: end - 1 for partition, (_, end) in bounds.items()}
-        self._index, self.num_records = HistoryIndex(), 0
+        self.marks |= {p: Mark(reading=0, covered=-1, num_partitions=num_partitions) for p in partitions}
+        self._last_offsets |= {partition: end - 1 for partition, (_, end) in bounds.items()}
         tails = {partition: max(first, end - _TAIL_RECORDS) for partition, (first, end) in bounds.items()}
         self.topic.assign(tails)
         found = _newest_marks(self.topic.read_to_end())
         if any(partition not in found and bounds[partition][0] < tails[partition] for partition in partitions):
-            found = _newest_marks([record for records in self.scan() for record in records if record.key == MARK_KEY])
+            found = _newest_marks(
+                [record for records in self.scan(partitions) for record in records if record.key == MARK_KEY]
+            )
+        self._unindexed.update(partitions)
         self._indexing = self._read_index()
         same = same_logs(stream, {p: (mark.covered, mark.anchors) for p, mark in found.items()})
         news = {}
@@ -341,10 +373,12 @@ class KeepHistories:
         return news
 
     def _read_index(self) -> Iterator[Sequence[SourceRecord]]:
-        for records in self.scan():
-            self.num_records += len(records)
+        partitions = list(self._unindexed)
+        self._records.update({partition: -self._records[partition] for partition in partitions})
+        for records in self.scan(partitions):
             for record in records:
                 if record.key:
+                    self._records[record.partition] += 1
                     self._index.put(record.key, record.partition, record.offset)
             yield records
 
@@ -360,11 +394,13 @@ class KeepHistories:
         """
         live: dict[int, dict[bytes, bool]] = {partition: {} for partition in partitions}
         oldest_ms = self.clock_ms() - 1000 * self.ttl_seconds
+        self._unindexed.update(partitions)
         for records in self._read_index():
             for record in records:
                 if record.key and record.partition in live:
                     live[record.partition][record.key] = record.value is not None and record.written_ms >= oldest_ms
         self._indexing = None
+        self._unindexed.clear()
         for partition, keys in live.items():
             users = [key.decode() for key, is_live in keys.items() if is_live]
             for start in range(0, len(users), 1_000):

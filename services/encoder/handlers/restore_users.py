@@ -91,9 +91,13 @@ class RestoreUsers:
 
     def clear(self) -> None:
         """The store is another one: nobody waits any more."""
+        self.look_again()
+        self._stateless.clear()
+
+    def look_again(self) -> None:
+        """Other partitions are this process's now: who waits for a history is looked for again."""
         self._waiting.clear()
         self._unkept.clear()
-        self._stateless.clear()
         self._scan = None
 
     @property

@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from services.common import state_layout
 from services.common.errors import FreshetError
+from services.common.leases import Leases
 from services.common.state_store import UserHistory
 from services.common.stream.topics.histories import HISTORIES
 from services.common.stream.topics.interactions import Interaction, encode_interaction
@@ -153,6 +154,7 @@ class EncoderProcess:
         earlier_keys: Sequence[bytes] = (),
         keep_every_s: float = 0.0,
         outbox: Any = None,
+        leases: Leases | None = None,
     ) -> None:
         words, self.model, forgotten = words or vocabulary(), model or HashEncoder(), Forgotten()
         histories = getattr(stream, "histories", None) or MemoryTopics({HISTORIES: 1})
@@ -208,6 +210,7 @@ class EncoderProcess:
             ),
             metrics=EncoderMetrics(CollectorRegistry()),
             limits=limits,
+            leases=leases,
         )
 
     def settle(self, turns: int = 50) -> "EncoderProcess":

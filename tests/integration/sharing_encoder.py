@@ -1,0 +1,41 @@
+"""The encoder's consumer as the process has it, on real Kafka and Redis, with a model in memory; settings as always.
+
+A line on its standard input lets it begin; SIGTERM ends it in order.
+"""
+
+import signal
+import sys
+import threading
+from pathlib import Path
+
+# This checkout, whatever is installed.
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from fakes.encoder import HashEncoder
+from prometheus_client import CollectorRegistry
+
+from services.common.config import load_settings
+from services.encoder.bootstrap import state_writer, stream_consumer
+from services.encoder.config import EncoderSettings
+from services.encoder.encoding import Vocabulary
+from services.encoder.metrics import EncoderMetrics
+
+VOCABULARY = Vocabulary(
+    model_version="model-1",
+    item_index={f"item-{number}": number for number in range(50)},
+    user_index={},
+    max_history=8,
+)
+
+
+if __name__ == "__main__":
+    settings = load_settings(EncoderSettings)
+    metrics = EncoderMetrics(CollectorRegistry())
+    consumer, _, _ = stream_consumer(settings, state_writer(settings), HashEncoder(), VOCABULARY, metrics)
+    ended = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: ended.set())
+    sys.stdin.readline()
+    consumer.start()
+    ended.wait()
+    consumer.stop()
