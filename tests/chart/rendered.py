@@ -64,7 +64,7 @@ def check(manifests: Manifests, values: dict[str, Any]) -> None:
     for workload in manifests.of(*WORKLOADS):
         check_confined(workload)
     check_addresses(manifests)
-    check_partition_and_shards(manifests, values)
+    check_shards(manifests, values)
     names = [(one["kind"], one["metadata"]["name"]) for one in manifests.objects]
     assert len(names) == len(set(names)), "two objects of one name"
 
@@ -158,10 +158,8 @@ def _addresses(value: str) -> Iterator[tuple[str, int]]:
             yield host, int(port)
 
 
-def check_partition_and_shards(manifests: Manifests, values: dict[str, Any]) -> None:
-    """Encoder processes have the partitions, candidates the shards, and the gateway asks the shards in their order."""
-    said = [environment(one).get("FRESHET_ENCODER_PARTITIONS") for one in manifests.workloads("encoder")]
-    assert said == (values["processes"]["encoder"]["partitions"] or [None])
+def check_shards(manifests: Manifests, values: dict[str, Any]) -> None:
+    """Candidates have the shards, and the gateway asks them in their order."""
     shards = values["processes"]["candidates"]["shards"]
     said = [environment(one).get("FRESHET_CANDIDATES_SHARD") for one in manifests.workloads("candidates")]
     assert said == ([f"{shard}/{shards}" for shard in range(shards)] if shards > 1 else [None])

@@ -113,8 +113,9 @@ async def test_the_gateways_user_keeps_lists_beside_users(redis_url: str) -> Non
     await reader.close()
 
 
-def test_leases_are_taken_and_given_back(redis_url: str) -> None:
-    leases = RedisLeases(of_user("freshet-writer", redis_url), process="refresher", group="acl", lease_ms=1_000)
+@pytest.mark.parametrize("process", ["encoder", "refresher"])
+def test_leases_are_taken_and_given_back(redis_url: str, process: str) -> None:
+    leases = RedisLeases(of_user("freshet-writer", redis_url), process=process, group="acl", lease_ms=1_000)
     leases.start([0, 1])
     try:
         eventually(lambda: set(leases.holding().terms) == {0, 1})

@@ -11,23 +11,16 @@ Services. `freshet up` reads the same file in the same way (services/cli/stack/c
 {{- end }}
 
 {{/*
-The workloads of Freshet's own processes, as a YAML list: `name`, `process`, its `part` (a shard of candidates, an encoder
-process with its partitions; else 0), the `service` that leads to it, replicas, and the settings that only it has.
+The workloads of Freshet's own processes, as a YAML list: `name`, `process`, its `part` (a shard of candidates; else 0), the
+`service` that leads to it, replicas, and the settings that only it has.
 */}}
 {{- define "freshet.workloads" -}}
 {{- $processes := .Values.processes -}}
-{{- range $process := list "gateway" "reranker" "generator" }}
+{{- range $process := list "gateway" "encoder" "reranker" "generator" }}
 {{- $replicas := (index $processes $process).replicas }}
 - {name: {{ $process }}, process: {{ $process }}, part: 0, service: {{ $process }}, min: {{ $replicas.min }}, max: {{ $replicas.max }}, settings: {}}
 {{- end }}
 - {name: refresher, process: refresher, part: 0, service: refresher, min: {{ $processes.refresher.replicas }}, max: {{ $processes.refresher.replicas }}, settings: {}}
-{{- with $processes.encoder.partitions }}
-{{- range $part, $partitions := . }}
-- {name: encoder-{{ $part }}, process: encoder, part: {{ $part }}, service: encoder, min: 1, max: 1, settings: {FRESHET_ENCODER_PARTITIONS: {{ $partitions | quote }}}}
-{{- end }}
-{{- else }}
-- {name: encoder, process: encoder, part: 0, service: encoder, min: 1, max: 1, settings: {}}
-{{- end }}
 {{- $shards := int $processes.candidates.shards }}
 {{- $replicas := $processes.candidates.replicas }}
 {{- if gt $shards 1 }}

@@ -50,24 +50,8 @@ names the setting, its value and what is allowed. It renders nothing.
 {{- end -}}
 {{- end -}}
 {{- end -}}
-{{- $applied := dict -}}
-{{- range $part, $partitions := .Values.processes.encoder.partitions -}}
-{{- range $range := splitList "," $partitions -}}
-{{- $ends := splitList "-" $range -}}
-{{- if gt (int (first $ends)) (int (last $ends)) -}}
-{{- $refused = append $refused (printf "processes.encoder.partitions[%d]=%q allowed: ranges that rise" $part $partitions) -}}
-{{- end -}}
-{{- range $partition := untilStep (int (first $ends)) (add1 (int (last $ends)) | int) 1 -}}
-{{- $key := toString $partition -}}
-{{- if hasKey $applied $key -}}
-{{- $refused = append $refused (printf "processes.encoder.partitions[%d]=%q allowed: without partition %s, which partitions[%v] has" $part $partitions $key (get $applied $key)) -}}
-{{- end -}}
-{{- $_ := set $applied $key $part -}}
-{{- end -}}
-{{- end -}}
-{{- end -}}
 
-{{- $ours := `_(PORT|HOST|ADDRESS|ADDRESSES|BOOTSTRAP|URL|FILE|BUNDLE|TEXT|ENGINE|SHARD|PARTITIONS|DRAIN_SECONDS|CONNECTION_SECONDS|API_KEYS|SECURITY|MECHANISM|USER|CERT|KEY|CA|CHECKPOINTS)$` -}}
+{{- $ours := `_(PORT|HOST|ADDRESS|ADDRESSES|BOOTSTRAP|URL|FILE|BUNDLE|TEXT|ENGINE|SHARD|DRAIN_SECONDS|CONNECTION_SECONDS|API_KEYS|SECURITY|MECHANISM|USER|CERT|KEY|CA|CHECKPOINTS)$` -}}
 {{- $places := dict "settings" .Values.settings -}}
 {{- range $process, $own := .Values.processes -}}
 {{- $_ := set $places (printf "processes.%s.settings" $process) $own.settings -}}
