@@ -194,6 +194,46 @@ def test_what_one_knows_of_its_own_partitions_survives_a_change_of_others() -> N
     assert [entry["partitions"] for entry in logs if entry["event"] == "partitions_held"][-1] == [2, 3]
 
 
+def test_a_lost_user_is_not_brought_back_by_a_process_that_does_not_read_her_log_any_more() -> None:
+    world = World()
+    process = world.join().settle()
+    world.write(40)
+    process.settle()
+    wanted = world.wanted()
+    # Of a user whose keys are partly there, an empty history would be written.
+    world.store.seen.clear()
+    restore = process.consumer._handler.restore_users
+    assert restore is not None
+    restore.add(USERS)
+    # From now on the half of the partitions is somebody else's.
+    MemoryLeases(world.table, "somebody").holding()
+    process.consumer.step()
+    process.settle()
+    assert world.held() == [[0, 1]]
+    found = world.store.contents(USERS)
+    for user in USERS:
+        held = home_of(user, f"e-{PARTITIONS}").partition < 2
+        assert found[user] == wanted[user] if held else found[user]["history"] == wanted[user]["history"]
+    world.join()
+    world.now_ms += 2 * LEASE_MS
+    world.settle()
+    assert world.store.contents(USERS) == wanted
+
+
+def test_marks_stand_still_where_users_have_records_whose_home_was_given_up() -> None:
+    """A producer with another partitioner: whoever has the home now does not know of records elsewhere."""
+    world = World()
+    process = world.join(keep_every_s=1e9).settle()
+    user = next(user for user in USERS if home_of(user, f"e-{PARTITIONS}").partition == 3)
+    append(world.stream, interaction("a", user=user, event_id="elsewhere"), 0)
+    process.settle()
+    world.join(keep_every_s=1e9)
+    world.settle()
+    assert process.keep.marks.keys() == {0, 1}
+    process.consumer._handler.finish()
+    assert (process.keep.marks[0].covered, world.applied_up_to()[0]) == (-1, 0)
+
+
 def assert_attributed_once(world: World) -> None:
     """Repetitions of a record's attribution say the same."""
     said: dict[tuple[int, int], bytes] = {}
