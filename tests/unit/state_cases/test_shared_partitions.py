@@ -24,7 +24,7 @@ from services.encoder.domain import EncodedStates, EncodeJob
 PARTITIONS = 4
 LEASE_MS = 1_000
 USERS = [f"user-{number}" for number in range(8)]
-SEEDS = int(os.environ.get("FRESHET_SHARE_SEEDS", "40"))
+SEEDS = int(os.environ.get("FRESHET_SHARE_SEEDS", "20"))
 
 
 class Model(HashEncoder):
