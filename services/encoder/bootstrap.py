@@ -1,7 +1,7 @@
 """Puts the encoder process together: the only module that names concrete adapters."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -129,13 +129,14 @@ def inference_encoder(settings: EncoderSettings, bundle: Bundle) -> InferenceSer
     )
 
 
-def kafka_stream(settings: EncoderSettings) -> TopicReader:
-    """`interactions`; missing topics are made when the stream is first read."""
+def kafka_stream(settings: EncoderSettings, partitions: Sequence[int] | None = None) -> TopicReader:
+    """These partitions of `interactions`, or all; missing topics are made when the stream is first read."""
     return TopicReader(
         settings.kafka,
         INTERACTIONS,
         group_id=settings.group_id,
         client_id="freshet-encoder",
+        partitions=partitions,
         makes_topics=settings.replicas,
         pause_ms=settings.window_ms,
         max_poll_records=settings.max_poll_records,

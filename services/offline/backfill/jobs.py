@@ -49,7 +49,7 @@ def run_import(
     Raises: BundleError; InvalidRequest, PreconditionFailed, DependencyUnavailable as `BulkImport.run` says.
     """
     bundle = load_bundle(settings.bundle)
-    stream = kafka_stream(settings.model_copy(update={"partitions": ""}))
+    stream = kafka_stream(settings)
     forgets = forget_log(settings)
     writer = bulk_producer(settings, "freshet-import")
     encoder = model_encoder(settings, bundle)
@@ -98,7 +98,7 @@ def run_reattribution(
         # And of this key; the key itself cannot be told from it.
         group_id = f"freshet-rekey-{bundle.model_version}-{pseudonym_of('', pseudonym_key(settings))[:8]}"
     mine = settings.model_copy(update={"group_id": group_id, "max_poll_records": POLL_RECORDS})
-    every = kafka_stream(mine.model_copy(update={"partitions": ""}))
+    every = kafka_stream(mine)
     forgets = forget_log(mine)
     producer = bulk_producer(settings, "freshet-attribute")
     encoder = in_process_encoder(settings, bundle)
@@ -106,7 +106,7 @@ def run_reattribution(
         if past is not None:
             check_continues(past, every)
         job = Reattribution(
-            open_stream=lambda partition: kafka_stream(mine.model_copy(update={"partitions": str(partition)})),
+            open_stream=lambda partition: kafka_stream(mine, [partition]),
             partitions=list(every.partitions()),
             outbox=KafkaOutbox(producer, timeout_s=BULK_TIMEOUT_S),
             forgets=forgets,
@@ -160,9 +160,7 @@ def run_archive(
 
     Raises: PreconditionFailed, DependencyUnavailable as `ArchiveInteractions.run` says.
     """
-    mine = settings.model_copy(
-        update={"group_id": "freshet-archive", "partitions": "", "max_poll_records": POLL_RECORDS}
-    )
+    mine = settings.model_copy(update={"group_id": "freshet-archive", "max_poll_records": POLL_RECORDS})
     log, forgets = kafka_stream(mine), forget_log(mine)
     try:
         return ArchiveInteractions(folder, log=log, forgets=forgets, before_ms=before_ms, progress=progress).run()
