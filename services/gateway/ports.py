@@ -184,7 +184,7 @@ class StreamStatus(Protocol):
 
     @property
     def log_reachable(self) -> bool:
-        """False when the stream (Kafka) is known to be unreachable."""
+        """False when the stream (Kafka), or most of it, is known to be unreachable."""
 
     @property
     def encoder_serving(self) -> bool:

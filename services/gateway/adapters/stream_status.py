@@ -1,8 +1,9 @@
 """Whether the stream's parts are there, asked in the background so that no request waits to find out.
 
-Twice a second: a TCP connection to a Kafka broker, and the encoder process's health. A reader is told the last answer.
-A probe that fails in a way that nobody foresaw counts as "no", is logged, and is made again like any other. An
-encoder's silence is a "no" the second time running: on a busy machine one answer comes late.
+Twice a second: a TCP connection to each Kafka broker named, and the encoder process's health. A reader is told the last
+answer. The log is reachable where half of the brokers are: of three, two take writes and one does not. A probe that
+fails in a way that nobody foresaw counts as "no", is logged, and is made again like any other. An encoder's silence is
+a "no" the second time running: on a busy machine one answer comes late.
 """
 
 import asyncio
@@ -47,7 +48,7 @@ class ProbedStreamStatus:
     async def probe(self) -> None:
         """Look once at both."""
         log_reachable, encoder_serving = await asyncio.gather(
-            self._answer("broker", self._any_broker()), self._answer("encoder", self._encoder_health())
+            self._answer("broker", self._half_of_brokers()), self._answer("encoder", self._encoder_health())
         )
         if (log_reachable, encoder_serving) != (self.log_reachable, self.encoder_serving):
             log.warning("stream_status", log_reachable=log_reachable, encoder_serving=encoder_serving)
@@ -70,16 +71,19 @@ class ProbedStreamStatus:
         self._failures[name] = failure
         return answer
 
-    async def _any_broker(self) -> bool:
-        for host, _, port in self._brokers:
-            # A time-out is an OSError too; a name that IDNA cannot encode is not.
-            with contextlib.suppress(OSError, UnicodeError):
-                async with asyncio.timeout(self._timeout_s):
-                    _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
-                writer.close()
-                with contextlib.suppress(OSError):
-                    await writer.wait_closed()
-                return True
+    async def _half_of_brokers(self) -> bool:
+        answers = await asyncio.gather(*(self._connects(host, int(port)) for host, _, port in self._brokers))
+        return 2 * sum(answers) >= len(answers)
+
+    async def _connects(self, host: str, port: int) -> bool:
+        # A time-out is an OSError too; a name that IDNA cannot encode is not.
+        with contextlib.suppress(OSError, UnicodeError):
+            async with asyncio.timeout(self._timeout_s):
+                _, writer = await asyncio.open_connection(host.strip("[]"), port)
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+            return True
         return False
 
     async def _encoder_health(self) -> bool:

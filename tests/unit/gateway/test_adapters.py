@@ -387,6 +387,20 @@ async def test_one_late_answer_of_the_encoder_says_nothing_two_running_do() -> N
     assert said == [True, True, True, False, False, True, False, False, True]
 
 
+async def test_one_broker_of_three_is_no_log_and_two_are() -> None:
+    brokers = [await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0) for _ in range(3)]
+    addresses = [f"127.0.0.1:{broker.sockets[0].getsockname()[1]}" for broker in brokers]
+    channel: Any = ScriptedHealth(health_pb2.HealthCheckResponse.SERVING)
+    status = ProbedStreamStatus(channel, addresses)
+    said = []
+    for broker in brokers:
+        await status.probe()
+        said.append(status.log_reachable)
+        broker.close()
+        await broker.wait_closed()
+    assert said == [True, True, False]
+
+
 async def test_a_broker_whose_name_cannot_be_looked_up_does_not_hide_the_next_one() -> None:
     broker = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
     port = broker.sockets[0].getsockname()[1]
