@@ -280,10 +280,14 @@ class Recommend:
         return view
 
     async def _wait_for(self, work: Work[RecommendQuery], view: UserView, token: FreshnessToken) -> UserView | None:
-        """Wait until the token is reached, its epoch is gone, or the time for waiting is up; then read again."""
+        """Wait until the token is reached, its epoch is gone, or the time for waiting is up; then read again.
+
+        Not while the log is unreachable, when nothing new is applied: the call would need nearly all of its time.
+        """
         began = time.monotonic()
         until = work.deadline - self.limits.token_reserve_s
-        if view.epoch != token.epoch or not await self.tokens.wait(work.query.user_id, token, until):
+        is_futile = view.epoch != token.epoch or not self.ports.stream.log_reachable
+        if is_futile or not await self.tokens.wait(work.query.user_id, token, until):
             return view
         work.times.queue_ms += (time.monotonic() - began) * 1000
         return await self.stages.read_user(work, with_seen=True, partition=token.partition)

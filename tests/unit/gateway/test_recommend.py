@@ -447,6 +447,15 @@ async def test_a_token_not_reached_within_the_deadline_is_said() -> None:
     assert ids(answer) == ["f", "e"]
 
 
+async def test_a_token_is_not_waited_for_while_the_log_is_unreachable() -> None:
+    scene = Scene()
+    scene.stream.log_reachable = False
+    answer = await scene.recommend(RecommendQuery(user_id="ann", k=2, token=FreshnessToken("epoch-1", 3, 99)))
+    assert set(answer.degradations) == {Degradation.TOKEN_NOT_HONOURED, Degradation.NOT_FRESH}
+    assert ids(answer) == ["f", "e"]
+    assert scene.states.calls == 1
+
+
 @pytest.mark.parametrize("epoch", ["older", ""])
 async def test_a_token_of_another_epoch_is_not_waited_for(epoch: str) -> None:
     scene = Scene()
