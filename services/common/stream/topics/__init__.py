@@ -60,8 +60,9 @@ def ensure_topics(
 ) -> list[str]:
     """Make the topics that do not exist yet; return their names. Blocking: call it from a thread.
 
-    Raises: DependencyUnavailable when the broker cannot be reached or refuses; PreconditionFailed for replicas that
-    contradict each other.
+    A cluster has as many brokers as are there, or as `bootstrap` names where those are more.
+    Raises: DependencyUnavailable when the broker cannot be reached or refuses, and while fewer brokers are there than
+    replicas are wanted; PreconditionFailed for replicas that contradict each other.
     """
     try:
         admin = KafkaAdminClient(
@@ -77,7 +78,13 @@ def ensure_topics(
         missing = [topic for topic in topics if topic.name not in existing]
         if missing:
             num_brokers = len(admin.describe_cluster()["brokers"])
-            factor, in_sync = replicas.on(num_brokers)
+            # Topics that are made while a broker is still starting would have one replica for good.
+            factor, in_sync = replicas.on(max(num_brokers, len(set(str(bootstrap).split(",")))))
+            if num_brokers < factor:
+                raise DependencyUnavailable(
+                    f"Kafka has {num_brokers} of the {factor} brokers that topics are made on: start the others, or "
+                    "set FRESHET_KAFKA_REPLICATION"
+                )
             missing = [_sized(admin, topic, existing) for topic in missing]
             _create(admin, missing, factor, in_sync, timeout_ms)
             log.info("topics_made", topics=len(missing), brokers=num_brokers, replicas=factor, min_in_sync=in_sync)
