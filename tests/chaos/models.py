@@ -15,23 +15,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from engines import WITHIN_S
 from real import RealTrial
 
-from services.algorithms.bundle import load_bundle
-from services.algorithms.packed_state import unpack_query_state
 from services.cli.model_control import Control
 from services.cli.stack import Stack, StackError
 from services.cli.stack.version_sets import find_set, remove_set, set_names
-from services.common.state_layout import home_of, state_key
 from services.common.version_sets import VersionSets
-from services.encoder.bootstrap import in_process_encoder, vocabulary_of
-from services.encoder.config import EncoderSettings
-from services.encoder.encoding import encode_job, user_state
-
-# Of a component: half precision, and one engine beside another.
-_TOLERANCE = 0.02
 
 
 class ModelTrial(RealTrial):
@@ -72,12 +62,11 @@ class ModelTrial(RealTrial):
                 own.start(part)
         return {"sets": len(names)}
 
-    def _compare(self) -> None:
+    def compare(self) -> None:
         self._over.set()
         self._operator.join(300)
-        super()._compare()
+        super().compare()
         self._compare_sets()
-        self._compare_states()
 
     def _operate(self) -> None:
         while not self._over.is_set():
@@ -140,29 +129,3 @@ class ModelTrial(RealTrial):
         for name in set_names(self.stack):
             if sets is None or name not in sets.sets:
                 remove_set(self.stack, name)
-
-    def _compare_states(self) -> None:
-        """Each stored state that is said to be whole, made once more."""
-        store = self.client.store
-        epoch, users = store.epoch() or "", [user for user in self.users if self.acknowledged[user]]
-        for path in self.bundles:
-            settings = EncoderSettings(bundle=path)
-            bundle = load_bundle(path, verify=False)
-            vocabulary, encoder = vocabulary_of(bundle), in_process_encoder(settings, bundle)
-            whole = [user for user, is_whole in store.are_whole(users, bundle.model_version, epoch).items() if is_whole]
-            for user, history in store.load_users(whole, epoch).items():
-                job, rows = encode_job(vocabulary, user, history.events, [len(history.events)])
-                if job is None:
-                    continue
-                (made,) = encoder.encode([job])
-                wanted = user_state(vocabulary, made, rows[len(history.events)], history.events)
-                found = store._redis.hget(state_key(home_of(user, epoch), bundle.model_version), "components")
-                head = bundle.manifest.head
-                shape = {
-                    "num_components": head.num_query_components,
-                    "component_width": head.component_width,
-                }
-                a, b = (unpack_query_state(one, wanted.gate, **shape).components for one in (found, wanted.components))
-                if (off := float(np.abs(a - b).max())) > _TOLERANCE:
-                    self.violations.append(f"state of {user} for {bundle.model_version} is off by {off:.3f}")
-            encoder.close()

@@ -1,5 +1,7 @@
 """Trials on the local stack: real Kafka, Redis and processes, the same oracle over what Kafka holds afterwards.
 
+Every acknowledged event is in Kafka, where its receipt says and as it was sent; histories are a replay of that.
+
 A client writes and asks while another thread does three things to the stack, one after the other; after each it waits
 until a new event is answered for without a mark, and notes how long that took.
 """
@@ -19,18 +21,24 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 import paths
 from engines import WITHIN_S, Clustered, Engines, Setting
-from freshet.v1 import gateway_pb2
+from freshet.v1 import events_pb2, gateway_pb2
 from kafka import KafkaConsumer, TopicPartition
 from oracle import Event, _read, replay
 
+from services.algorithms.bundle import load_bundle
+from services.algorithms.packed_state import unpack_query_state
 from services.cli.stack import Ports, Stack
 from services.cli.stack.version_sets import find_set, set_names
 from services.common.redis_clients import open_client
-from services.common.state_layout import hash_event_id
+from services.common.state_layout import hash_event_id, home_of, state_key
 from services.common.stream.topic import NUM_PARTITIONS
 from services.common.stream.topics.interactions import INTERACTIONS
+from services.encoder.bootstrap import in_process_encoder, vocabulary_of
+from services.encoder.config import EncoderSettings
+from services.encoder.encoding import encode_job, user_state
 
 sys.path.append(str(paths.TESTS / "integration"))
 from outside import Outside, event
@@ -39,6 +47,8 @@ EVENTS, READS, BATCH = 2_000, 200, 20
 USERS = 64
 # No window slides: the model's is longer than what one user does.
 NEVER_SLIDES = 1_000
+# Of a component of a state: half precision, and one engine beside another.
+_TOLERANCE = 0.02
 PROCESSES = ("gateway", "encoder", "candidates", "reranker", "refresher", "redis", "kafka")
 FAULTS = [
     *(f"SIGKILL {name}" for name in PROCESSES),
@@ -58,10 +68,14 @@ class RealTrial:
         self.stack, self.seed, self.rng = stack, seed, random.Random(seed)
         self.kinds = list(kinds) or three_of(stack, seed)
         self.own = stack.faults() if isinstance(stack, Setting) else {}
+        # The models whose states are compared.
+        self.bundles = [stack.bundle]
         self.prefix = f"chaos-{seed}-{time.time_ns()}"
         self.users = [f"{self.prefix}-{number}" for number in range(USERS)]
         self.violations: list[str] = []
         self.acknowledged: dict[str, list[tuple[Any, str, str]]] = {user: [] for user in self.users}
+        # By (partition, offset) of its receipt, what the log must hold there.
+        self.receipts: dict[tuple[int, int], Event] = {}
         self.undone: set[str] = set()
         self.faults: list[dict[str, Any]] = []
         self.events = self.reads = self.marked = 0
@@ -84,7 +98,7 @@ class RealTrial:
             while todo:
                 todo.pop(0)
                 self._do(kinds.pop(0))
-            self._compare()
+            self.compare()
         return {
             "seed": self.seed,
             "events": self.events,
@@ -110,7 +124,7 @@ class RealTrial:
                 batch.append(event(user, self.rng.choice(self.client.items), event_id=name, at=1.7e9 + number))
         said = self._persist(lambda: self.client.record(*batch))
         for one, receipt in zip(batch, said, strict=True):
-            self.acknowledged[one.user_id].append((receipt.token, one.item_id, one.event_id))
+            self.note(one, receipt)
         user = self.rng.choice(self.users)
         if self.acknowledged[user] and self.rng.random() < 0.5:
             name = self.rng.choice(self.acknowledged[user])[2]
@@ -118,6 +132,15 @@ class RealTrial:
             request = gateway_pb2.UndoInteractionRequest(user_id=user, event_id=name)
             self._persist(lambda: self.client.gateway.UndoInteraction(request, timeout=5))
         self.events += BATCH
+
+    def note(self, one: events_pb2.Interaction, receipt: gateway_pb2.InteractionReceipt) -> None:
+        """This event is acknowledged."""
+        self.acknowledged[one.user_id].append((receipt.token, one.item_id, receipt.event_id))
+        one.event_id = receipt.event_id
+        place = receipt.token.partition, receipt.token.offset
+        said = _read(one.user_id.encode(), one.SerializeToString())
+        assert said is not None
+        self.receipts[place] = Event(place, *said)
 
     def _persist(self, call: Callable[[], Any]) -> Any:
         deadline = time.monotonic() + WITHIN_S
@@ -186,10 +209,10 @@ class RealTrial:
         user = f"{self.prefix}-probe"
         self.acknowledged.setdefault(user, [])
         while time.monotonic() < healed + WITHIN_S:
-            item = self.rng.choice(self.client.items)
+            probe = event(user, self.rng.choice(self.client.items))
             try:
-                (receipt,) = self.client.record(event(user, item))
-                self.acknowledged[user].append((receipt.token, item, receipt.event_id))
+                (receipt,) = self.client.record(probe)
+                self.note(probe, receipt)
             except grpc.RpcError:
                 time.sleep(0.05)
                 continue
@@ -257,8 +280,8 @@ class RealTrial:
             consumer.close()
         return found
 
-    def _compare(self) -> None:
-        """Wait until every user is answered for without a mark, then compare histories and seen items."""
+    def compare(self) -> None:
+        """Wait until every user is answered for without a mark, then compare the log, histories, seen items, states."""
         deadline = time.monotonic() + WITHIN_S
         for user in self.users:
             while self.acknowledged[user] and not self._ask(user, all_well=True):
@@ -266,6 +289,10 @@ class RealTrial:
                     self.violations.append(f"{user}: still marked")
                     break
         log, store = self._log(), self.client.store
+        there = {one.place: one for ones in log.values() for one in ones}
+        lost = [one for place, one in self.receipts.items() if there.get(place) != one]
+        if lost:
+            self.violations.append(f"{len(lost)} acknowledged events are not in the log, {lost[0]} first")
         epoch = store.epoch() or ""
         for user in self.users:
             wanted = replay(log.get(user, []), {}, NEVER_SLIDES)
