@@ -3,14 +3,17 @@
 It knows how the added servers are started and what may happen to them; nothing of what is written or compared.
 """
 
+import json
 import os
 import random
 import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +30,19 @@ from services.cli.stack.folders import StateFolder
 from services.cli.stack.ports import LOOPBACK
 from services.common.processes import PROCESSES
 from services.common.state_layout import EPOCH_KEY
+from services.common.stream.topics.interactions import INTERACTIONS
 
 sys.path.append(str(paths.TESTS))
 from fakes.redis_cluster import RedisCluster
 
 WITHIN_S = 90.0
+LEADER = "SIGKILL the broker that leads most of interactions"
+CONTROLLER = "SIGKILL the controllers' leader"
+TWO = "SIGKILL two of three brokers"
+# Of these. A broker's session is 3 s.
+AWAY_S = 8.0
+# A controller's note of who leads.
+_QUORUM = Path("__cluster_metadata-0", "quorum-state")
 _CLUSTER = "ZnJlc2hldC1jaGFvcy0xMQ"
 # Of a broker where there are three: the topics that Kafka makes itself, and a smaller heap.
 _ONE_OF_THREE = {
@@ -67,10 +78,12 @@ class Broker(Kafka):
 
 
 class Setting(Stack):
-    """A stack in a new folder with servers of its own. lacks: what may happen to any stack but this one."""
+    """A stack in a new folder with servers of its own. lacks: what may happen to any stack but this one. undrawn: what
+    happens only where it is named."""
 
     setting: str
     lacks: frozenset[str] = frozenset()
+    undrawn: frozenset[str] = frozenset()
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, ports=Ports.free())
@@ -135,8 +148,19 @@ class Clustered(Setting):
         return self._kill_master(rng, behind_s=round(rng.uniform(0.5, 2.0), 2))
 
 
+@dataclass(frozen=True)
+class Outage:
+    """These brokers were away, in seconds of the monotonic clock."""
+
+    brokers: tuple[str, ...]
+    killed: float
+    started: float
+
+
 class Engines(Setting):
     """A stack with a replica of Redis. brokers: 1 or 3."""
+
+    undrawn = frozenset({LEADER, CONTROLLER, TWO})
 
     def __init__(self, folder: Path, brokers: int) -> None:
         super().__init__(folder)
@@ -145,6 +169,7 @@ class Engines(Setting):
         self.primary, self.replica = "redis", "redis-2"
         self._more: dict[str, tuple[Component, Place]] = {}
         self._brokers = ["kafka"]
+        self.outages: list[Outage] = []
         self._add("redis-2", self.components["redis"], others[2])
         if brokers == 3:
             self._three_brokers({1: self.ports, **others})
@@ -157,10 +182,7 @@ class Engines(Setting):
         assert self._proxy.stdout is not None
         self._proxy_port = int(self._proxy.stdout.readline())
         self._point(self.primary)
-        said = {"FRESHET_REDIS_URL": self.redis_url, "FRESHET_KAFKA_BOOTSTRAP": self.kafka_bootstrap}
-        if brokers == 3:
-            said |= {"FRESHET_KAFKA_REPLICATION": "3", "FRESHET_KAFKA_MIN_IN_SYNC": "2"}
-        self._tell(said)
+        self._tell({"FRESHET_REDIS_URL": self.redis_url, "FRESHET_KAFKA_BOOTSTRAP": self.kafka_bootstrap})
 
     def _add(self, name: str, component: Component, ports: Ports) -> None:
         folder = StateFolder(self.place.state.root / name)
@@ -225,6 +247,9 @@ class Engines(Setting):
             "SIGKILL one of three brokers": self._kill_broker,
             "SIGSTOP one of three brokers": self._pause_broker,
             "one of three brokers loses its tail": self._lose_tail,
+            LEADER: lambda rng: self._kill_brokers(self._leader_of(INTERACTIONS)),
+            CONTROLLER: lambda rng: self._kill_brokers(self._controller()),
+            TWO: lambda rng: self._kill_brokers(*self._two_with_the_coordinator()),
         }
         return {"lagging replica promoted": self._promote, **(several if len(self._brokers) == 3 else {})}
 
@@ -244,12 +269,37 @@ class Engines(Setting):
         return {"behind_bytes": behind}
 
     def _kill_broker(self, rng: random.Random) -> dict[str, Any]:
+        return self._kill_brokers(rng.choice(self._brokers), away_s=rng.uniform(0.2, 6.0))
+
+    def _kill_brokers(self, *names: str, away_s: float = AWAY_S) -> dict[str, Any]:
         self._wait("all replicas of all partitions", self._in_sync)
-        name = rng.choice(self._brokers)
-        self.kill(name)
-        time.sleep(rng.uniform(0.2, 6.0))  # a session is 3 s
-        self.start(name)
-        return {"broker": name}
+        killed = time.monotonic()
+        for name in names:
+            self.kill(name)
+        time.sleep(away_s)
+        self.outages.append(Outage(names, killed, time.monotonic()))
+        for name in names:
+            self.start(name)
+        return {"broker": ", ".join(names), "away_s": round(away_s, 1)}
+
+    def _leader_of(self, topic: str) -> str:
+        """The broker that leads most partitions of a topic."""
+        (found,) = self._ask_kafka(lambda admin: admin.describe_topics([topic]))
+        return self._named(max(Counter(one["leader"] for one in found["partitions"]).items(), key=itemgetter(1))[0])
+
+    def _controller(self) -> str:
+        """The broker whose controller leads the others. Clients are not told: they get a random broker's number."""
+        files = [self._place(name).state.data("kafka") / "log" / _QUORUM for name in self._brokers]
+        newest = max((json.loads(file.read_text()) for file in files), key=itemgetter("leaderEpoch"))
+        return self._named(newest["leaderId"])
+
+    def _two_with_the_coordinator(self) -> list[str]:
+        """The broker that keeps the groups' progress, and the next one."""
+        place = self._brokers.index(self._leader_of("__consumer_offsets"))
+        return [self._brokers[place], self._brokers[(place + 1) % len(self._brokers)]]
+
+    def _named(self, node: int) -> str:
+        return self._brokers[node - 1]
 
     def _pause_broker(self, rng: random.Random) -> dict[str, Any]:
         self._wait("all replicas of all partitions", self._in_sync)

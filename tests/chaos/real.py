@@ -305,13 +305,40 @@ class RealTrial:
                 self.violations.append(f"history of {user}: {len(stored)} events, not {len(events)}")
             if self.client.seen(user) != wanted.seen:
                 self.violations.append(f"seen of {user}")
+        self._compare_states()
+
+    def _compare_states(self) -> None:
+        """Each stored state that is said to be whole, made once more."""
+        store = self.client.store
+        epoch, users = store.epoch() or "", [user for user in self.users if self.acknowledged[user]]
+        for path in self.bundles:
+            settings = EncoderSettings(bundle=path)
+            bundle = load_bundle(path, verify=False)
+            vocabulary, encoder = vocabulary_of(bundle), in_process_encoder(settings, bundle)
+            whole = [user for user, is_whole in store.are_whole(users, bundle.model_version, epoch).items() if is_whole]
+            for user, history in store.load_users(whole, epoch).items():
+                job, rows = encode_job(vocabulary, user, history.events, [len(history.events)])
+                if job is None:
+                    continue
+                (made,) = encoder.encode([job])
+                wanted = user_state(vocabulary, made, rows[len(history.events)], history.events)
+                found = store._redis.hget(state_key(home_of(user, epoch), bundle.model_version), "components")
+                head = bundle.manifest.head
+                shape = {
+                    "num_components": head.num_query_components,
+                    "component_width": head.component_width,
+                }
+                a, b = (unpack_query_state(one, wanted.gate, **shape).components for one in (found, wanted.components))
+                if (off := float(np.abs(a - b).max())) > _TOLERANCE:
+                    self.violations.append(f"state of {user} for {bundle.model_version} is off by {off:.3f}")
+            encoder.close()
 
 
 def three_of(stack: Stack, seed: int) -> list[str]:
     """Three kinds for a seed, so that each comes as often as any other over seeds that follow each other."""
     kinds = [*FAULTS]
     if isinstance(stack, Setting):
-        kinds = [*(kind for kind in kinds if kind not in stack.lacks), *stack.faults()]
+        kinds = [kind for kind in (*kinds, *stack.faults()) if kind not in stack.lacks | stack.undrawn]
     turns = [divmod(3 * seed + number, len(kinds)) for number in range(3)]
     return [random.Random(turn).sample(kinds, len(kinds))[place] for turn, place in turns]
 

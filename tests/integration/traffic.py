@@ -29,7 +29,7 @@ _TRY_AGAIN = (
 @dataclass
 class Answer:
     """One Recommend as its caller saw it. `at` is seconds of the monotonic clock when it was asked; `is_diverse`
-    answers need the reranker."""
+    answers need the reranker; `honoured`: the token, where it was asked with one."""
 
     at: float
     status: grpc.StatusCode
@@ -37,12 +37,23 @@ class Answer:
     items: int = 0
     degradations: frozenset[int] = frozenset()
     source: str = ""
+    honoured: bool = True
+
+
+@dataclass
+class Written:
+    """An acknowledged event: what was sent, from when to when on the monotonic clock, and its receipt."""
+
+    event: events_pb2.Interaction
+    receipt: gateway_pb2.InteractionReceipt
+    began: float
+    ended: float
 
 
 @dataclass
 class Traffic:
     """Writes `events_per_s` interactions over `users` in turn and reads `reads_per_s` recommendations, every other one
-    diverse."""
+    diverse. with_tokens: the others ask for the user's newest acknowledged event."""
 
     target: str
     redis_url: str
@@ -51,13 +62,21 @@ class Traffic:
     users: int = 24
     events_per_s: float = 40.0
     reads_per_s: float = 20.0
+    with_tokens: bool = False
+    retry_s: float = 0.25
     acknowledged: dict[str, common_pb2.FreshnessToken] = field(default_factory=dict)
     answers: list[Answer] = field(default_factory=list)
-    write_errors: Counter[str] = field(default_factory=Counter)
+    written: list[Written] = field(default_factory=list)
+    # When, and with what status.
+    refused: list[tuple[float, str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._stopping = asyncio.Event()
         self._last_token: dict[str, common_pb2.FreshnessToken] = {}
+
+    @property
+    def write_errors(self) -> Counter[str]:
+        return Counter(code for _, code in self.refused)
 
     def user(self, number: int) -> str:
         return f"{self.prefix}-{number % self.users}"
@@ -163,16 +182,18 @@ class Traffic:
         )
         event.event_time.GetCurrentTime()
         request = gateway_pb2.RecordInteractionsRequest(interactions=[event])
+        began = time.monotonic()
         while True:
             try:
                 response = await self._gateway.RecordInteractions(request, timeout=5.0)
             except grpc.aio.AioRpcError as exc:
-                self.write_errors[exc.code().name] += 1
+                self.refused.append((time.monotonic(), exc.code().name))
                 if exc.code() not in _TRY_AGAIN:
                     raise
-                await asyncio.sleep(0.25)
+                await asyncio.sleep(self.retry_s)
                 continue
             receipt = response.receipts[0]
+            self.written.append(Written(event, receipt, began, time.monotonic()))
             self.acknowledged[receipt.event_id] = receipt.token
             self._last_token.pop(user, None)
             self._last_token[user] = receipt.token
@@ -190,8 +211,10 @@ class Traffic:
         await asyncio.gather(*reads)
 
     async def _read_one(self, number: int) -> None:
-        at, is_diverse = time.monotonic(), number % 2 == 1
-        request = gateway_pb2.RecommendRequest(user_id=self.user(number * 5), k=10, diversity=0.1 * is_diverse)
+        at, is_diverse, user = time.monotonic(), number % 2 == 1, self.user(number * 5)
+        request = gateway_pb2.RecommendRequest(user_id=user, k=10, diversity=0.1 * is_diverse)
+        if self.with_tokens and not is_diverse and user in self._last_token:
+            request.freshness_token.CopyFrom(self._last_token[user])
         try:
             response = await self._gateway.Recommend(request, timeout=2.0)
         except grpc.aio.AioRpcError as exc:
@@ -205,5 +228,6 @@ class Traffic:
                 items=len(response.items),
                 degradations=frozenset(response.degradations),
                 source=response.state_source,
+                honoured=response.token_honoured or not request.HasField("freshness_token"),
             )
         )

@@ -1,0 +1,157 @@
+"""Kafka brokers of three die under load: no acknowledged event is lost, no answer fails, and each says what it lacks.
+
+The broker that leads most of `interactions` dies, then the leader of the controllers, then two at once; each returns.
+Two clients at once: a trial of tests/chaos, and one that writes and asks on a clock and notes what each answer says. In
+the end the log, histories, seen items and states of both clients' users are compared.
+"""
+
+import asyncio
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from freshet.v1 import gateway_pb2
+from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient
+from outside import Outside
+from traffic import Answer, Traffic
+
+from services.algorithms.bundle import load_bundle
+from services.cli.stack import Stack
+from services.common.errors import DependencyUnavailable
+from services.common.stream.topics import TOPICS, ensure_topics
+
+sys.path.append(str(Path(__file__).parents[1] / "chaos"))
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+
+# From a kill until everybody has noticed.
+NOTICED_S = 1.5
+# From when the brokers are back until a new event is answered for without a mark.
+RECOVERED_S = 30.0
+
+
+@pytest.fixture
+def three(tmp_path: Path, small_bundle: Path) -> Iterator[Any]:
+    from engines import Engines
+
+    stack = Engines(tmp_path / "three", 3)
+    stack.use_bundle(small_bundle)
+    try:
+        # The third is late: no topic is made on two.
+        stack.place.state.make()
+        stack._start_other("kafka-2")
+        Stack.up(stack, ["kafka"])
+        with pytest.raises(DependencyUnavailable, match="Kafka has 2 of the 3 brokers"):
+            ensure_topics(stack.kafka_bootstrap)
+        stack.up()
+        yield stack
+    finally:
+        stack.down()
+
+
+async def test_one_broker_of_three_may_die_and_two_cost_writes_alone(three: Any) -> None:
+    from engines import CONTROLLER, LEADER, TWO
+    from real import RealTrial
+
+    check_topics(three.kafka_bootstrap)
+    trial = RealTrial(three, 0, [LEADER, CONTROLLER, TWO])
+    found: dict[str, Any] = {}
+    doing = threading.Thread(target=lambda: found.update(trial.run()), daemon=True)
+    items = list(load_bundle(three.bundle).item_ids[:200])
+    load = {"users": 48, "events_per_s": 20.0, "with_tokens": True, "retry_s": 1.0}
+    target, redis_url = three.address("gateway"), three.redis_url
+    async with Traffic(target=target, redis_url=redis_url, item_ids=items, prefix="asking", **load) as traffic:
+        doing.start()
+        await asyncio.to_thread(doing.join)
+        await traffic.stop_writing()
+        await traffic.applied(within_s=60)
+    sys.stderr.write(f"{found}\n{said(three.outages, traffic)}\n")
+    assert found["violations"] == []
+    assert [fault["kind"] for fault in found["faults"]] == [LEADER, CONTROLLER, TWO]
+    assert all(fault["recovered_s"] < RECOVERED_S for fault in found["faults"])
+    whole = [answer for answer in traffic.answers if answer.status is grpc.StatusCode.OK]
+    assert all(answer.items == 10 for answer in whole)
+    assert all(answer.honoured or answer.degradations for answer in whole)
+    # One with a token waits for it until shortly before its deadline: too shortly, on a busy machine, for a few.
+    late = [answer for answer in traffic.answers if answer.status is not grpc.StatusCode.OK]
+    assert {(answer.status, answer.is_diverse) for answer in late} <= {(grpc.StatusCode.DEADLINE_EXCEEDED, False)}
+    assert len(late) < 0.01 * len(whole)
+    compare(trial, traffic)
+
+    leader, controller, two = three.outages
+    for outage in (leader, controller):
+        # The other two take the events of the time after the failover.
+        assert acknowledged_between(traffic, outage.killed + NOTICED_S, outage.started)
+    assert not acknowledged_between(traffic, two.killed + NOTICED_S, two.started)
+    refused = Counter(code for at, code in traffic.refused if two.killed + NOTICED_S < at < two.started)
+    assert set(refused) == {"UNAVAILABLE"}
+    marked = traffic.asked_between(two.killed + NOTICED_S, two.started)
+    assert marked
+    assert all(answer.degradations for answer in marked)
+
+
+def check_topics(bootstrap: str) -> None:
+    """Every topic lies on three brokers, two of which have a record before it is acknowledged."""
+    names = [topic.name for topic in TOPICS]
+    admin = KafkaAdminClient(bootstrap_servers=bootstrap.split(","))
+    try:
+        found = {one["topic"]: one["partitions"] for one in admin.describe_topics(names)}
+        asked = [ConfigResource(ConfigResourceType.TOPIC, name) for name in names]
+        said = [row for answer in admin.describe_configs(asked) for row in answer.resources]
+    finally:
+        admin.close()
+    assert set(found) == set(names)
+    assert {len(one["replicas"]) for partitions in found.values() for one in partitions} == {3}
+    in_sync = {row[3]: entry[1] for row in said for entry in row[4] if entry[0] == "min.insync.replicas"}
+    assert in_sync == dict.fromkeys(names, "2")
+
+
+def compare(trial: Any, traffic: Traffic) -> None:
+    """The trial's checker on the users of both clients."""
+    for one in traffic.written:
+        trial.acknowledged.setdefault(one.event.user_id, [])
+        trial.note(one.event, one.receipt)
+    trial.users += [traffic.user(number) for number in range(traffic.users)]
+    trial.before = dict.fromkeys(trial.before, 0)
+    with Outside(trial.stack) as trial.client:
+        trial.compare()
+    assert trial.violations == []
+    assert len(traffic.written) == len(traffic.acknowledged) > 500
+
+
+def acknowledged_between(traffic: Traffic, start: float, end: float) -> int:
+    return sum(start < one.ended < end for one in traffic.written)
+
+
+def said(outages: Sequence[Any], traffic: Traffic) -> str:
+    """What each outage cost, as the clients saw it."""
+    rows = []
+    for outage, until in zip(outages, [*(one.killed for one in outages[1:]), inf], strict=True):
+        refused = [at for at, _ in traffic.refused if outage.killed <= at < until]
+        asked = traffic.asked_between(outage.killed, until)
+        marked = [one for one in asked if one.degradations]
+        waits = [one.ended - one.began for one in traffic.written if outage.killed <= one.ended < until]
+        rows.append(
+            f"{outage.brokers} away {outage.started - outage.killed:.1f} s; in s after the kill: "
+            f"refused {span(refused, outage.killed)}, marked {span([one.at for one in marked], outage.killed)}; "
+            f"failed {span([one.at for one in asked if one.status is not grpc.StatusCode.OK], outage.killed)}; "
+            f"longest wait for an acknowledgement {max(waits):.2f} s, {marks(marked)}, "
+            f"{Counter(code for at, code in traffic.refused if outage.killed <= at < until)}"
+        )
+    rows.append(f"{len(traffic.answers)} answers, {len(traffic.written)} events")
+    return "\n".join(rows)
+
+
+def span(times: Sequence[float], since: float) -> str:
+    return f"{len(times)} times from {min(times) - since:.2f} to {max(times) - since:.2f}" if times else "never"
+
+
+def marks(answers: Sequence[Answer]) -> dict[str, int]:
+    kinds = Counter(kind for one in answers for kind in one.degradations)
+    return {gateway_pb2.Degradation.Name(kind).removeprefix("DEGRADATION_"): count for kind, count in kinds.items()}
