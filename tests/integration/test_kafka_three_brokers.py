@@ -64,7 +64,7 @@ async def test_one_broker_of_three_may_die_and_two_cost_writes_alone(three: Any)
     found: dict[str, Any] = {}
     doing = threading.Thread(target=lambda: found.update(trial.run()), daemon=True)
     items = list(load_bundle(three.bundle).item_ids[:200])
-    load = {"users": 48, "events_per_s": 20.0, "with_tokens": True, "retry_s": 1.0}
+    load = {"users": 48, "events_per_s": 20.0, "with_tokens": True}
     target, redis_url = three.address("gateway"), three.redis_url
     async with Traffic(target=target, redis_url=redis_url, item_ids=items, prefix="asking", **load) as traffic:
         doing.start()
@@ -133,16 +133,17 @@ def said(outages: Sequence[Any], traffic: Traffic) -> str:
     """What each outage cost, as the clients saw it."""
     rows = []
     for outage, until in zip(outages, [*(one.killed for one in outages[1:]), inf], strict=True):
-        refused = [at for at, _ in traffic.refused if outage.killed <= at < until]
-        asked = traffic.asked_between(outage.killed, until)
+        began = outage.killed
+        refused = [(at, code) for at, code in traffic.refused if began <= at < until]
+        asked = traffic.asked_between(began, until)
         marked = [one for one in asked if one.degradations]
-        waits = [one.ended - one.began for one in traffic.written if outage.killed <= one.ended < until]
+        failed = [one.at for one in asked if one.status is not grpc.StatusCode.OK]
+        waits = [one.ended - one.began for one in traffic.written if began <= one.ended < until]
         rows.append(
-            f"{outage.brokers} away {outage.started - outage.killed:.1f} s; in s after the kill: "
-            f"refused {span(refused, outage.killed)}, marked {span([one.at for one in marked], outage.killed)}; "
-            f"failed {span([one.at for one in asked if one.status is not grpc.StatusCode.OK], outage.killed)}; "
-            f"longest wait for an acknowledgement {max(waits):.2f} s, {marks(marked)}, "
-            f"{Counter(code for at, code in traffic.refused if outage.killed <= at < until)}"
+            f"{outage.brokers} away {outage.started - began:.1f} s; in s after the kill: refused "
+            f"{span([at for at, _ in refused], began)} {Counter(code for _, code in refused)}, of {len(asked)} marked "
+            f"{span([one.at for one in marked], began)} {marks(marked)}, failed {span(failed, began)}; "
+            f"longest wait for an acknowledgement {max(waits):.2f} s"
         )
     rows.append(f"{len(traffic.answers)} answers, {len(traffic.written)} events")
     return "\n".join(rows)

@@ -63,7 +63,6 @@ class Traffic:
     events_per_s: float = 40.0
     reads_per_s: float = 20.0
     with_tokens: bool = False
-    retry_s: float = 0.25
     acknowledged: dict[str, common_pb2.FreshnessToken] = field(default_factory=dict)
     answers: list[Answer] = field(default_factory=list)
     written: list[Written] = field(default_factory=list)
@@ -182,7 +181,7 @@ class Traffic:
         )
         event.event_time.GetCurrentTime()
         request = gateway_pb2.RecordInteractionsRequest(interactions=[event])
-        began = time.monotonic()
+        began, pause_s = time.monotonic(), 0.25
         while True:
             try:
                 response = await self._gateway.RecordInteractions(request, timeout=5.0)
@@ -190,7 +189,8 @@ class Traffic:
                 self.refused.append((time.monotonic(), exc.code().name))
                 if exc.code() not in _TRY_AGAIN:
                     raise
-                await asyncio.sleep(self.retry_s)
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, 2.0)
                 continue
             receipt = response.receipts[0]
             self.written.append(Written(event, receipt, began, time.monotonic()))
