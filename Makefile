@@ -69,6 +69,7 @@ chaos: setup ## Random trials against an oracle, hours: SEEDS= simulated, TRIALS
 	@PYTHONHASHSEED=0 $(BIN)/python tests/chaos reverted --seeds 1000
 	@FRESHET_CHAOS_BUNDLE=$(MODEL) $(BIN)/python tests/chaos real --trials $(TRIALS)
 	@FRESHET_CHAOS_BUNDLE=$(MODEL) $(BIN)/python tests/chaos real --trials $(TRIALS) --brokers 3
+	@FRESHET_CHAOS_BUNDLE=$(MODEL) $(BIN)/python tests/chaos real --trials $(TRIALS) --cluster
 	@FRESHET_CHAOS_BUNDLE=$(MODEL) FRESHET_CHAOS_NEXT=$(NEXT) $(BIN)/python tests/chaos real --models --trials 30
 	@$(BIN)/python tests/chaos page
 
