@@ -140,7 +140,8 @@ class ApplyRecords:
 
     forgotten: who was forgotten up to where; whoever follows `forgets` adds to it. restore_users: brings back whom the
     store lost; None: over a store that loses nobody. stores_states: False when only the
-    attributions are wanted (a model's, over a store of their own). records_per_user: at most so many of one user are
+    attributions are wanted (a model's, over a store of their own). attributes: False when no attributions are wanted.
+    records_per_user: at most so many of one user are
     applied together. popularity_half_life_s: after it an event counts half as much for what is popular. epoch: the
     store's, as of the last `resync`. others: models of other version sets, whose states and attributions are made
     beside; another thread replaces them with `hold`. beside_failed: one of them failed in a batch, and left its part of
@@ -156,6 +157,7 @@ class ApplyRecords:
     restore_users: RestoreUsers | None = None
     keep: KeepHistories | None = None
     stores_states: bool = True
+    attributes: bool = True
     records_per_user: int = MAX_RECORDS_PER_USER
     popularity_half_life_s: float = 7 * 86_400
     tracing: Tracing = OFF
@@ -534,7 +536,7 @@ class ApplyRecords:
             raise Conflict(f"the state store is not where it was left: partitions {other}")
 
     def _is_attributed(self, arrival: Arrival) -> bool:
-        return arrival.offset >= self._attribute_from.get(arrival.partition, 0)
+        return self.attributes and arrival.offset >= self._attribute_from.get(arrival.partition, 0)
 
     def _attributions(self, user_id: str, user: _UserWork, encoded: _Encoded) -> Iterator[Attribution]:
         if not user.merged.preceding:

@@ -142,23 +142,26 @@ class Reattribution:
             records_per_user=RECORDS_PER_USER,
         )
         handler.resync(stream)
-        for records in self._batches(stream, partition, end):
+        for records in read_partition(stream, partition, end, self._archive):
             handler.apply(records)
             stream.commit(handler.committable())
             yield handler.watermarks[partition] + 1
         stream.committed()  # answered after the commit is
 
-    def _batches(self, stream: Reader, partition: int, end: int) -> Iterator[Sequence[SourceRecord]]:
-        if self._archive is not None:
-            yield from self._archive.records(partition)
-            stream.seek({partition: self._archive.partitions[partition].end})
-        silent_polls = 0
-        # Positions, not watermarks: a topic may end with what no reader is given (an aborted transaction, say).
-        while stream.positions()[partition] < end:
-            records = [record for record in stream.poll(POLL_MS, POLL_RECORDS) if record.offset < end]
-            silent_polls = 0 if records else silent_polls + 1
-            if silent_polls > MAX_SILENT_POLLS:
-                raise DependencyUnavailable(
-                    f"partition {partition} cannot be read beyond {stream.positions()[partition]}"
-                )
-            yield records
+
+def read_partition(
+    stream: Reader, partition: int, end: int, archive: Archive | None
+) -> Iterator[Sequence[SourceRecord]]:
+    """What a partition holds before offset `end`: the archive's records, then what the stream has from there on; with
+    no archive from where the stream is. Raises: PreconditionFailed as `Archive.records`; DependencyUnavailable."""
+    if archive is not None:
+        yield from archive.records(partition)
+        stream.seek({partition: archive.partitions[partition].end})
+    silent_polls = 0
+    # Positions, not watermarks: a topic may end with what no reader is given (an aborted transaction, say).
+    while stream.positions()[partition] < end:
+        records = [record for record in stream.poll(POLL_MS, POLL_RECORDS) if record.offset < end]
+        silent_polls = 0 if records else silent_polls + 1
+        if silent_polls > MAX_SILENT_POLLS:
+            raise DependencyUnavailable(f"partition {partition} cannot be read beyond {stream.positions()[partition]}")
+        yield records

@@ -4,10 +4,11 @@ A state is made of the history as it is stored, and written only if that is stil
 those of both sets, is not disturbed. So it can be cut off and called again; who is warm is passed over.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from services.common.errors import PreconditionFailed
+from services.common.query_state import PackedQueryState
 from services.common.state_layout import num_partitions_of
 from services.common.state_store import ModelState, StateWriter, StoredState, UserHistory, now_ms
 from services.encoder.encoding import Vocabulary, encode_job, user_state
@@ -61,26 +62,37 @@ def warm(
     return Warmth(active=found.active, warm=found.warm, made=made)
 
 
-def _make(store: StateWriter, encoder: SequenceEncoder, vocabulary: Vocabulary, users: list[str], epoch: str) -> int:
+def query_states(
+    encoder: SequenceEncoder, vocabulary: Vocabulary, histories: Mapping[str, UserHistory]
+) -> dict[str, PackedQueryState]:
+    """The states after whole histories, in one call of the model; without those of which it can encode nothing."""
     jobs, of_jobs = [], []
-    states = []
-    for user_id, history in store.load_users(users, epoch).items():
+    for user_id, history in histories.items():
         job, rows = encode_job(vocabulary, user_id, history.events, [len(history.events)])
-        if job is None:
-            # Nothing that the model can encode.
-            states.append(_state_of(user_id, vocabulary, history, None))
-        else:
+        if job is not None:
             jobs.append(job)
             of_jobs.append((user_id, history, rows[len(history.events)]))
-    for (user_id, history, row), encoded in zip(of_jobs, encoder.encode(jobs) if jobs else (), strict=True):
-        newest = max(history.positions, key=lambda partition: history.positions[partition])
-        state = StoredState(
-            query_state=user_state(vocabulary, encoded, row, history.events),
-            partition=newest,
-            offset=history.positions[newest],
-            event_time_ms=history.events[-1].event_time_ms,
-            applied_ms=now_ms(),
-        )
+    answers = encoder.encode(jobs) if jobs else ()
+    return {
+        user_id: user_state(vocabulary, encoded, row, history.events)
+        for (user_id, history, row), encoded in zip(of_jobs, answers, strict=True)
+    }
+
+
+def _make(store: StateWriter, encoder: SequenceEncoder, vocabulary: Vocabulary, users: list[str], epoch: str) -> int:
+    histories = store.load_users(users, epoch)
+    made, states = query_states(encoder, vocabulary, histories), []
+    for user_id, history in histories.items():
+        state = None
+        if user_id in made:
+            newest = max(history.positions, key=lambda partition: history.positions[partition])
+            state = StoredState(
+                query_state=made[user_id],
+                partition=newest,
+                offset=history.positions[newest],
+                event_time_ms=history.events[-1].event_time_ms,
+                applied_ms=now_ms(),
+            )
         states.append(_state_of(user_id, vocabulary, history, state))
     return store.store_states(states, epoch)
 
