@@ -7,10 +7,8 @@ end. Calls go out as background work, a few at a time, and again when the gatewa
 """
 
 import hashlib
-import json
-import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +18,7 @@ import pyarrow.parquet as pq
 
 from services.cli import client
 from services.cli.output import CommandError, ExitStatus
+from services.cli.row_parts import SCHEMA, RowParts
 
 if TYPE_CHECKING:
     import grpc
@@ -29,23 +28,6 @@ if TYPE_CHECKING:
 PART = 1_000
 _AT_ONCE = 8
 _BUSY_WAIT_S, _PATIENCE_S = 0.05, 60.0
-
-SCHEMA = pa.schema(
-    {
-        "user_id": pa.string(),
-        "item_ids": pa.list_(pa.string()),
-        "scores": pa.list_(pa.float64()),
-        "source": pa.string(),
-        "model_version": pa.string(),
-        "index_version": pa.string(),
-        "state_source": pa.string(),
-        "state_partition": pa.int32(),
-        "state_offset": pa.int64(),
-        "certificate": pa.string(),
-        "gap": pa.float64(),
-        "degradations": pa.list_(pa.string()),
-    }
-)
 
 
 def read_users(path: Path) -> list[str]:
@@ -80,88 +62,20 @@ def run(
     Returns a summary. Raises: CommandError where another batch began in the same place, the model changed, or the
     gateway did not answer for a minute: the same command goes on later.
     """
-    parts = _Parts(out, users, request)
+    asked = hashlib.sha256(request.SerializeToString(deterministic=True))
+    for user in users:
+        asked.update(user.encode() + b"\0")
+    parts = RowParts(out, {"asked": asked.hexdigest(), "users": len(users), "part": PART})
     again = parts.found
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         for number, first in enumerate(range(0, len(users), PART)):
             chunk = users[first : first + PART]
             if not parts.has(number):
-                asked = pool.map(lambda user: _ask(stub, user, request, target=target, timeout_s=timeout_s), chunk)
-                parts.write(number, [_row(user, answer) for user, answer in zip(chunk, asked, strict=True)])
+                answers = pool.map(lambda user: _ask(stub, user, request, target=target, timeout_s=timeout_s), chunk)
+                rows = [_row(user, answer) for user, answer in zip(chunk, answers, strict=True)]
+                parts.write(number, pa.Table.from_pylist(rows, schema=SCHEMA))
             progress(first + len(chunk))
     return parts.join() | {"users": len(users), "parts_found": again}
-
-
-class _Parts:
-    """The folder beside `out` where parts wait; it knows which batch they are of."""
-
-    def __init__(self, out: Path, users: Sequence[str], request: "gateway_pb2.RecommendRequest") -> None:
-        self._out, self._folder = out, out.with_name(out.name + ".parts")
-        asked = hashlib.sha256(request.SerializeToString(deterministic=True))
-        for user in users:
-            asked.update(user.encode() + b"\0")
-        self._batch = {"asked": asked.hexdigest(), "users": len(users), "part": PART}
-        self._folder.mkdir(parents=True, exist_ok=True)
-        note = self._folder / "batch.json"
-        if note.exists():
-            if json.loads(note.read_text(encoding="utf-8")) != self._batch:
-                raise CommandError(
-                    f"{self._folder} holds parts of another batch: other users, or another request",
-                    advice="remove the folder, or name another --out",
-                    status=ExitStatus.USAGE,
-                )
-        else:
-            self._rename(note, lambda path: path.write_text(json.dumps(self._batch), encoding="utf-8"))
-        self._model = next(self._models(), "")
-
-    @property
-    def found(self) -> int:
-        """How many are there."""
-        return len(list(self._folder.glob("part-*.parquet")))
-
-    def has(self, number: int) -> bool:
-        return self._path(number).exists()
-
-    def write(self, number: int, rows: list[dict[str, Any]]) -> None:
-        """Raises: CommandError where not all answers of the batch are of one model."""
-        models = {row["model_version"] for row in rows} | ({self._model} if self._model else set())
-        if len(models) > 1:
-            raise CommandError(
-                f"the model changed during the batch: answers are of {' and '.join(sorted(models))}",
-                advice=f"remove {self._folder} and begin again, for one model",
-            )
-        self._model = models.pop()
-        table = pa.Table.from_pylist(rows, schema=SCHEMA)
-        self._rename(self._path(number), lambda path: pq.write_table(table, path))
-
-    def join(self) -> dict[str, Any]:
-        """Make the table of all parts, and leave it alone."""
-        counts: dict[str, int] = {}
-
-        def all_parts(path: Path) -> None:
-            with pq.ParquetWriter(path, SCHEMA) as writer:
-                for number in range(self.found):
-                    table = pq.read_table(self._path(number), schema=SCHEMA)
-                    for source in table.column("state_source").to_pylist():
-                        counts[source] = counts.get(source, 0) + 1
-                    writer.write_table(table)
-
-        self._rename(self._out, all_parts)
-        shutil.rmtree(self._folder)
-        return {"model_version": self._model, "state_sources": counts, "out": str(self._out)}
-
-    def _models(self) -> Iterator[str]:
-        for path in self._folder.glob("part-*.parquet"):
-            yield pq.read_table(path, columns=["model_version"]).column(0)[0].as_py()
-
-    def _path(self, number: int) -> Path:
-        return self._folder / f"part-{number:06d}.parquet"
-
-    @staticmethod
-    def _rename(path: Path, write: Callable[[Path], Any]) -> None:
-        aside = path.with_name(f".{path.name}.new")
-        write(aside)
-        aside.replace(path)
 
 
 def _ask(
