@@ -26,6 +26,10 @@ PortOffset = Annotated[int, typer.Option(min=0, help="Add this to every port of 
 Archive = Annotated[
     Path | None, typer.Option(help="What `freshet archive` made, for interactions that retention took.")
 ]
+On = Annotated[
+    str | None,
+    typer.Option(help="Work on this Ray cluster, ray://HOST:10001, a partition at a time; the bundle lies there, too."),
+]
 Kafka = Annotated[str, typer.Option(envvar="FRESHET_KAFKA_BOOTSTRAP", help="host:port [the stack's].")]
 Gateway = Annotated[str, typer.Option(envvar="FRESHET_GATEWAY", help="host:port.")]
 Candidates = Annotated[str, typer.Option(envvar="FRESHET_CANDIDATES", help="host:port.")]

@@ -16,6 +16,7 @@ def backfill_attributions(
     *,
     state: options.State = options.DEFAULT_STATE,
     archive: options.Archive = None,
+    on: options.On = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Write attributions of another model for all interactions so far, so that it goes live with what people taught.
@@ -27,17 +28,24 @@ def backfill_attributions(
     Example:  freshet backfill-attributions --bundle .freshet/bundles/next
 
     Example:  freshet backfill-attributions --bundle .freshet/bundles/next --archive archives/interactions
+
+    Example:  freshet backfill-attributions --bundle /models/next --on ray://head:10001
     """
     from services.cli.stack import Stack
     from services.encoder.config import EncoderSettings
-    from services.offline.backfill.jobs import run_reattribution
+    from services.offline.backfill.jobs import run_reattribution, run_reattribution_on
 
     with sentences(), progress_bar(as_json=as_json) as bar:
         settings = EncoderSettings(bundle=bundle, kafka_bootstrap=Stack(state).kafka_bootstrap)
-        task = bar.add_task("interactions", total=None)
-        report = run_reattribution(
-            settings, lambda done, total: bar.update(task, completed=done, total=total), archive=archive
-        )
+        task = bar.add_task("interactions" if on is None else "partitions", total=None)
+
+        def progress(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
+
+        if on is None:
+            report = run_reattribution(settings, progress, archive=archive)
+        else:
+            report = run_reattribution_on(on, settings, progress, archive=archive)
     if as_json:
         emit_json(asdict(report))
         return

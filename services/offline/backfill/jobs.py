@@ -1,7 +1,8 @@
 """Puts the jobs over whole topics together, with the processes' own adapters and settings: the only module here that
 names concrete adapters."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ from services.encoder.config import EncoderSettings
 from services.offline.archive.files import open_whole
 from services.offline.archive.writing import ArchiveInteractions, ArchiveReport, check_continues
 from services.offline.backfill.bulk_import import BulkImport, ImportReport, Progressed
+from services.offline.backfill.in_parts import run_parts
 from services.offline.backfill.memory_store import MemoryStore
 from services.offline.backfill.past_interactions import PastInteractions
 from services.offline.backfill.reattribution import POLL_RECORDS, Reattribution, ReattributionReport
@@ -82,16 +84,17 @@ def run_reattribution(
     *,
     rekeys: bool = False,
     archive: Path | None = None,
+    partitions: Sequence[int] | None = None,
 ) -> ReattributionReport:
     """Encode all of `interactions` with the settings' bundle into attributions of its version (blocking).
 
     archive: what `freshet archive` made, for what retention took. rekeys: the bundle is the live one, and what went out
-    under earlier keys goes out again, search clicks too, so that it is the users' under the settings' key. Only Kafka
-    must run: the model runs here, and nothing that the live system reads from is touched.
+    under earlier keys goes out again, search clicks too, so that it is the users' under the settings' key. partitions:
+    these alone. Only Kafka must run: the model runs here, and nothing that the live system reads from is touched.
     Raises: BundleError, PreconditionFailed, DependencyUnavailable.
     """
     bundle = load_bundle(settings.bundle)
-    past = None if archive is None else open_whole(archive)
+    past = None if archive is None else open_whole(archive, partitions=partitions)
     # Its own group: what it commits says how far this model's attributions went out.
     group_id = f"freshet-attribute-{bundle.model_version}"
     if rekeys:
@@ -107,7 +110,7 @@ def run_reattribution(
             check_continues(past, every)
         job = Reattribution(
             open_stream=lambda partition: kafka_stream(mine, [partition]),
-            partitions=list(every.partitions()),
+            partitions=list(every.partitions()) if partitions is None else partitions,
             outbox=KafkaOutbox(producer, timeout_s=BULK_TIMEOUT_S),
             forgets=forgets,
             encoder=encoder,
@@ -124,6 +127,34 @@ def run_reattribution(
         forgets.close()
         producer.close(timeout_s=1.0)
         encoder.close()
+
+
+def run_reattribution_on(
+    cluster: str, settings: EncoderSettings, progress: Callable[[int, int], None], *, archive: Path | None = None
+) -> ReattributionReport:
+    """`run_reattribution` of each partition on a Ray cluster; progress is told partitions. A worker that is killed lets
+    another one go on where it had committed. Raises: as that, and as `run_parts`."""
+    there = settings.model_copy(update={"bundle": settings.bundle.resolve(), "partitions": ""})
+    past = None if archive is None else archive.resolve()
+    log = kafka_stream(there)
+    try:
+        partitions = list(log.partitions())
+    finally:
+        log.close()
+    reports: list[ReattributionReport] = []
+
+    def done(_: int, report: ReattributionReport) -> None:
+        reports.append(report)
+        progress(len(reports), len(partitions))
+
+    calls = {one: partial(run_reattribution, there, archive=past, partitions=[one]) for one in partitions}
+    run_parts(calls, done, bundle=there.bundle, on=cluster)
+    return ReattributionReport(
+        model_version=reports[0].model_version,
+        records=sum(one.records for one in reports),
+        attributions=sum(one.attributions for one in reports),
+        skipped=sum(one.skipped for one in reports),
+    )
 
 
 def run_warming(settings: EncoderSettings, progress: Callable[[int, int], None] = lambda done, total: None) -> Warmth:

@@ -1,0 +1,117 @@
+"""One function over independent parts of a job: here, one part after another, or on a Ray cluster, all at once.
+
+The same calls run in both. On Ray a part whose worker dies begins again on another one, a few times at most. A worker
+is checked before it does anything: it must run this version and find the very same bundle. Knows nothing of what a part
+is; what is finished is the caller's to keep, through `done`.
+"""
+
+import socket
+import urllib.parse
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from services.algorithms.bundle import BundleError, load_bundle
+from services.common.errors import FreshetError, PreconditionFailed
+from services.common.version import freshet_version
+
+# What kills one worker after another, such as a part that does not fit its memory, is not begun for ever.
+RETRIES = 3
+_CONNECT_S = 5.0
+
+R = TypeVar("R")
+
+
+def run_parts(
+    calls: Mapping[int, Callable[[], R]], done: Callable[[int, R], None], *, bundle: Path, on: str | None = None
+) -> None:
+    """Make every call and hand `done` its number and result, here and in the order of their ends.
+
+    calls: picklable, of functions that a worker can import. bundle: what the calls read, an absolute path. on: None:
+    in this process; else the address of a Ray cluster, as `ray.init` takes it.
+    Raises: what a call raises, once, with the name of its worker's machine; PreconditionFailed for a worker or cluster
+    that cannot be used, without the package ray, and for a part whose workers died again and again.
+    """
+    wanted = freshet_version(), load_bundle(bundle, verify=False).model_version
+    if on is None or not calls:
+        for number, call in calls.items():
+            done(number, call())
+        return
+    ray = _connected(on)
+    try:
+        task = ray.remote(num_cpus=1, max_retries=RETRIES)(_on_worker)
+        numbers = {task.remote(call, bundle, *wanted): number for number, call in calls.items()}
+        while numbers:
+            (ready,), _ = ray.wait(list(numbers), num_returns=1)
+            number = numbers.pop(ready)
+            done(number, _result(ray, ready, number))
+    except ConnectionError as exc:
+        raise PreconditionFailed(
+            f"the Ray cluster at {on} broke the connection ({_detail(exc)}): its head node, too, runs freshet-recsys"
+        ) from exc
+    finally:
+        ray.shutdown()
+
+
+def _on_worker(call: Callable[[], R], bundle: Path, version: str, model_version: str) -> R:
+    """In a worker: the call, where this is a worker for it."""
+    node = socket.gethostname()
+    if (mine := freshet_version()) != version:
+        raise PreconditionFailed(
+            f"the Ray worker on {node} runs freshet-recsys {mine}, this command {version}: install the same one there"
+        )
+    try:
+        found = load_bundle(bundle, verify=False).model_version
+    except (BundleError, OSError) as exc:
+        raise PreconditionFailed(
+            f"the Ray worker on {node} has no bundle at {bundle} ({exc}): copy the one of model {model_version} there"
+        ) from exc
+    if found != model_version:
+        raise PreconditionFailed(
+            f"the Ray worker on {node} has model {found} at {bundle}, not {model_version}: copy that bundle there"
+        )
+    try:
+        return call()
+    except (FreshetError, BundleError) as exc:
+        raise type(exc)(f"on {node}: {exc}") from exc
+
+
+def _result(ray: Any, ready: Any, number: int) -> Any:
+    try:
+        return ray.get(ready)
+    except ray.exceptions.RayTaskError as exc:
+        if isinstance(exc.cause, ModuleNotFoundError | ImportError):
+            raise PreconditionFailed(
+                f"a Ray worker cannot import what it is to run ({exc.cause}): install freshet-recsys[all] there"
+            ) from exc
+        raise (exc.cause if isinstance(exc.cause, FreshetError | BundleError) else exc) from exc
+    except ray.exceptions.RayError as exc:
+        raise PreconditionFailed(
+            f"part {number}: its Ray workers died {RETRIES + 1} times, or the cluster is gone ({exc})"
+        ) from exc
+
+
+def _detail(exc: ConnectionError) -> str:
+    """What matters of some lines."""
+    lines = [line.strip() for line in str(exc).splitlines()]
+    return next((line for line in lines if line.startswith("details")), lines[0] if lines else repr(exc))
+
+
+def _connected(address: str) -> Any:
+    try:
+        import ray
+    except ModuleNotFoundError as exc:
+        raise PreconditionFailed(
+            f"--on {address} needs the package ray: pip install 'freshet-recsys[ray]', here and on the cluster"
+        ) from exc
+    parts = urllib.parse.urlsplit(address if "://" in address else f"//{address}")
+    try:
+        if parts.port is not None:
+            # Ray itself tries for half a minute.
+            socket.create_connection((parts.hostname or "", parts.port), _CONNECT_S).close()
+        ray.init(address=address, log_to_driver=False)
+    except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as exc:
+        raise PreconditionFailed(
+            f"no Ray cluster at {address!r} ({exc}); allowed: ray://HOST:10001 of a head node that runs, or auto on one"
+        ) from exc
+    return ray
