@@ -33,6 +33,7 @@ from services.cli.commands import (
     rekey,
     repartition,
     retrain,
+    score,
     search,
     search_vectors,
     similar,
@@ -102,6 +103,7 @@ app.command("export", rich_help_panel=_DATA)(train.export)
 app.command("index", rich_help_panel=_DATA)(index.index)
 app.command("import", rich_help_panel=_DATA)(import_past.import_past)
 app.add_typer(data.app, rich_help_panel=_DATA)
+app.command("score", rich_help_panel=_DATA)(score.score)
 app.command("archive", rich_help_panel=_KEEP)(archive.archive)
 app.command("backup", rich_help_panel=_KEEP)(backup.backup)
 app.command("restore", rich_help_panel=_KEEP)(backup.restore)

@@ -1,0 +1,106 @@
+"""`freshet score`: the top K of everybody, from the log, beside the live system."""
+
+import hashlib
+import secrets
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from services.cli import options
+from services.cli.output import console, emit_json, progress_bar, reports_errors, sentences
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+@reports_errors
+def score(
+    *,
+    out: Annotated[Path, typer.Option(help="The Parquet table of answers.")],
+    users: Annotated[Path | None, typer.Option(help="A Parquet table with a column user_id: these alone.")] = None,
+    k: Annotated[int, typer.Option(min=1, max=1000, help="How many items.")] = 10,
+    bundle: options.BundlePath = options.DEFAULT_BUNDLE,
+    archive: options.Archive = None,
+    on: options.On = None,
+    kafka: options.Kafka = "",
+    state: options.State = options.DEFAULT_STATE,
+    as_json: options.AsJson = False,
+) -> None:
+    """Score everybody from the log of interactions: the items that the gateway would answer, without asking it.
+
+    Only Kafka has to run. Each partition's histories are made by the live consumer's code, encoded here, and searched
+    exactly over the catalogue as it is served now (refreshed, new and withdrawn items; item neighbours and remembered
+    interactions vote as FRESHET_CANDIDATES_VOTE_ says); items that users had are left out. Rows are those of `freshet
+    recommend --batch`, by partition and id; index_version says of which catalogue.
+
+    What the gateway adds is not in it: popular items for who has no state (no items here, `no_state`) and in front for
+    who has had fewer items than FRESHET_GATEWAY_COLD_ITEMS (`popular_not_favoured`); standing rules, new items'
+    positions, impressions. States differ from stored ones by a rounding of half precision at most.
+
+    A run that breaks off is continued by the same command; finished partitions stay.
+
+    Example:  freshet score --out scores.parquet --k 50
+
+    Example:  freshet score --out scores.parquet --users users.parquet --on ray://head:10001
+    """
+    from services.algorithms.bundle import load_bundle
+    from services.cli.batch import read_users
+    from services.cli.row_parts import RowParts
+    from services.cli.stack import Stack
+    from services.common.config import load_settings
+    from services.common.kafka import partition_for
+    from services.encoder.bootstrap import kafka_stream
+    from services.encoder.config import EncoderSettings
+    from services.gateway.config import GatewaySettings
+    from services.offline.backfill.in_parts import run_parts
+    from services.offline.backfill.scoring import Scoring, ScoringCandidates, score_partition
+
+    with sentences(), progress_bar(as_json=as_json) as bar:
+        wanted = None if users is None else read_users(users)
+        model_version = load_bundle(bundle, verify=False).model_version
+        said = {"bundle": bundle.resolve(), "kafka_bootstrap": kafka or Stack(state).kafka_bootstrap}
+        encoder = load_settings(EncoderSettings, **said)
+        job = Scoring(
+            run=secrets.token_hex(8),
+            encoder=encoder.model_copy(update={"partitions": ""}),
+            candidates=load_settings(ScoringCandidates, **said).alone,
+            archive=None if archive is None else archive.resolve(),
+            k=k,
+            cold_items=load_settings(GatewaySettings).cold_items,
+        )
+        log = kafka_stream(job.encoder)
+        try:
+            partitions = list(log.partitions())
+        finally:
+            log.close()
+        theirs: dict[int, list[str]] = {partition: [] for partition in partitions}
+        for user_id in wanted or ():
+            theirs[partition_for(user_id.encode(), len(partitions))].append(user_id)
+        named = hashlib.sha256("\0".join(wanted or ()).encode()).hexdigest()
+        log_is = {"kafka": encoder.kafka_bootstrap, "partitions": len(partitions), "archive": str(job.archive)}
+        parts = RowParts(out, {"model": model_version, "users": named, "k": k, **log_is})
+        found = parts.found
+        task = bar.add_task("partitions", total=len(partitions), completed=found)
+
+        def finished(number: int, rows: "pa.Table") -> None:
+            parts.write(number, rows)
+            bar.advance(task)
+
+        run_parts(
+            {
+                number: partial(score_partition, job, number, None if wanted is None else theirs[number])
+                for number in partitions
+                if not parts.has(number)
+            },
+            finished,
+            bundle=job.encoder.bundle,
+            on=on,
+        )
+        summary = parts.join() | {"model_version": model_version, "parts_found": found}
+    if as_json:
+        emit_json(summary)
+        return
+    sources = ", ".join(f"{count:,} {source}" for source, count in sorted(summary["state_sources"].items()))
+    console().print(f"model {summary['model_version']}, states: {sources}: {out}", soft_wrap=True)

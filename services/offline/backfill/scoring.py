@@ -1,0 +1,210 @@
+"""The top K of everybody in a partition of `interactions`, beside the live system and with its code (`freshet score`).
+
+Records are folded by the handler of the live consumer into histories of this process, states made of those by the
+bundle's model, and searched as candidates search: exactly, over the catalogue as the topics `index-deltas` and `items`
+have it, what users had left out, item neighbours and remembered interactions voting. What the gateway adds to that is
+not known here: see `freshet score --help`.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import pyarrow as pa
+from prometheus_client import CollectorRegistry
+
+from services.algorithms.bundle import load_bundle
+from services.algorithms.filters import ItemFilter
+from services.algorithms.native.threads import set_compute_threads
+from services.algorithms.packed_state import unpack_query_state
+from services.candidates.bootstrap import Live, load_catalogue, make_follower, make_live
+from services.candidates.config import CandidatesSettings
+from services.candidates.domain import Found, SearchQuery, Stage
+from services.candidates.metrics import CandidatesMetrics
+from services.cli.row_parts import SCHEMA
+from services.common.catalogue_gate import CatalogueGate
+from services.common.errors import DependencyUnavailable
+from services.common.query_state import PackedQueryState
+from services.common.rpc_server import HealthState
+from services.common.shards import WHOLE
+from services.common.stream.reader import SILENCE_S
+from services.common.tracing import OFF
+from services.encoder.bootstrap import forget_log, in_process_encoder, kafka_stream, vocabulary_of
+from services.encoder.config import EncoderSettings
+from services.encoder.encoding import Vocabulary
+from services.encoder.forgetting import Forgotten
+from services.encoder.handlers.apply_records import ApplyRecords
+from services.encoder.ports import SequenceEncoder
+from services.offline.archive.files import open_whole
+from services.offline.archive.writing import check_continues
+from services.offline.backfill.memory_store import MemoryStore
+from services.offline.backfill.reattribution import POLL_RECORDS, RECORDS_PER_USER, read_partition
+from services.offline.backfill.warming import query_states
+
+# Of one call of the model, and of one scan.
+_USERS = 32
+
+Row = dict[str, Any]
+
+
+class ScoringCandidates(CandidatesSettings):
+    """What the candidates process has, but that it writes neither dead letters nor snapshots."""
+
+    @property
+    def does_common_work(self) -> bool:
+        return False
+
+    @property
+    def alone(self) -> Self:
+        """The whole catalogue, searched exactly in memory and audited by nobody."""
+        return self.model_copy(update={"algorithms": "exact", "shard": WHOLE, "device": "cpu", "audit_share": 0.0})
+
+
+class _NoOutbox:
+    """Of who attributes nothing; dead letters are the live consumer's."""
+
+    def publish(self, *records: Any) -> None:
+        """Nothing goes out."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scoring:
+    """What all parts of a run have in common. run: its name, no other run's. archive: read first, then the topic from
+    where it ends. cold_items: as the gateway's setting."""
+
+    run: str
+    encoder: EncoderSettings
+    candidates: ScoringCandidates
+    archive: Path | None
+    k: int
+    cold_items: int
+
+
+def score_partition(job: Scoring, partition: int, users: Sequence[str] | None = None) -> pa.Table:
+    """A row, as of `freshet recommend --batch`, for each user whose home the partition is, by id.
+
+    users: these alone, in this order, with or without a history; None: everybody with one. Who has no state has no
+    items.
+    Raises: BundleError, PreconditionFailed, DependencyUnavailable.
+    """
+    live = _live(job)  # which has compared every file of the bundle with its checksum
+    bundle = load_bundle(job.encoder.bundle, verify=False)
+    vocabulary, encoder = vocabulary_of(bundle), in_process_encoder(job.encoder, bundle)
+    store, epoch = _folded(job, partition, vocabulary, encoder)
+    wanted = sorted(store.user_ids(partition, epoch)) if users is None else users
+    rows: list[Row] = []
+    for start in range(0, len(wanted), _USERS):
+        histories = store.load_users(wanted[start : start + _USERS], epoch)
+        states = query_states(encoder, vocabulary, histories)
+        seen = {user_id: _newest_first(store.seen.get(user_id, {})) for user_id in states}
+        searches = [_search(state, job.k, seen[user_id]) for user_id, state in states.items()]
+        found = dict(zip(states, live.search.find_all(searches) if searches else (), strict=True))
+        for user_id in wanted[start : start + _USERS]:
+            is_cold = len(seen.get(user_id, ())) < job.cold_items
+            position = histories[user_id].positions.get(partition)
+            rows.append(_row(user_id, found.get(user_id), vocabulary, partition, position, is_cold=is_cold))
+    return pa.Table.from_pylist(rows, schema=SCHEMA)
+
+
+def _folded(job: Scoring, partition: int, vocabulary: Vocabulary, encoder: SequenceEncoder) -> tuple[MemoryStore, str]:
+    """Everybody's history after all that the partition holds now, and the epoch that they are of."""
+    mine = job.encoder.model_copy(update={"group_id": "freshet-score", "max_poll_records": POLL_RECORDS})
+    stream = kafka_stream(mine.model_copy(update={"partitions": str(partition)}))
+    every, forgets = kafka_stream(mine.model_copy(update={"partitions": ""})), forget_log(mine)
+    try:
+        archive = None if job.archive is None else open_whole(job.archive, partitions=[partition])
+        if archive is not None:
+            check_continues(archive, every)
+        store, forgotten = MemoryStore(max_seen=mine.max_seen_items), Forgotten()
+        for record in forgets.read():
+            if record.forget is not None:
+                forgotten.add(record.forget)
+        handler = ApplyRecords(
+            store=store,
+            outbox=_NoOutbox(),
+            encoder=encoder,
+            vocabulary=vocabulary,
+            pseudonym_key=b"",
+            forgotten=forgotten,
+            stores_states=False,
+            attributes=False,
+            records_per_user=RECORDS_PER_USER,
+        )
+        handler.resync(stream)
+        for records in read_partition(stream, partition, stream.end_offsets()[partition], archive):
+            handler.apply(records)
+        return store, handler.epoch
+    finally:
+        for reader in (stream, every, forgets):
+            reader.close()
+
+
+# By run: workers make several parts of one, and each run reads the catalogue anew.
+_opened: dict[str, Live] = {}
+
+
+def _live(job: Scoring) -> Live:
+    if job.run not in _opened:
+        _opened.clear()
+        _opened[job.run] = caught_up(job.candidates)
+    return _opened[job.run]
+
+
+def caught_up(settings: CandidatesSettings) -> Live:
+    """The catalogue as it is served once its topics were read to their ends; it follows them no further.
+
+    Raises: BundleError, MemoryError; DependencyUnavailable for topics that cannot be read.
+    """
+    set_compute_threads(settings.compute_threads)
+    metrics, health = CandidatesMetrics(CollectorRegistry()), HealthState()
+    live = make_live(settings, load_catalogue(settings), metrics)
+    follower, _ = make_follower(settings, live, metrics, health, CatalogueGate("candidates", health), OFF)
+    heard = time.monotonic()
+    try:
+        while follower.is_behind:
+            if follower.turn():
+                heard = time.monotonic()
+            elif time.monotonic() - heard > SILENCE_S:
+                raise DependencyUnavailable("the catalogue's topics fell silent, or there is no memory for its changes")
+    finally:
+        follower.finish()
+    return live
+
+
+def _newest_first(seen: Mapping[str, int]) -> tuple[str, ...]:
+    """In the order of the state store: by time, then by id."""
+    return tuple(sorted(seen, key=lambda item_id: (seen[item_id], item_id), reverse=True))
+
+
+def _search(state: PackedQueryState, k: int, seen: tuple[str, ...]) -> SearchQuery:
+    query = unpack_query_state(
+        state.components, state.gate, num_components=state.num_components, component_width=state.component_width
+    )
+    wanted = ItemFilter(exclude_seen=True, seen_item_ids=seen)
+    return SearchQuery(query=query, model_version=state.model_version, k=k, stage=Stage.FULL, filter=wanted)
+
+
+def _row(
+    user_id: str, found: Found | None, vocabulary: Vocabulary, partition: int, position: int | None, *, is_cold: bool
+) -> Row:
+    proven = None if found is None else found.certificate
+    marks = ["no_state"] if found is None else ["popular_not_favoured"] if is_cold else []
+    return {
+        "user_id": user_id,
+        "item_ids": [] if found is None else found.item_ids,
+        "scores": [] if found is None else found.scores,
+        "source": "mol" if found is not None and found.item_ids else None,
+        "model_version": vocabulary.model_version,
+        "index_version": "" if found is None else found.served.name,
+        "state_source": "none" if found is None else "log",
+        "state_partition": None if position is None else partition,
+        "state_offset": position,
+        "certificate": None if proven is None else proven.kind,
+        "gap": proven.gap if proven is not None and proven.kind == "bounded" else None,
+        "degradations": marks,
+    }
