@@ -36,6 +36,7 @@ from services.cli.commands import (
     score,
     search,
     search_vectors,
+    shard_snapshots,
     similar,
     stack,
     train,
@@ -108,6 +109,7 @@ app.command("archive", rich_help_panel=_KEEP)(archive.archive)
 app.command("backup", rich_help_panel=_KEEP)(backup.backup)
 app.command("restore", rich_help_panel=_KEEP)(backup.restore)
 app.command("rebuild", rich_help_panel=_KEEP)(rebuild.rebuild)
+app.command("shard-snapshots", rich_help_panel=_KEEP)(shard_snapshots.shard_snapshots)
 app.command("repartition", rich_help_panel=_KEEP)(repartition.repartition)
 app.command("upgrade", rich_help_panel=_KEEP)(upgrade.upgrade)
 app.command("certs", rich_help_panel=_KEEP)(certs.certs)

@@ -19,16 +19,23 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from freshet.v1 import events_pb2
+from structlog.testing import capture_logs
 
+from services.algorithms.bundle import load_bundle
+from services.candidates.bootstrap import load_shard_snapshot
+from services.candidates.config import CandidatesSettings
 from services.cli.stack import Stack
 from services.cli.stack.folders import REPOSITORY
 from services.common.errors import PreconditionFailed
 from services.common.kafka import build_consumer
+from services.common.shards import Shard
 from services.common.stream.topics.attributions import ATTRIBUTIONS
+from services.common.stream.topics.index_deltas import INDEX_DELTAS
 from services.encoder.config import EncoderSettings
 from services.offline.archive.files import Archive
 from services.offline.backfill.in_parts import run_parts
 from services.offline.backfill.jobs import import_interactions, run_reattribution
+from services.offline.backfill.scoring import caught_up
 from services.offline.datasets.simulator import SimulatorConfig, simulate
 
 pytestmark = pytest.mark.integration
@@ -162,8 +169,9 @@ def test_scores_are_the_served_answers_though_a_worker_is_killed(
     gateway = ("--gateway", full_stack.address("gateway"), "--timeout-ms", "10000")
     finished(command("recommend", "--batch", str(users), "--out", str(served), *gateway))
     score = ("score", "--bundle", str(small_bundle), "--state", state, "--users", str(users))
-    here, on_ray = tmp_path / "here.parquet", tmp_path / "ray.parquet"
-    finished(command(*score, "--out", str(here)))
+    here, on_ray, archive = tmp_path / "here.parquet", tmp_path / "ray.parquet", str(tmp_path / "archive")
+    finished(command("archive", archive, "--state", state))
+    finished(command(*score, "--out", str(here), "--archive", archive))
     run = command(*score, "--out", str(on_ray), "--on", cluster.address)
     kill_one_worker(cluster, run)
     finished(run)
@@ -224,6 +232,45 @@ def test_attributions_are_those_of_a_run_here_though_a_worker_is_killed(
         for one in (mine, theirs):
             one.ClearField("query_state")
         assert mine == theirs
+
+
+def index_deltas(stack: Stack) -> int:
+    """How many the topic had."""
+    consumer = build_consumer(stack.kafka_bootstrap, INDEX_DELTAS, group_id="test")
+    try:
+        return sum(consumer.end_offsets(list(consumer.assignment())).values())
+    finally:
+        consumer.close(autocommit=False)
+
+
+def test_shards_begin_with_the_snapshots_that_ray_made(
+    full_stack: Stack, cluster: Cluster, small_bundle: Path, tmp_path: Path
+) -> None:
+    state, bundle = str(full_stack.place.state.root), load_bundle(small_bundle)
+    gateway = full_stack.address("gateway")
+    user, item = simulate(PEOPLE).user_ids[0], bundle.item_ids[0]
+    finished(
+        command("record", "--user", user, "--item", item, "--type", "rating", "--value", "5", "--gateway", gateway)
+    )
+    root = tmp_path / "snapshots"
+    make = ("shard-snapshots", str(root), "--shards", "2", "--bundle", str(small_bundle), "--state", state)
+
+    wait_for(lambda: index_deltas(full_stack) > 0, 60, "the refresher to publish")
+    said = finished(command(*make, "--on", cluster.address))["shards"]
+    shards = [Shard(number, 2) for number in range(2)]
+    loaded = [
+        load_shard_snapshot(shard, bundle.model_version, Path(one["path"]))
+        for shard, one in zip(shards, said, strict=True)
+    ]
+    assert sorted(item for one in loaded for item in one.items.item_ids) == sorted(bundle.item_ids)
+    # What the shard's own process does first: it takes the snapshot, and reads on from there.
+    settings = CandidatesSettings(bundle=small_bundle, kafka_bootstrap=full_stack.kafka_bootstrap)
+    settings = settings.model_copy(update={"shard": shards[0], "snapshots": str(root)})
+    with capture_logs() as logs:
+        live = caught_up(settings)
+    taken = [line["path"] for line in logs if line["event"] == "snapshot_taken"]
+    assert taken == [said[0]["path"]]
+    assert live.catalogue.served.version.num_items == said[0]["items"]
 
 
 def test_what_a_worker_refuses_is_raised_here_with_its_name(

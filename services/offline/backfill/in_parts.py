@@ -18,6 +18,8 @@ from services.common.version import freshet_version
 # What kills one worker after another, such as a part that does not fit its memory, is not begun for ever.
 RETRIES = 3
 _CONNECT_S = 5.0
+# What the parts need.
+_PACKAGE = "freshet-recsys[cli,encode,cpu,ray]"
 
 R = TypeVar("R")
 
@@ -82,7 +84,7 @@ def _result(ray: Any, ready: Any, number: int) -> Any:
     except ray.exceptions.RayTaskError as exc:
         if isinstance(exc.cause, ModuleNotFoundError | ImportError):
             raise PreconditionFailed(
-                f"a Ray worker cannot import what it is to run ({exc.cause}): install freshet-recsys[all] there"
+                f"a Ray worker cannot import what it is to run ({exc.cause}): install {_PACKAGE} there"
             ) from exc
         raise (exc.cause if isinstance(exc.cause, FreshetError | BundleError) else exc) from exc
     except ray.exceptions.RayError as exc:
@@ -102,7 +104,7 @@ def _connected(address: str) -> Any:
         import ray
     except ModuleNotFoundError as exc:
         raise PreconditionFailed(
-            f"--on {address} needs the package ray: pip install 'freshet-recsys[ray]', here and on the cluster"
+            f"--on {address} needs the package ray: pip install 'freshet-recsys[ray]' here, and '{_PACKAGE}' there"
         ) from exc
     parts = urllib.parse.urlsplit(address if "://" in address else f"//{address}")
     try:

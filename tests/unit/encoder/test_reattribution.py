@@ -144,3 +144,20 @@ def test_what_retention_took_is_read_from_the_archive(tmp_path: Path) -> None:
     assert by_place(outbox) == expected
     assert len(outbox.attributions) == len(expected)
     assert run(stream, outbox, commits, forgets.reader(), archive=archive).attributions == 0
+
+
+def test_a_fold_that_attributes_nothing_makes_the_same_histories_and_asks_no_model() -> None:
+    stream, outbox, store, encoder = topic(), MemoryOutbox(), MemoryStore(), HashEncoder()
+    fold = replace(
+        handler_on(store, outbox, NEXT), encoder=encoder, outbox=outbox, stores_states=False, attributes=False
+    )
+    drain(fold, stream, (7,))
+    beside, copy = MemoryStore(), MemoryStream(PARTITIONS)
+    copy.log = stream.log
+    drain(handler_on(beside, MemoryOutbox(), NEXT), copy, (40,))
+    users = [f"user-{number}" for number in range(9)]
+    mine, theirs = (one.load_users(users, one.epoch() or "") for one in (store, beside))
+    assert [mine[user].events for user in users] == [theirs[user].events for user in users]
+    assert any(mine[user].events for user in users)
+    assert store.seen == beside.seen
+    assert (outbox.attributions, encoder.calls, store.states) == ([], [], {})

@@ -1,0 +1,69 @@
+"""`freshet shard-snapshots`: snapshots of a catalogue's shards, before the processes that will serve them start."""
+
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from services.cli import options
+from services.cli.output import console, emit_json, progress_bar, reports_errors, sentences
+
+if TYPE_CHECKING:
+    from services.offline.backfill.shard_snapshots import ShardSnapshot
+
+
+@reports_errors
+def shard_snapshots(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="FRESHET_CANDIDATES_SNAPSHOTS of the processes to come.")
+    ],
+    *,
+    shards: Annotated[int, typer.Option(min=1, max=256, help="How many shards there will be.")],
+    bundle: options.BundlePath = options.DEFAULT_BUNDLE,
+    on: options.On = None,
+    kafka: options.Kafka = "",
+    state: options.State = options.DEFAULT_STATE,
+    as_json: options.AsJson = False,
+) -> None:
+    """Make the snapshot that each shard's process would make, so that its first start does not read all of the topics.
+
+    For another number of shards, which is another set of processes, or for machines that are new. A process takes its
+    snapshot within 12 hours. With --on each shard is a task of a core and of its shard's memory, and DIR a folder that
+    all nodes and those processes share. None of these shards' processes may be writing there.
+
+    Example:  freshet shard-snapshots /shared/snapshots --shards 4
+
+    Example:  freshet shard-snapshots /shared/snapshots --shards 16 --on ray://head:10001
+    """
+    from services.candidates.config import CandidatesSettings
+    from services.cli.stack import Stack
+    from services.common.config import load_settings
+    from services.common.shards import Shard
+    from services.offline.backfill.in_parts import run_parts
+    from services.offline.backfill.shard_snapshots import write_shard_snapshot
+
+    made: dict[int, ShardSnapshot] = {}
+    with sentences(), progress_bar(as_json=as_json) as bar:
+        task = bar.add_task("shards", total=shards)
+        settings = load_settings(
+            CandidatesSettings, bundle=bundle.resolve(), kafka_bootstrap=kafka or Stack(state).kafka_bootstrap
+        )
+
+        def call(number: int) -> "partial[ShardSnapshot]":
+            mine = {"shard": Shard(number, shards), "snapshots": str(folder.resolve())}
+            return partial(write_shard_snapshot, settings.model_copy(update=mine))
+
+        def done(number: int, snapshot: "ShardSnapshot") -> None:
+            made[number] = snapshot
+            bar.advance(task)
+
+        run_parts({number: call(number) for number in range(shards)}, done, bundle=settings.bundle, on=on)
+    found = [made[number] for number in sorted(made)]
+    if as_json:
+        emit_json({"shards": [asdict(one) for one in found]})
+        return
+    for one in found:
+        where = one.path or "nothing has changed since the bundle: no snapshot is needed"
+        console().print(f"shard {one.shard}: {one.items:,} items at {one.position}: {where}", soft_wrap=True)

@@ -1,0 +1,41 @@
+"""A snapshot of one shard of the catalogue, made before the process that will serve it starts.
+
+What that process would do first is done here with its own code: it reads `index-deltas` and `items` to their ends and
+codes the items. It then finds the result where FRESHET_CANDIDATES_SNAPSHOTS says, and reads on from there.
+"""
+
+import time
+from dataclasses import dataclass
+
+from services.candidates.config import CandidatesSettings
+from services.common.errors import InvalidRequest
+from services.offline.backfill.scoring import caught_up
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShardSnapshot:
+    """position: of `index-deltas`; -1 where nothing has changed since the bundle. path: "" then: none is needed."""
+
+    shard: str
+    items: int
+    position: int
+    path: str
+
+
+def write_shard_snapshot(settings: CandidatesSettings) -> ShardSnapshot:
+    """Write one of the settings' shard into its own folder below their `snapshots`.
+
+    Raises: InvalidRequest for settings that keep no snapshots; BundleError, ConfigError, MemoryError,
+    DependencyUnavailable.
+    """
+    folder = settings.snapshot_folder
+    if folder is None or settings.vote_neighbours:
+        raise InvalidRequest.of(
+            "FRESHET_CANDIDATES_VOTE_NEIGHBOURS", settings.vote_neighbours, "0: a memory lies in `index-deltas` alone"
+        )
+    live = caught_up(settings)
+    served = live.catalogue.served
+    path = ""
+    if served.position >= 0:
+        path = str(live.catalogue.capture(written_s=round(time.time()))(folder))
+    return ShardSnapshot(shard=str(settings.shard), items=served.version.num_items, position=served.position, path=path)
