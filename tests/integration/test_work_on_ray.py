@@ -126,7 +126,8 @@ def full_stack(compact_stack: Stack, small_bundle: Path, monkeypatch: pytest.Mon
 def environment() -> dict[str, str]:
     """Without Ray's own token, which it would write into the home folder."""
     paths = os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "stubs")])
-    return {**os.environ, "RAY_AUTH_MODE": "disabled", "PYTHONPATH": paths}
+    patience = {"RAY_CLIENT_SERVER_CHECK_CHANNEL_TIMEOUT_S": "120"}  # on a busy machine
+    return {**os.environ, "RAY_AUTH_MODE": "disabled", "PYTHONPATH": paths, **patience}
 
 
 def answers(port: int) -> bool:
@@ -279,7 +280,9 @@ def test_what_a_worker_refuses_is_raised_here_with_its_name(
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     done: list[int] = []
     call = {7: partial(Archive.open, tmp_path / "none")}
-    with pytest.raises(PreconditionFailed, match=rf"on {socket.gethostname()}: {tmp_path / 'none'} is no archive"):
+    with pytest.raises(
+        PreconditionFailed, match=rf"Ray worker on {socket.gethostname()}: {tmp_path / 'none'} is no archive"
+    ):
         run_parts(call, lambda number, _: done.append(number), bundle=small_bundle, on=cluster.address)
     with pytest.raises(PreconditionFailed, match=r"broke the connection \(.*No module named .*head node"):
         run_parts({7: partial(free_port)}, lambda *_: None, bundle=small_bundle, on=cluster.address)

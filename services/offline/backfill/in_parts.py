@@ -5,6 +5,7 @@ is checked before it does anything: it must run this version and find the very s
 is; what is finished is the caller's to keep, through `done`.
 """
 
+import logging
 import socket
 import urllib.parse
 from collections.abc import Callable, Mapping
@@ -55,48 +56,49 @@ def run_parts(
         ray.shutdown()
 
 
-def _on_worker(call: Callable[[], R], bundle: Path, version: str, model_version: str) -> R:
-    """In a worker: the call, where this is a worker for it."""
-    node = socket.gethostname()
+def _on_worker(call: Callable[[], R], bundle: Path, version: str, model_version: str) -> R | FreshetError | BundleError:
+    """In a worker: the call, where this is a worker for it. What is wrong is returned: Ray prints what is raised."""
+    try:
+        _check(bundle, version, model_version)
+        return call()
+    except (FreshetError, BundleError) as exc:
+        return type(exc)(f"Ray worker on {socket.gethostname()}: {exc}")
+
+
+def _check(bundle: Path, version: str, model_version: str) -> None:
+    """Raises: PreconditionFailed in a worker that runs another version, or has not that bundle."""
     if (mine := freshet_version()) != version:
-        raise PreconditionFailed(
-            f"the Ray worker on {node} runs freshet-recsys {mine}, this command {version}: install the same one there"
-        )
+        raise PreconditionFailed(f"runs freshet-recsys {mine}, this command {version}: install the same one there")
     try:
         found = load_bundle(bundle, verify=False).model_version
     except (BundleError, OSError) as exc:
-        raise PreconditionFailed(
-            f"the Ray worker on {node} has no bundle at {bundle} ({exc}): copy the one of model {model_version} there"
-        ) from exc
+        raise PreconditionFailed(f"no bundle at {bundle} ({exc}): copy the one of model {model_version} there") from exc
     if found != model_version:
-        raise PreconditionFailed(
-            f"the Ray worker on {node} has model {found} at {bundle}, not {model_version}: copy that bundle there"
-        )
-    try:
-        return call()
-    except (FreshetError, BundleError) as exc:
-        raise type(exc)(f"on {node}: {exc}") from exc
+        raise PreconditionFailed(f"model {found} at {bundle}, not {model_version}: copy that bundle there")
 
 
 def _result(ray: Any, ready: Any, number: int) -> Any:
     try:
-        return ray.get(ready)
+        found = ray.get(ready)
     except ray.exceptions.RayTaskError as exc:
-        if isinstance(exc.cause, ModuleNotFoundError | ImportError):
-            raise PreconditionFailed(
-                f"a Ray worker cannot import what it is to run ({exc.cause}): install {_PACKAGE} there"
-            ) from exc
-        raise (exc.cause if isinstance(exc.cause, FreshetError | BundleError) else exc) from exc
+        if not isinstance(exc.cause, ImportError):
+            raise
+        raise PreconditionFailed(
+            f"a Ray worker cannot import what it is to run ({exc.cause}): install {_PACKAGE} there"
+        ) from exc
     except ray.exceptions.RayError as exc:
         raise PreconditionFailed(
             f"part {number}: its Ray workers died {RETRIES + 1} times, or the cluster is gone ({exc})"
         ) from exc
+    if isinstance(found, FreshetError | BundleError):
+        raise found
+    return found
 
 
-def _detail(exc: ConnectionError) -> str:
-    """What matters of some lines."""
-    lines = [line.strip() for line in str(exc).splitlines()]
-    return next((line for line in lines if line.startswith("details")), lines[0] if lines else repr(exc))
+def _detail(exc: Exception) -> str:
+    """The line that says what happened: of a gRPC error, or the last one of a traceback."""
+    lines = [line.strip() for line in str(exc).splitlines() if len(line.strip()) > 2] or [repr(exc)]
+    return next((line for line in lines if line.startswith("details = ")), lines[-1])
 
 
 def _connected(address: str) -> Any:
@@ -111,9 +113,10 @@ def _connected(address: str) -> Any:
         if parts.port is not None:
             # Ray itself tries for half a minute.
             socket.create_connection((parts.hostname or "", parts.port), _CONNECT_S).close()
-        ray.init(address=address, log_to_driver=False)
+        logging.getLogger("ray").setLevel(logging.WARNING)
+        ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
     except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as exc:
         raise PreconditionFailed(
-            f"no Ray cluster at {address!r} ({exc}); allowed: ray://HOST:10001 of a head node that runs, or auto on one"
+            f"no Ray cluster at {address!r} ({_detail(exc)}); allowed: ray://HOST:10001 of a running head node, or auto"
         ) from exc
     return ray
