@@ -18,7 +18,7 @@ from services.common.version import freshet_version
 
 # What kills one worker after another, such as a part that does not fit its memory, is not begun for ever.
 RETRIES = 3
-_CONNECT_S = 5.0
+_CONNECT_S, _TRIES = 5.0, 3
 # What the parts need.
 _PACKAGE = "freshet-recsys[cli,encode,cpu,ray]"
 
@@ -114,9 +114,20 @@ def _connected(address: str) -> Any:
             # Ray itself tries for half a minute.
             socket.create_connection((parts.hostname or "", parts.port), _CONNECT_S).close()
         logging.getLogger("ray").setLevel(logging.WARNING)
-        ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
+        _init(ray, address)
     except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as exc:
         raise PreconditionFailed(
             f"no Ray cluster at {address!r} ({_detail(exc)}); allowed: ray://HOST:10001 of a running head node, or auto"
         ) from exc
     return ray
+
+
+def _init(ray: Any, address: str) -> None:
+    """On a busy head node the process that it starts for each client may fail to come up in time."""
+    for tries_left in reversed(range(_TRIES)):
+        try:
+            ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
+            return
+        except ConnectionError:
+            if not tries_left:
+                raise
