@@ -64,7 +64,7 @@ def score(
         encoder = load_settings(EncoderSettings, **said)
         job = Scoring(
             run=secrets.token_hex(8),
-            encoder=encoder.model_copy(update={"partitions": ""}),
+            encoder=encoder,
             candidates=load_settings(ScoringCandidates, **said).alone,
             archive=None if archive is None else archive.resolve(),
             k=k,

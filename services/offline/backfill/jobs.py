@@ -134,7 +134,7 @@ def run_reattribution_on(
 ) -> ReattributionReport:
     """`run_reattribution` of each partition on a Ray cluster; progress is told partitions. A worker that is killed lets
     another one go on where it had committed. Raises: as that, and as `run_parts`."""
-    there = settings.model_copy(update={"bundle": settings.bundle.resolve(), "partitions": ""})
+    there = settings.model_copy(update={"bundle": settings.bundle.resolve()})
     past = None if archive is None else archive.resolve()
     log = kafka_stream(there)
     try:

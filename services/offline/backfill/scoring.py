@@ -114,8 +114,8 @@ def score_partition(job: Scoring, partition: int, users: Sequence[str] | None = 
 def _folded(job: Scoring, partition: int, vocabulary: Vocabulary, encoder: SequenceEncoder) -> tuple[MemoryStore, str]:
     """Everybody's history after all that the partition holds now, and the epoch that they are of."""
     mine = job.encoder.model_copy(update={"group_id": "freshet-score", "max_poll_records": POLL_RECORDS})
-    stream = kafka_stream(mine.model_copy(update={"partitions": str(partition)}))
-    every, forgets = kafka_stream(mine.model_copy(update={"partitions": ""})), forget_log(mine)
+    stream = kafka_stream(mine, [partition])
+    every, forgets = kafka_stream(mine), forget_log(mine)
     try:
         archive = None if job.archive is None else open_whole(job.archive, partitions=[partition])
         if archive is not None:
