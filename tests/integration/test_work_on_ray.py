@@ -38,7 +38,7 @@ from services.offline.backfill.jobs import import_interactions, run_reattributio
 from services.offline.backfill.scoring import caught_up
 from services.offline.datasets.simulator import SimulatorConfig, simulate
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 # One of them never had an event, and a few had so few that the gateway favours popular items for them.
 PEOPLE = SimulatorConfig(
