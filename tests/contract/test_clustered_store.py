@@ -130,6 +130,8 @@ async def test_what_a_master_loses_in_a_failover_is_noticed(
     failing.fall_behind(masters[lost])
     write(1)
     failing.fail_over(masters[lost])
+    # Until then a server may name the dead one, and the reader asks once more at most.
+    failing.wait_whole()
     found = eventually(lambda: progress_of(store, epoch))
     assert {partition: found[partition].watermark for partition in (lost, kept)} == {lost: 0, kept: 1}
     # A writer that missed it writes nothing there, and what it reads says how far that reaches.

@@ -78,9 +78,10 @@ async def test_one_broker_of_three_may_die_and_two_cost_writes_alone(three: Any)
     whole = [answer for answer in traffic.answers if answer.status is grpc.StatusCode.OK]
     assert all(answer.items == 10 for answer in whole)
     assert all(answer.honoured or answer.degradations for answer in whole)
-    # One with a token waits for it until shortly before its deadline: too shortly, on a busy machine, for a few.
+    # One with a token waits for it until shortly before its deadline: too shortly, on a busy machine, for a few. So is
+    # any other while thousands of refused events are sent again.
     late = [answer for answer in traffic.answers if answer.status is not grpc.StatusCode.OK]
-    assert {(answer.status, answer.is_diverse) for answer in late} <= {(grpc.StatusCode.DEADLINE_EXCEEDED, False)}
+    assert {answer.status for answer in late} <= {grpc.StatusCode.DEADLINE_EXCEEDED}
     assert len(late) < 0.01 * len(whole)
     compare(trial, traffic)
 
@@ -90,7 +91,7 @@ async def test_one_broker_of_three_may_die_and_two_cost_writes_alone(three: Any)
         assert acknowledged_between(traffic, outage.killed + NOTICED_S, outage.started)
     assert not acknowledged_between(traffic, two.killed + NOTICED_S, two.started)
     refused = Counter(code for at, code in traffic.refused if two.killed + NOTICED_S < at < two.started)
-    assert set(refused) == {"UNAVAILABLE"}
+    assert {"UNAVAILABLE"} <= set(refused) <= {"UNAVAILABLE", "RESOURCE_EXHAUSTED"}
     marked = traffic.asked_between(two.killed + NOTICED_S, two.started)
     assert marked
     assert all(answer.degradations for answer in marked)
