@@ -44,9 +44,10 @@ from services.common.catalogue_gate import CatalogueGate
 from services.common.catalogue_snapshots import CatalogueSnapshots
 from services.common.config import ConfigError
 from services.common.memory import available_bytes, require_memory
+from services.common.process import configure_tracing
 from services.common.rpc_server import HealthState, serve
 from services.common.shards import Shard
-from services.common.tracing import Tracing, configure_tracing
+from services.common.tracing import Tracing
 
 if TYPE_CHECKING:
     from services.candidates.on_device import DeviceBuild

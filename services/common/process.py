@@ -1,4 +1,4 @@
-"""How a process begins and ends: settings, logging, the event loop, and an exit status with one clear line.
+"""How a process begins and ends: settings, logging, tracing, the event loop, and an exit status with one clear line.
 
 Each `__main__.py` is `raise SystemExit(run_process("gateway", GatewaySettings, bootstrap.run))`.
 """
@@ -14,6 +14,7 @@ from services.common.config import ConfigError, ProcessSettings, load_settings
 from services.common.errors import FreshetError
 from services.common.logging import configure_logging
 from services.common.ports import PortTaken
+from services.common.tracing import OFF, Tracing
 
 S = TypeVar("S", bound=ProcessSettings)
 
@@ -46,6 +47,15 @@ def run_process(process: str, kind: type[S], run: Callable[[S], Coroutine[Any, A
         log.error("out_of_memory", exc_info=exc)
         return _refuse(process, MemoryError(f"not enough memory for the bundle at {settings.bundle}: {exc}"))
     return 0
+
+
+def configure_tracing(process: str, endpoint: str) -> Tracing:
+    """Export spans of this process to `endpoint` (OTLP over gRPC, host:port); an empty endpoint is off."""
+    if not endpoint:
+        return OFF
+    from services.common.exported_spans import ExportedSpans, otlp_exporter
+
+    return ExportedSpans(process, otlp_exporter(endpoint))
 
 
 def _refuse(process: str, exc: Exception) -> int:

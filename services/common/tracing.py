@@ -52,12 +52,3 @@ class Tracing:
 
 
 OFF = Tracing()
-
-
-def configure_tracing(process: str, endpoint: str) -> Tracing:
-    """Export spans of this process to `endpoint` (OTLP over gRPC, host:port); an empty endpoint is off."""
-    if not endpoint:
-        return OFF
-    from services.common.exported_spans import ExportedSpans, otlp_exporter
-
-    return ExportedSpans(process, otlp_exporter(endpoint))

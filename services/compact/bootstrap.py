@@ -6,8 +6,8 @@ from services.algorithms.live_catalogue import VERSIONS_KEPT
 from services.candidates.bootstrap import opened
 from services.candidates.config import CandidatesSettings
 from services.common.config import ConfigError, load_settings
+from services.common.process import configure_tracing
 from services.common.rpc_server import HealthState
-from services.common.tracing import configure_tracing
 from services.compact.config import CompactSettings
 from services.compact.in_process import InProcess
 from services.compact.workers import may_listen

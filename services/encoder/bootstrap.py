@@ -16,6 +16,7 @@ from services.algorithms.aversion import Aversion
 from services.algorithms.bundle import ENCODER_ONNX, ENCODER_STEP_ONNX, Bundle, load_bundle
 from services.common.kafka import BulkProducer
 from services.common.memory import require_memory
+from services.common.process import configure_tracing
 from services.common.pseudonyms import DEVELOPMENT_PSEUDONYM_KEY, pseudonym_key
 from services.common.redis_leases import RedisLeases
 from services.common.rpc_server import HealthState, serve
@@ -25,7 +26,7 @@ from services.common.stream.topics.dead_letters import SUFFIX
 from services.common.stream.topics.forgets import FORGETS
 from services.common.stream.topics.histories import HISTORIES
 from services.common.stream.topics.interactions import INTERACTIONS
-from services.common.tracing import OFF, Tracing, configure_tracing
+from services.common.tracing import OFF, Tracing
 from services.common.version_set_follower import VersionSetFollower, version_set_reader
 from services.encoder.adapters.forget_log import ForgetTopic
 from services.encoder.adapters.in_process import InProcessEncoder

@@ -27,6 +27,7 @@ from services.common.config import ConfigError
 from services.common.errors import FreshetError, InvalidRequest
 from services.common.http_server import HttpServer
 from services.common.kafka import EventProducer
+from services.common.process import configure_tracing
 from services.common.processes import PROCESSES
 from services.common.pseudonyms import pseudonym_key, read_key
 from services.common.rpc_server import HealthState, RpcServer, serve
@@ -35,7 +36,7 @@ from services.common.session_store import SessionStore
 from services.common.shards import Shard
 from services.common.state_store import StateReader
 from services.common.stream.topics.items import ITEMS
-from services.common.tracing import Tracing, configure_tracing
+from services.common.tracing import Tracing
 from services.common.version_set_follower import VersionSetFollower, version_set_reader
 from services.common.version_sets import VersionSet
 from services.gateway.adapters.exposure_log import KafkaExposureLog

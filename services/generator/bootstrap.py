@@ -24,10 +24,10 @@ from services.algorithms.text_bundle import TextBundle
 from services.common.catalogue_follower import CatalogueFollower, catalogue_reader
 from services.common.errors import PreconditionFailed
 from services.common.merge_reports import MergeReports
+from services.common.process import configure_tracing
 from services.common.rpc_server import HealthState, serve
 from services.common.stream.topics.items import ITEMS
 from services.common.stream.topics.search_clicks import SEARCH_CLICKS
-from services.common.tracing import configure_tracing
 from services.generator.adapters.text_encoders import InferenceServerText, InProcessText, SharedText
 from services.generator.adapters.text_parts import (
     Graph,

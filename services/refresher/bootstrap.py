@@ -15,13 +15,14 @@ from services.algorithms.pefa.policy import FeedbackPolicy, SharePolicy
 from services.algorithms.pefa.share_choice import share_of_length
 from services.common.config import ConfigError
 from services.common.kafka import BulkProducer
+from services.common.process import configure_tracing
 from services.common.redis_leases import RedisLeases
 from services.common.rpc_server import HealthState, serve
 from services.common.stream.reader import TopicReader
 from services.common.stream.topics.attributions import ATTRIBUTIONS
 from services.common.stream.topics.items import ITEMS
 from services.common.stream.topics.refresher_checkpoints import REFRESHER_CHECKPOINTS
-from services.common.tracing import OFF, Tracing, configure_tracing
+from services.common.tracing import OFF, Tracing
 from services.refresher.adapters.checkpoint_files import CheckpointFiles
 from services.refresher.adapters.checkpoint_topic import CheckpointTopic
 from services.refresher.adapters.decoding import QueryShape

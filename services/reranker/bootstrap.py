@@ -26,8 +26,8 @@ from services.common.catalogue_follower import CatalogueFollower, catalogue_read
 from services.common.catalogue_gate import CatalogueGate
 from services.common.catalogue_snapshots import CatalogueSnapshots
 from services.common.memory import available_bytes, require_memory
+from services.common.process import configure_tracing
 from services.common.rpc_server import HealthState, serve
-from services.common.tracing import configure_tracing
 from services.reranker.config import MEMORY_VARIABLE, RerankerSettings
 from services.reranker.handlers import Rerank
 from services.reranker.metrics import RerankerMetrics

@@ -14,9 +14,8 @@ from pydantic import Field, SecretStr
 from services.common.config import ConfigError, ProcessSettings, load_settings
 from services.common.errors import PreconditionFailed
 from services.common.logging import configure_logging
-from services.common.process import run_process
+from services.common.process import configure_tracing, run_process
 from services.common.processes import PROCESSES
-from services.common.tracing import configure_tracing
 
 
 class DemoSettings(ProcessSettings):

@@ -11,9 +11,10 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from services.common.errors import InvalidRequest
 from services.common.exported_spans import MAX_LINKS, ExportedSpans
+from services.common.process import configure_tracing
 from services.common.state_layout import trace_text, traceparent_of
 from services.common.stream.record import SourceRecord
-from services.common.tracing import OFF, configure_tracing
+from services.common.tracing import OFF
 
 
 def carrier(headers: Sequence[tuple[str, bytes | None]], offset: int = 0) -> SourceRecord:
