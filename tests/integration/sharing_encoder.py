@@ -13,21 +13,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from fakes.encoder import HashEncoder
+from killed_encoder import VOCABULARY
 from prometheus_client import CollectorRegistry
 
 from services.common.config import load_settings
 from services.encoder.bootstrap import state_writer, stream_consumer
 from services.encoder.config import EncoderSettings
-from services.encoder.encoding import Vocabulary
 from services.encoder.metrics import EncoderMetrics
-
-VOCABULARY = Vocabulary(
-    model_version="model-1",
-    item_index={f"item-{number}": number for number in range(50)},
-    user_index={},
-    max_history=8,
-)
-
 
 if __name__ == "__main__":
     settings = load_settings(EncoderSettings)

@@ -15,6 +15,7 @@ from fakes.encoder import HashEncoder, MemoryOutbox, MemoryStream
 from freshet.v1 import events_pb2
 from kafka.admin import KafkaAdminClient
 from killed_encoder import KEY, VOCABULARY
+from standing import standing
 
 from services.common.kafka import BulkProducer, Record
 from services.common.pseudonyms import pseudonym_of
@@ -165,12 +166,12 @@ def applied_once(
     while records := copy.poll(0, 1):
         handler.apply(records)
     undone = {message.undoes for message in outbox.attributions if isinstance(message, Undo)}
-    standing = {
+    attributed = {
         (message.partition, message.offset): message.state.components
         for message in outbox.attributions
         if isinstance(message, Attribution) and (message.partition, message.offset) not in undone
     }
-    return dict(memory.load_users(users, memory.epoch() or "")), standing
+    return dict(memory.load_users(users, memory.epoch() or "")), attributed
 
 
 def folded(stream: TopicReader, first: Any, pseudonyms: set[str]) -> dict[tuple[int, int], bytes]:
@@ -183,16 +184,4 @@ def folded(stream: TopicReader, first: Any, pseudonyms: set[str]) -> dict[tuple[
         messages += [events_pb2.Attribution.FromString(record.value or b"") for record in stream.poll(200, 5_000)]
     assert len(messages) == total
     mine = [message for message in messages if message.user_pseudonym in pseudonyms]
-    undone = {(m.undoes.partition, m.undoes.offset) for m in mine if m.HasField("undoes")}
-    void = {
-        (m.user_pseudonym, place.partition): place.offset
-        for m in mine
-        if m.HasField("forgets")
-        for place in m.forgets.up_to
-    }
-    standing: dict[tuple[int, int], bytes] = {}
-    for m in mine:
-        place = (m.source.partition, m.source.offset)
-        if m.HasField("query_state") and place not in undone and place[1] > void.get((m.user_pseudonym, place[0]), -1):
-            assert standing.setdefault(place, m.query_state.components) == m.query_state.components
-    return standing
+    return standing(mine)

@@ -22,7 +22,8 @@ import pytest
 import redis
 from fakes.encoder import HashEncoder, MemoryOutbox, MemoryStream
 from freshet.v1 import events_pb2
-from sharing_encoder import VOCABULARY
+from killed_encoder import VOCABULARY
+from standing import standing
 
 from services.cli.stack import Ports, Stack
 from services.common.kafka import BulkProducer, Record
@@ -301,7 +302,7 @@ def compare(world: World, log: MemoryStream, forget: Forget) -> None:
         u: (h.events, h.positions) for u, h in wanted.items()
     }
     undone = {message.undoes for message in outbox.attributions if isinstance(message, Undo)}
-    assert standing(world.place.kafka) == {
+    assert attributed(world.place.kafka) == {
         (one.partition, one.offset): one.state.components
         for one in outbox.attributions
         if isinstance(one, Attribution) and (one.partition, one.offset) not in undone
@@ -318,25 +319,12 @@ def states(world: World) -> dict[str, bytes | None]:
     return asyncio.run(read())
 
 
-def standing(kafka: str) -> dict[tuple[int, int], bytes]:
-    """What a reader of `attributions` keeps: each position once, without what is undone or forgotten."""
+def attributed(kafka: str) -> dict[tuple[int, int], bytes]:
+    """What stands in `attributions`."""
     reader = TopicReader(kafka, ATTRIBUTIONS, group_id="reference")
     reader.seek(dict.fromkeys(reader.partitions(), 0))
     messages = [events_pb2.Attribution.FromString(record.value or b"") for record in reader.read_to_end()]
     reader.close()
-    undone = {(m.undoes.partition, m.undoes.offset) for m in messages if m.HasField("undoes")}
-    void = {
-        (m.user_pseudonym, up_to.partition): up_to.offset
-        for m in messages
-        if m.HasField("forgets")
-        for up_to in m.forgets.up_to
-    }
-    found: dict[tuple[int, int], bytes] = {}
-    num_repeated = 0
-    for m in messages:
-        at = (m.source.partition, m.source.offset)
-        if m.HasField("query_state") and at not in undone and at[1] > void.get((m.user_pseudonym, at[0]), -1):
-            num_repeated += at in found
-            assert found.setdefault(at, m.query_state.components) == m.query_state.components
-    say(event="attributions", standing=len(found), repeated=num_repeated)
+    found = standing(messages)
+    say(event="attributions", messages=len(messages), standing=len(found))
     return found

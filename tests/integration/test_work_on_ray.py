@@ -27,8 +27,8 @@ from services.candidates.config import CandidatesSettings
 from services.cli.stack import Stack
 from services.cli.stack.folders import REPOSITORY
 from services.common.errors import PreconditionFailed
-from services.common.kafka import build_consumer
 from services.common.shards import Shard
+from services.common.stream.reader import TopicReader
 from services.common.stream.topics.attributions import ATTRIBUTIONS
 from services.common.stream.topics.index_deltas import INDEX_DELTAS
 from services.encoder.config import EncoderSettings
@@ -195,19 +195,13 @@ def test_scores_are_the_served_answers_though_a_worker_is_killed(
 
 def attributions(stack: Stack) -> dict[tuple[int, int], events_pb2.Attribution]:
     """All of the topic by what they are of; a record that a killed worker wrote again is there once."""
-    consumer = build_consumer(stack.kafka_bootstrap, ATTRIBUTIONS, group_id="test")
+    reader = TopicReader(stack.kafka_bootstrap, ATTRIBUTIONS, group_id="test")
     try:
-        ends = consumer.end_offsets(list(consumer.assignment()))
-        consumer.seek_to_beginning()
-        found = {}
-        while any(consumer.position(tp) < end for tp, end in ends.items()):
-            for some in consumer.poll(timeout_ms=200).values():
-                for one in some:
-                    said = events_pb2.Attribution.FromString(one.value)
-                    found[said.source.partition, said.source.offset] = said
-        return found
+        reader.seek(dict.fromkeys(reader.partitions(), 0))
+        messages = [events_pb2.Attribution.FromString(record.value or b"") for record in reader.read_to_end()]
     finally:
-        consumer.close(autocommit=False)
+        reader.close()
+    return {(one.source.partition, one.source.offset): one for one in messages}
 
 
 def test_attributions_are_those_of_a_run_here_though_a_worker_is_killed(
@@ -237,11 +231,11 @@ def test_attributions_are_those_of_a_run_here_though_a_worker_is_killed(
 
 def index_deltas(stack: Stack) -> int:
     """How many the topic had."""
-    consumer = build_consumer(stack.kafka_bootstrap, INDEX_DELTAS, group_id="test")
+    reader = TopicReader(stack.kafka_bootstrap, INDEX_DELTAS, group_id="test")
     try:
-        return sum(consumer.end_offsets(list(consumer.assignment())).values())
+        return sum(reader.end_offsets().values())
     finally:
-        consumer.close(autocommit=False)
+        reader.close()
 
 
 def test_shards_begin_with_the_snapshots_that_ray_made(
