@@ -27,7 +27,8 @@ def parse(data: bytes, kind: type[Message]) -> Message:
     try:
         return json_format.Parse(data or b"{}", kind(), max_recursion_depth=_MAX_DEPTH)
     except (json_format.ParseError, UnicodeDecodeError, RecursionError) as exc:
-        raise InvalidRequest(f"JSON: {(_first_wrong(data, kind) or str(exc))[:_MAX_ERROR]}") from exc
+        wrong = _first_wrong(data, kind) or str(exc).removeprefix("Failed to load JSON: ")
+        raise InvalidRequest(f"JSON: {wrong[:_MAX_ERROR]}") from exc
 
 
 def _first_wrong(data: bytes, kind: type[Message]) -> str:
