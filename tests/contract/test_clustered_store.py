@@ -2,7 +2,7 @@
 
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 from fakes.redis_cluster import RedisCluster
@@ -93,12 +93,20 @@ def failing(redis_cluster: RedisCluster, store: StateWriter) -> Iterator[RedisCl
     redis_cluster.heal()
 
 
+@pytest.fixture
+async def reader(redis_url: str) -> AsyncIterator[StateReader]:
+    """Closed whatever fails: what a test leaves open fails another one."""
+    opened = StateReader(redis_url, timeout_s=2)
+    yield opened
+    await opened.close()
+
+
 def at_home(partition: int, epoch: str) -> str:
     return next(name for n in range(1_000) if home_of(name := f"user-{n}", epoch).partition == partition)
 
 
 async def test_what_a_master_loses_in_a_failover_is_noticed(
-    failing: RedisCluster, store: StateWriter, redis_url: str
+    failing: RedisCluster, store: StateWriter, reader: StateReader
 ) -> None:
     epoch, _ = store.ensure_epoch(NUM_PARTITIONS)
     store.begin(range(NUM_PARTITIONS), epoch)
@@ -106,7 +114,6 @@ async def test_what_a_master_loses_in_a_failover_is_noticed(
     lost = next(partition for partition in masters if masters[partition] != failing.master_of(EPOCH_KEY))
     kept = next(partition for partition in masters if masters[partition] != masters[lost])
     ann, bob = at_home(lost, epoch), at_home(kept, epoch)
-    reader = StateReader(redis_url, timeout_s=2)
 
     def write(offset: int) -> None:
         marks = dict.fromkeys((lost, kept), offset - 1)
@@ -147,7 +154,6 @@ async def test_what_a_master_loses_in_a_failover_is_noticed(
     view = await reader.read_user(ann, "model-1")
     assert (view.watermark, view.is_lost, view.epoch) == (0, False, epoch)
     assert store.load_users([ann, bob], epoch)[bob].positions == {kept: 2}
-    await reader.close()
 
 
 def progress_of(store: StateWriter, epoch: str) -> dict[int, object] | None:
@@ -159,7 +165,7 @@ def progress_of(store: StateWriter, epoch: str) -> dict[int, object] | None:
 
 
 async def test_an_epoch_that_a_failover_loses_is_begun_anew_on_every_master(
-    failing: RedisCluster, store: StateWriter, redis_url: str
+    failing: RedisCluster, store: StateWriter, reader: StateReader
 ) -> None:
     failing.wait_whole()
     failing.fall_behind(failing.master_of(EPOCH_KEY))
@@ -170,16 +176,15 @@ async def test_an_epoch_that_a_failover_loses_is_begun_anew_on_every_master(
     ann = at_home(apart, epoch)
     store.apply([update(ann, positions={apart: 0})], epoch, {apart: -1})
     failing.fail_over(holder)
+    failing.wait_whole()  # as above
     assert eventually(lambda: not_failing(store))
     after, made = store.ensure_epoch(NUM_PARTITIONS)
     assert made
     assert after != epoch
     assert store.load_users([ann], after)[ann].events == []
     assert {one.watermark for one in store.begin(range(NUM_PARTITIONS), after).values()} == {-1}
-    reader = StateReader(redis_url, timeout_s=2)
     view = await reader.read_user(ann, "model-1")
     assert (view.epoch, view.watermark) == (after, -1)
-    await reader.close()
 
 
 def not_failing(store: StateWriter) -> bool:
