@@ -12,13 +12,14 @@ import queue
 import ssl
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.client_async import KafkaClient
+from kafka.cluster import ClusterMetadata
 from kafka.errors import (
     KafkaError,
     KafkaTimeoutError,
@@ -216,6 +217,7 @@ class EventProducer:
         self._build_failed_at = -RETRY_BUILD_SECONDS
         self._why_away = f"Kafka at {bootstrap} cannot be reached"
         self._broken: KafkaProducer | None = None
+        self._cluster: ClusterMetadata | None = None
         self.reachable: bool | None = None
 
     def start(self) -> None:
@@ -224,6 +226,13 @@ class EventProducer:
             if self._thread is None and not self._closed:
                 self._thread = threading.Thread(target=self._run, name="event-producer", daemon=True)
                 self._thread.start()
+
+    def brokers(self) -> Collection[str]:
+        """host:port of each broker that the cluster names, which leaves out those it takes for dead; before it was
+        asked, of those it was begun with."""
+        if self._cluster is None:
+            return [broker.strip() for broker in str(self._bootstrap).split(",")]
+        return {f"{broker.host}:{broker.port}" for broker in self._cluster.brokers()}
 
     async def send(
         self, topic: str, key: bytes, value: bytes | None, headers: Headers = (), timeout_s: float = 2.0
@@ -308,7 +317,7 @@ class EventProducer:
             self.reachable, self._why_away = False, str(exc)
             self._build_failed_at = time.monotonic()
             return None
-        self.reachable = True
+        self.reachable, self._cluster = True, producer._metadata
         return producer
 
     def _hand_over(self, producer: KafkaProducer, pending: _Pending) -> None:

@@ -356,7 +356,7 @@ async def _serve(
     )
     producer = EventProducer(settings.kafka, client_id="freshet-gateway")
     producer.start()
-    stream = ProbedStreamStatus(encoder_channel, settings.kafka_bootstrap.split(","))
+    stream = ProbedStreamStatus(encoder_channel, producer.brokers)
     await stream.start()
     metrics = GatewayMetrics()
     shown = None

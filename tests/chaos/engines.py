@@ -40,7 +40,7 @@ LEADER = "SIGKILL the broker that leads most of interactions"
 CONTROLLER = "SIGKILL the controllers' leader"
 TWO = "SIGKILL two of three brokers"
 # Of these. A broker's session is 3 s.
-AWAY_S = 8.0
+AWAY_S = 15.0
 # A controller's note of who leads.
 _QUORUM = Path("__cluster_metadata-0", "quorum-state")
 _CLUSTER = "ZnJlc2hldC1jaGFvcy0xMQ"

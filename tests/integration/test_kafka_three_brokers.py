@@ -8,8 +8,10 @@ the end the log, histories, seen items and states of both clients' users are com
 import asyncio
 import sys
 import threading
+import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,9 @@ from traffic import Answer, Traffic
 from services.algorithms.bundle import load_bundle
 from services.cli.stack import Stack
 from services.common.errors import DependencyUnavailable
+from services.common.kafka import EventProducer
 from services.common.stream.topics import TOPICS, ensure_topics
+from services.gateway.adapters.stream_status import ProbedStreamStatus
 
 sys.path.append(str(Path(__file__).parents[1] / "chaos"))
 
@@ -66,7 +70,10 @@ async def test_one_broker_of_three_may_die_and_two_cost_writes_alone(three: Any)
     items = list(load_bundle(three.bundle).item_ids[:200])
     load = {"users": 48, "events_per_s": 20.0, "with_tokens": True}
     target, redis_url = three.address("gateway"), three.redis_url
-    async with Traffic(target=target, redis_url=redis_url, item_ids=items, prefix="asking", **load) as traffic:
+    async with (
+        Traffic(target=target, redis_url=redis_url, item_ids=items, prefix="asking", **load) as traffic,
+        probed_by_one_name(three) as probed,
+    ):
         doing.start()
         await asyncio.to_thread(doing.join)
         await traffic.stop_writing()
@@ -95,6 +102,47 @@ async def test_one_broker_of_three_may_die_and_two_cost_writes_alone(three: Any)
     marked = traffic.asked_between(two.killed + NOTICED_S, two.started)
     assert marked
     assert all(answer.degradations for answer in marked)
+    for name, answers in probed.items():
+        assert {up for at, up in answers if two.killed + NOTICED_S < at < two.started} == {False}, name
+        assert answers[-1][1], name
+
+
+def wait_for_all(producers: Collection[EventProducer], brokers: Sequence[str]) -> None:
+    """Until each was told of them all."""
+    end = time.monotonic() + 10
+    while any(set(producer.brokers()) != set(brokers) for producer in producers):
+        assert time.monotonic() < end, [producer.brokers() for producer in producers]
+        time.sleep(0.05)
+
+
+@asynccontextmanager
+async def probed_by_one_name(three: Any) -> AsyncIterator[Mapping[str, Sequence[tuple[float, bool]]]]:
+    """What gateways that were told one broker's address alone say of the log, by that address: when, and whether it is
+    there."""
+    found: dict[str, list[tuple[float, bool]]] = {}
+    names = three.kafka_bootstrap.split(",")
+    async with grpc.aio.insecure_channel(three.address("encoder")) as encoder:
+        producers = {name: EventProducer(name) for name in names}
+        for producer in producers.values():
+            producer.start()
+        await asyncio.to_thread(wait_for_all, producers.values(), names)
+        probes = {name: ProbedStreamStatus(encoder, producer.brokers) for name, producer in producers.items()}
+
+        async def ask() -> None:
+            while True:
+                for name, probe in probes.items():
+                    await probe.probe()
+                    found.setdefault(name, []).append((time.monotonic(), probe.log_reachable))
+                await asyncio.sleep(0.3)
+
+        asking = asyncio.create_task(ask())
+        try:
+            yield found
+        finally:
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+            for producer in producers.values():
+                await producer.close()
 
 
 def check_topics(bootstrap: str) -> None:

@@ -1,14 +1,15 @@
 """Whether the stream's parts are there, asked in the background so that no request waits to find out.
 
-Twice a second: a TCP connection to each Kafka broker named, and the encoder process's health. A reader is told the last
-answer. The log is reachable where half of the brokers are: of three, two take writes and one does not. A probe that
-fails in a way that nobody foresaw counts as "no", is logged, and is made again like any other. An encoder's silence is
-a "no" the second time running: on a busy machine one answer comes late.
+Twice a second: a TCP connection to each Kafka broker, and the encoder process's health. A reader is told the last
+answer. The log is reachable where half of the brokers are: of three, two take writes and one does not. The brokers are
+the most that the cluster has named at once, since it leaves out dead ones. A probe that fails in a way that nobody
+foresaw counts as "no", is logged, and is made again like any other. An encoder's silence is a "no" the second time
+running: on a busy machine one answer comes late.
 """
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Collection
 
 import grpc
 import structlog
@@ -21,10 +22,16 @@ class ProbedStreamStatus:
     """Implements `ports.StreamStatus`. `start`, then `close`."""
 
     def __init__(
-        self, encoder: grpc.aio.Channel, brokers: Sequence[str], *, interval_s: float = 0.5, timeout_s: float = 0.4
+        self,
+        encoder: grpc.aio.Channel,
+        brokers: Callable[[], Collection[str]],
+        *,
+        interval_s: float = 0.5,
+        timeout_s: float = 0.4,
     ) -> None:
         self._check = health_pb2_grpc.HealthStub(encoder).Check
-        self._brokers = [broker.strip().rpartition(":") for broker in brokers]
+        self._named_now = brokers
+        self._brokers: Collection[str] = ()
         self._interval_s = interval_s
         self._timeout_s = timeout_s
         self._task: asyncio.Task[None] | None = None
@@ -72,14 +79,18 @@ class ProbedStreamStatus:
         return answer
 
     async def _half_of_brokers(self) -> bool:
-        answers = await asyncio.gather(*(self._connects(host, int(port)) for host, _, port in self._brokers))
+        # As many in their place: one of them has moved.
+        if len(named := self._named_now()) >= len(self._brokers):
+            self._brokers = named
+        answers = await asyncio.gather(*map(self._connects, self._brokers))
         return 2 * sum(answers) >= len(answers)
 
-    async def _connects(self, host: str, port: int) -> bool:
+    async def _connects(self, broker: str) -> bool:
+        host, _, port = broker.rpartition(":")
         # A time-out is an OSError too; a name that IDNA cannot encode is not.
         with contextlib.suppress(OSError, UnicodeError):
             async with asyncio.timeout(self._timeout_s):
-                _, writer = await asyncio.open_connection(host.strip("[]"), port)
+                _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
             writer.close()
             with contextlib.suppress(OSError):
                 await writer.wait_closed()

@@ -308,7 +308,7 @@ async def test_probes_notice_a_broker_and_an_encoder_that_go_and_come() -> None:
     broker = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
     port = broker.sockets[0].getsockname()[1]
     async with peers(health) as (_, channel):
-        status = ProbedStreamStatus(channel, [f"127.0.0.1:{port}"])
+        status = ProbedStreamStatus(channel, lambda: [f"127.0.0.1:{port}"])
         await status.probe()
         assert (status.log_reachable, status.encoder_serving) == (True, True)
         health.set_ready(False)
@@ -349,7 +349,7 @@ async def test_a_probe_that_fails_unexpectedly_says_not_serving_and_the_next_one
     channel: Any = ScriptedHealth(serving, RuntimeError("nobody thought of this"), serving)
     broker = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
     port = broker.sockets[0].getsockname()[1]
-    status = ProbedStreamStatus(channel, [f"127.0.0.1:{port}"], interval_s=0.001)
+    status = ProbedStreamStatus(channel, lambda: [f"127.0.0.1:{port}"], interval_s=0.001)
     await status.probe()
     with capture_logs() as logs:
         await status.probe()
@@ -366,7 +366,7 @@ async def test_a_probe_that_fails_unexpectedly_says_not_serving_and_the_next_one
 
 async def test_probing_outlives_a_probe_that_fails_unexpectedly_each_time() -> None:
     channel: Any = ScriptedHealth(RuntimeError("nobody thought of this"), RuntimeError("nor of this"))
-    status = ProbedStreamStatus(channel, [], interval_s=0.001)
+    status = ProbedStreamStatus(channel, list, interval_s=0.001)
     await status.start()
     async with asyncio.timeout(5):
         await channel.script_is_over.wait()
@@ -379,7 +379,7 @@ async def test_one_late_answer_of_the_encoder_says_nothing_two_running_do() -> N
     gone = grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata())
     there = health_pb2.HealthCheckResponse.SERVING
     channel: Any = ScriptedHealth(late, there, late, late, late, there, gone, late, there)
-    status = ProbedStreamStatus(channel, [])
+    status = ProbedStreamStatus(channel, list)
     said = []
     for _ in range(9):
         await status.probe()
@@ -391,7 +391,7 @@ async def test_one_broker_of_three_is_no_log_and_two_are() -> None:
     brokers = [await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0) for _ in range(3)]
     addresses = [f"127.0.0.1:{broker.sockets[0].getsockname()[1]}" for broker in brokers]
     channel: Any = ScriptedHealth(health_pb2.HealthCheckResponse.SERVING)
-    status = ProbedStreamStatus(channel, addresses)
+    status = ProbedStreamStatus(channel, lambda: addresses)
     said = []
     for broker in brokers:
         await status.probe()
@@ -401,12 +401,33 @@ async def test_one_broker_of_three_is_no_log_and_two_are() -> None:
     assert said == [True, True, False]
 
 
+async def test_a_broker_that_the_cluster_takes_for_dead_counts_until_another_stands_in_its_place() -> None:
+    brokers = [await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0) for _ in range(4)]
+    *addresses, another = [f"127.0.0.1:{broker.sockets[0].getsockname()[1]}" for broker in brokers]
+    named = ["no-such-broker:9092"]
+    channel: Any = ScriptedHealth(health_pb2.HealthCheckResponse.SERVING)
+    status = ProbedStreamStatus(channel, lambda: list(named))
+    said = []
+    for now in ([], addresses, addresses[:2], addresses[:1], [addresses[0], addresses[1], another], [another]):
+        named[:] = now or named
+        if now == addresses[:2]:
+            brokers[2].close()
+        elif now == addresses[:1]:
+            brokers[1].close()
+        await status.probe()
+        said.append(status.log_reachable)
+    assert said == [False, True, True, False, True, True]
+    for broker in brokers:
+        broker.close()
+        await broker.wait_closed()
+
+
 async def test_a_broker_whose_name_cannot_be_looked_up_does_not_hide_the_next_one() -> None:
     broker = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
     port = broker.sockets[0].getsockname()[1]
     channel: Any = ScriptedHealth(health_pb2.HealthCheckResponse.SERVING)
     # Not an OSError: the name does not survive its IDNA encoding.
-    status = ProbedStreamStatus(channel, ["no..name:9092", f"127.0.0.1:{port}"])
+    status = ProbedStreamStatus(channel, lambda: ["no..name:9092", f"127.0.0.1:{port}"])
     await status.probe()
     assert status.log_reachable
     broker.close()
