@@ -2,7 +2,7 @@
 
 import re
 import secrets
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 
 import pytest
 from fakes.redis_cluster import RedisCluster
@@ -91,14 +91,6 @@ def failing(redis_cluster: RedisCluster, store: StateWriter) -> Iterator[RedisCl
     """The cluster, empty, and whole again afterwards."""
     yield redis_cluster
     redis_cluster.heal()
-
-
-@pytest.fixture
-async def reader(redis_url: str) -> AsyncIterator[StateReader]:
-    """Closed whatever fails: what a test leaves open fails another one."""
-    opened = StateReader(redis_url, timeout_s=2)
-    yield opened
-    await opened.close()
 
 
 def at_home(partition: int, epoch: str) -> str:
