@@ -168,7 +168,8 @@ async def test_an_epoch_that_a_failover_loses_is_begun_anew_on_every_master(
     ann = at_home(apart, epoch)
     store.apply([update(ann, positions={apart: 0})], epoch, {apart: -1})
     failing.fail_over(holder)
-    failing.wait_whole()  # as above
+    # Until then a server may name the dead one.
+    failing.wait_whole()
     assert eventually(lambda: not_failing(store))
     after, made = store.ensure_epoch(NUM_PARTITIONS)
     assert made

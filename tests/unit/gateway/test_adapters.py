@@ -404,19 +404,22 @@ async def test_one_broker_of_three_is_no_log_and_two_are() -> None:
 async def test_a_broker_that_the_cluster_takes_for_dead_counts_until_another_stands_in_its_place() -> None:
     brokers = [await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0) for _ in range(4)]
     *addresses, another = [f"127.0.0.1:{broker.sockets[0].getsockname()[1]}" for broker in brokers]
-    named = ["no-such-broker:9092"]
     channel: Any = ScriptedHealth(health_pb2.HealthCheckResponse.SERVING)
+    named: list[str] = []
     status = ProbedStreamStatus(channel, lambda: list(named))
-    said = []
-    for now in ([], addresses, addresses[:2], addresses[:1], [addresses[0], addresses[1], another], [another]):
-        named[:] = now or named
-        if now == addresses[:2]:
-            brokers[2].close()
-        elif now == addresses[:1]:
-            brokers[1].close()
+
+    async def is_there(*now: str) -> bool:
+        named[:] = now
         await status.probe()
-        said.append(status.log_reachable)
-    assert said == [False, True, True, False, True, True]
+        return status.log_reachable
+
+    assert not await is_there("no-such-broker:9092")
+    assert await is_there(*addresses)
+    brokers[2].close()
+    assert await is_there(*addresses[:2])
+    brokers[1].close()
+    assert not await is_there(addresses[0])
+    assert await is_there(*addresses[:2], another)
     for broker in brokers:
         broker.close()
         await broker.wait_closed()
