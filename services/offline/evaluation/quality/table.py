@@ -2,12 +2,13 @@
 
 Every arm and baseline tunes itself on validation with the same number of trials, then ranks the test events once per
 seed. A time limit ends the work; the next call goes on, and what is missing is counted. Runs are kept on their machine;
-the sections of an earlier report, which may be another machine's, stand until there is more than they have.
+the sections of an earlier report, which may be another machine's, stand until there is more than they have, and what
+their trials chose is not tried again.
 """
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -135,7 +136,7 @@ def measure(work: Work, data: Sequence[MeasuredData], *, seeds: int | None = Non
     try:
         for one in data:
             open_splits = [split for split in one.splits if not _is_whole(work, one, split, seeds)]
-            # What another machine has begun is begun anew here: first those of which nothing is known.
+            # Final runs that another machine has begun are begun anew here: first splits of which nothing is known.
             open_splits.sort(key=partial(_num_done, work, one))
             if not open_splits:
                 continue
@@ -167,6 +168,7 @@ class _Comparison:
         self.trials = Store(work.store / data.key / _folder(data.tuned_on(split.name)))
         self.arms = [ARMS[name] for name in data.arms_of(split.name)]
         self.plan = work.plan(data, split.train)
+        self._tuned_earlier = work.earlier_of(data, data.tuned_on(split.name)) or {}
 
     def measure(self) -> None:
         if self.data.published is None:
@@ -194,22 +196,37 @@ class _Comparison:
 
             return run_baseline(name, fit, settings, self.split, is_final=is_final)
 
-        trials = [
-            self._done(self.trials, f"{name}/trial-{number}", lambda settings=settings: run(settings, is_final=False))  # type: ignore[misc]
-            for number, settings in enumerate(grid)
-        ]
-        settings = grid[_best(trials)]
+        settings = self._chosen_earlier(name)
+        if settings is None:
+            trials = [
+                self._done(self.trials, f"{name}/trial-{number}", lambda tried=tried: run(tried, is_final=False))  # type: ignore[misc]
+                for number, tried in enumerate(grid)
+            ]
+            settings = grid[_best(trials)]
         self._done(self.store, f"{name}/final-0", lambda: run(settings, is_final=True))
+
+    def _chosen_earlier(self, name: str) -> Mapping[str, Any] | None:
+        """A baseline's settings in the earlier section, if they are among those that are tried today."""
+        chosen = [row["chosen"] for row in self._tuned_earlier.get("rows", ()) if row["arm"] == name]
+        return next((settings for settings in GRIDS[name] if dict(settings) in chosen), None)
 
     def tuned(self, arm: Arm) -> Trial:
         """The setting of an arm that validates best, one seed each; at full size the paper's."""
         if self.data.published is not None:
             return self.data.published
-        trials = [
-            self._trained(f"{arm.name}/trial-{number}", arm, trial, seed=0, is_final=False)
-            for number, trial in enumerate(arm.trials)
-        ]
+        trials = []
+        for number, trial in enumerate(arm.trials):
+            name, earlier = f"{arm.name}/trial-{number}", self._tried_earlier(arm, trial)
+            if earlier is not None and self.trials.get(name) is None:
+                self.trials.put(name, earlier)
+            trials.append(self._trained(name, arm, trial, seed=0, is_final=False))
         return arm.trials[_best(trials)]
+
+    def _tried_earlier(self, arm: Arm, trial: Trial) -> Finished | None:
+        """This trial in the earlier section. Its minutes are that machine's."""
+        asked = (arm.name, asdict(trial))
+        rows = self._tuned_earlier.get("trials", ())
+        return next((Finished(row=row, ranked=None) for row in rows if (row["arm"], row["trial"]) == asked), None)
 
     def final(self, arm: Arm, trial: Trial, seed: int, *, with_neighbours: bool = False) -> Finished:
         kind = _NEIGHBOURS if with_neighbours else "final"

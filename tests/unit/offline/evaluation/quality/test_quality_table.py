@@ -2,7 +2,7 @@
 
 import json
 import time
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -95,6 +95,28 @@ def test_sections_of_an_earlier_report_stand_until_there_is_more(finished: Path,
     assert again[1] == whole
     assert [one["data"] for one in again] == ["others", "cyclic"]
     assert not (tmp_path / "nothing").exists()
+
+
+def test_what_an_earlier_reports_trials_chose_is_not_tried_again(finished: Path, tmp_path: Path) -> None:
+    earlier = report(work(finished), DATA)["sections"][0]
+    # Another trial than this machine would choose, and a setting that nobody tries today.
+    chosen = ARMS["hstu-dot"].trials[-1]
+    for row in earlier["trials"]:
+        row["validation"] = float(row["trial"] == asdict(chosen))
+    for row in earlier["rows"]:
+        row["chosen"] = {"factors": 3} if row["arm"] == "als" else row["chosen"]
+    earlier["finals"] = {"done": 1, "expected": len(GRIDS) + 1}
+    begun: list[str] = []
+    one_arm = CyclicData(name="cyclic", splits=("leave-one-out",), seeds=1, arms=("hstu-dot",))
+    assert measure(replace(work(tmp_path, earlier=[earlier]), say=begun.append), (one_arm,))
+    assert not [line for line in begun if "trial-" in line and "als/" not in line]
+    assert [line for line in begun if "als/trial-" in line]
+    finals = finals_of(Store(tmp_path / "cyclic" / "leave-one-out"))
+    assert finals["hstu-dot"][0].row["trial"] == asdict(chosen)
+    [found] = report(work(tmp_path, earlier=[earlier]), (one_arm,))["sections"]
+    assert [row for row in found["trials"] if row["arm"] == "hstu-dot"] == [
+        row for row in earlier["trials"] if row["arm"] == "hstu-dot"
+    ]
 
 
 def test_stored_ranks_are_what_the_row_says(finished: Path) -> None:
