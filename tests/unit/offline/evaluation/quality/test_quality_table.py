@@ -95,6 +95,11 @@ def test_sections_of_an_earlier_report_stand_until_there_is_more(finished: Path,
     assert again[1] == whole
     assert [one["data"] for one in again] == ["others", "cyclic"]
     assert not (tmp_path / "nothing").exists()
+    # A trial alone is more than nothing, and is not lost to a machine that has none.
+    trial = Store(finished / "cyclic" / "leave-one-out").get("hstu-dot/trial-0")
+    Store(tmp_path / "begun" / "others" / "leave-one-out").put("hstu-dot/trial-0", trial)
+    for store in ("begun", "nothing"):
+        assert sections(tmp_path / store, (others,), hours=0)[0]["trials"] == [trial.row]
 
 
 def test_what_an_earlier_reports_trials_chose_is_not_tried_again(finished: Path, tmp_path: Path) -> None:
