@@ -39,6 +39,7 @@ class MeasuredData:
     """One data set of the table: its splits, the primary one first, how many seeds final runs have, what runs on it.
 
     With `published` the arms are the preset of the data's name with the paper's own settings, and nothing is tuned.
+    `settings_of`: arms and baselines take what that set's trials chose.
     """
 
     name: str
@@ -47,15 +48,16 @@ class MeasuredData:
     baselines: tuple[str, ...] = tuple(GRIDS)
     arms: tuple[str, ...] = tuple(ARMS)
     published: Trial | None = None
+    settings_of: str | None = None
 
     @property
     def key(self) -> str:
         """What it is asked for by."""
         return self.name if self.published is None else f"{self.name}-full"
 
-    def tuned_on(self, split: str) -> str:
-        """The split whose trials chose the settings: its own, or leave-one-out's for its other order of ties."""
-        return LAST if split == LAST_REVERSED else split
+    def tuned_on(self, split: str) -> tuple[str, str]:
+        """The data and split whose trials chose the settings; for its other order of ties, leave-one-out's."""
+        return self.settings_of or self.key, LAST if split == LAST_REVERSED else split
 
     def arms_of(self, split: str) -> tuple[str, ...]:
         """Another order of ties asks whether the verdict holds: the two arms that it is about."""
@@ -76,11 +78,12 @@ DATA = (
     MeasuredData(name="amazon-beauty-2014", splits=(LAST,)),
     MeasuredData(name="ml-1m", splits=(TIME, LAST, LAST_REVERSED), seeds=5),
     MeasuredData(name="amazon-sports-2014", splits=(LAST,)),
-    # EASE's matrices, items by items, would be 22 GiB.
+    # Its own trials would take five hours of a core; EASE's matrices, items by items, 22 GiB.
     MeasuredData(
         name="amazon-beauty-large-2014",
         splits=(LAST,),
         baselines=tuple(name for name in GRIDS if name != "ease"),
+        settings_of="amazon-beauty-2014",
     ),
     MeasuredData(
         name="ml-1m",
@@ -128,9 +131,9 @@ class Work:
     plan: Callable[[MeasuredData, Interactions], Plan] = plan_for
     earlier: Sequence[Mapping[str, Any]] = field(default_factory=list)
 
-    def earlier_of(self, data: MeasuredData, split: str) -> dict[str, Any] | None:
-        """The earlier section of this split, if any."""
-        return next((dict(one) for one in self.earlier if (one["data"], one["split"]) == (data.key, split)), None)
+    def earlier_of(self, key: str, split: str) -> dict[str, Any] | None:
+        """The earlier section of this data's split, if any."""
+        return next((dict(one) for one in self.earlier if (one["data"], one["split"]) == (key, split)), None)
 
     def check_time(self) -> None:
         if self.until is not None and time.monotonic() >= self.until:
@@ -160,7 +163,7 @@ def _is_whole(work: Work, data: MeasuredData, split: str, seeds: int | None) -> 
 
 
 def _num_done(work: Work, data: MeasuredData, split: str) -> int:
-    earlier = work.earlier_of(data, split)
+    earlier = work.earlier_of(data.key, split)
     return 0 if earlier is None else int(earlier["finals"]["done"])
 
 
@@ -171,10 +174,11 @@ class _Comparison:
         self.work, self.data, self.split, self.seeds = work, data, split, seeds
         self.folder = work.store / data.key / _folder(split.name)
         self.store = Store(self.folder)
-        self.trials = Store(work.store / data.key / _folder(data.tuned_on(split.name)))
+        tuned_data, tuned_split = data.tuned_on(split.name)
+        self.trials = Store(work.store / tuned_data / _folder(tuned_split))
         self.arms = [ARMS[name] for name in data.arms_of(split.name)]
         self.plan = work.plan(data, split.train)
-        self._tuned_earlier = work.earlier_of(data, data.tuned_on(split.name)) or {}
+        self._tuned_earlier = work.earlier_of(tuned_data, tuned_split) or {}
 
     def measure(self) -> None:
         for name in self.data.baselines:
@@ -201,7 +205,7 @@ class _Comparison:
 
             return run_baseline(name, fit, settings, self.split, is_final=is_final)
 
-        settings = self._chosen_earlier(name)
+        settings = grid[0] if len(grid) == 1 else self._chosen_earlier(name)
         if settings is None:
             trials = [
                 self._done(self.trials, f"{name}/trial-{number}", lambda tried=tried: run(tried, is_final=False))  # type: ignore[misc]
@@ -295,6 +299,11 @@ class _Comparison:
         found = store.get(name)
         if found is not None:
             return found
+        if store is self.trials and self.data.settings_of is not None:
+            raise ValueError(
+                f"{self.data.key} takes the settings that {self.data.settings_of}'s trials chose, "
+                f"but there is no {name}; measure {self.data.settings_of} first"
+            )
         self.work.check_time()
         self.work.say(f"{self.data.key}, {self.split.name}, {name}")
         return store.put(name, work())
@@ -361,7 +370,7 @@ def report(work: Work, data: Sequence[MeasuredData], *, seeds: int | None = None
         interactions = one.load()
         for split_name in one.splits:
             comparison = _Comparison(work, one, SPLITS[split_name](interactions), seeds or one.seeds)
-            found, earlier = _section(comparison), work.earlier_of(one, split_name)
+            found, earlier = _section(comparison), work.earlier_of(one.key, split_name)
             if earlier is not None and _num_runs(earlier) >= _num_runs(found):
                 found = earlier
             measured[one.key, split_name] = found

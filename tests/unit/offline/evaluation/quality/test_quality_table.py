@@ -124,6 +124,24 @@ def test_what_an_earlier_reports_trials_chose_is_not_tried_again(finished: Path,
     ]
 
 
+def test_settings_of_another_set_are_taken_or_asked_for(finished: Path, tmp_path: Path) -> None:
+    earlier = report(work(finished), DATA)["sections"][0]
+    chosen = {row["arm"]: row["chosen"] for row in earlier["rows"] if row["arm"] in GRIDS}
+    large = CyclicData(
+        name="large", splits=("leave-one-out",), seeds=1, baselines=("als",), arms=("hstu-mol",), settings_of="cyclic"
+    )
+    with pytest.raises(
+        ValueError, match="settings that cyclic's trials chose, but there is no als/trial-0; measure cyclic"
+    ):
+        measure(work(tmp_path / "alone"), (large,))
+    assert measure(work(tmp_path, earlier=[earlier]), (large,))
+    finals = finals_of(Store(tmp_path / "large" / "leave-one-out"))
+    assert finals["als"][0].row["settings"] == chosen["als"]
+    store = Store(finished / "cyclic" / "leave-one-out")
+    assert finals["hstu-mol"][0].row["trial"] == store.get("hstu-mol/final-0").row["trial"]
+    assert not list((tmp_path / "large").rglob("trial-*"))
+
+
 def test_stored_ranks_are_what_the_row_says(finished: Path) -> None:
     for runs in finals_of(Store(finished / "cyclic" / "leave-one-out")).values():
         for metric in ("hr@10", "ndcg@10", "mrr"):
