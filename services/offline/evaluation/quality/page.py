@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from services.offline.evaluation.common.plots import panels, titled
 from services.offline.evaluation.common.report import Report, Request, cell, filled, markdown, report_of, written
 from services.offline.evaluation.quality import table
@@ -71,7 +73,10 @@ def _section(section: Row) -> str:
     rows = {
         "told": told,
         "missing": not ordered,
-        "rows": [_minutes(row) | {"name": _name(row)} for row in ordered],
+        "rows": [
+            _minutes(row) | {"name": _name(row), "epochs": _epochs(section["curves"].get(row["arm"], ()))}
+            for row in ordered
+        ],
         "verdicts": [verdict | {"metric": verdict["metric"].upper()} for verdict in section["verdicts"]],
         "strata": list(_strata(section["strata"])),
         "trials": [_minutes(row) | {"setting": Trial(**row["trial"]).text} for row in section["trials"]],
@@ -81,6 +86,14 @@ def _section(section: Row) -> str:
 
 def _name(row: Row) -> str:
     return f"**{row['title']}** ({row['chosen']})" if row["arm"] in ARMS else row["title"]
+
+
+def _epochs(curves: Sequence[Sequence[Sequence[float]]]) -> str | None:
+    """The best epoch of the last one, means over seeds, of curves of (seconds, validation) per epoch."""
+    if not curves:
+        return None
+    best = [max(range(len(curve)), key=lambda epoch: curve[epoch][1]) + 1 for curve in curves]
+    return f"{np.mean(best):.0f} of {np.mean([len(curve) for curve in curves]):.0f}"
 
 
 def _minutes(row: Row) -> dict[str, Any]:

@@ -39,7 +39,7 @@ class MeasuredData:
     """One data set of the table: its splits, the primary one first, how many seeds final runs have, what runs on it.
 
     With `published` the arms are the preset of the data's name with the paper's own settings, and nothing is tuned.
-    `settings_of`: arms and baselines take what that set's trials chose.
+    `settings_of`: arms and baselines take what that set's trials chose. `epochs`: final runs may take this many.
     """
 
     name: str
@@ -49,11 +49,13 @@ class MeasuredData:
     arms: tuple[str, ...] = tuple(ARMS)
     published: Trial | None = None
     settings_of: str | None = None
+    epochs: int | None = None
 
     @property
     def key(self) -> str:
         """What it is asked for by."""
-        return self.name if self.published is None else f"{self.name}-full"
+        longer = self.epochs is not None
+        return f"{self.name}-full" if self.published is not None else f"{self.name}-long" if longer else self.name
 
     def tuned_on(self, split: str) -> tuple[str, str]:
         """The data and split whose trials chose the settings; for its other order of ties, leave-one-out's."""
@@ -84,6 +86,16 @@ DATA = (
         splits=(LAST,),
         baselines=tuple(name for name in GRIDS if name != "ease"),
         settings_of="amazon-beauty-2014",
+    ),
+    # Does the verdict of short trainings hold for long ones?
+    MeasuredData(
+        name="ml-1m",
+        splits=(LAST,),
+        seeds=1,
+        baselines=(),
+        arms=("hstu-dot", "hstu-mol"),
+        settings_of="ml-1m",
+        epochs=30,
     ),
     MeasuredData(
         name="ml-1m",
@@ -116,7 +128,7 @@ def plan_for(data: MeasuredData, train: Interactions) -> Plan:
     return Plan(
         config=config,
         trial_epochs=int(np.clip(round(1_000_000 / positions), 3, 10)),
-        final_epochs=int(np.clip(round(2_500_000 / positions), 6, 20)),
+        final_epochs=data.epochs or int(np.clip(round(2_500_000 / positions), 6, 20)),
     )
 
 
@@ -410,7 +422,8 @@ def _section(comparison: _Comparison) -> dict[str, Any]:
 
 
 def _is_first_of_its_data(comparison: _Comparison) -> bool:
-    return comparison.split.name == comparison.data.splits[0] and comparison.data.published is None
+    data = comparison.data
+    return data.key == data.name and comparison.split.name == data.splits[0]
 
 
 def _order(interactions: Interactions) -> dict[str, Any]:

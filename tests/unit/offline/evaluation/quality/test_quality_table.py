@@ -12,9 +12,18 @@ from services.offline.datasets import Interactions
 from services.offline.evaluation.common.report import Request
 from services.offline.evaluation.quality.arms import ARMS, NUM_TRIALS, bytes_per_item
 from services.offline.evaluation.quality.baselines import GRIDS
-from services.offline.evaluation.quality.page import page, plot_curves, quality
+from services.offline.evaluation.quality.page import _epochs, page, plot_curves, quality
 from services.offline.evaluation.quality.runs import Plan, Store
-from services.offline.evaluation.quality.table import MeasuredData, Work, finals_of, measure, report, values_of
+from services.offline.evaluation.quality.table import DATA as SETS
+from services.offline.evaluation.quality.table import (
+    MeasuredData,
+    Work,
+    finals_of,
+    measure,
+    plan_for,
+    report,
+    values_of,
+)
 from services.offline.training.evaluation import RankedEvents
 from tests.unit.offline.training.training_scene import CONFIG, cyclic_interactions
 
@@ -169,6 +178,20 @@ def test_the_page_holds_every_row_verdict_and_trial(finished: Path, tmp_path: Pa
 
 def test_the_wide_dot_product_has_the_mixtures_bytes_per_item() -> None:
     assert bytes_per_item(ARMS["hstu-dot-wide"].shaped(CONFIG)) == bytes_per_item(CONFIG)
+
+
+def test_a_long_training_differs_in_its_epochs_alone() -> None:
+    by_key = {one.key: one for one in SETS}
+    assert len(by_key) == len(SETS)
+    train = cyclic_interactions(num_users=60, num_items=200)
+    usual, longer = plan_for(by_key["ml-1m"], train), plan_for(by_key["ml-1m-long"], train)
+    assert longer == replace(usual, final_epochs=30) != usual
+    assert by_key["ml-1m-long"].tuned_on("leave-one-out") == by_key["ml-1m"].tuned_on("leave-one-out")
+
+
+def test_the_best_epoch_is_a_mean_over_seeds() -> None:
+    curves = [[[1.0, 0.1], [2.0, 0.3], [3.0, 0.2]], [[1.0, 0.1], [2.0, 0.2], [3.0, 0.3], [4.0, 0.4], [5.0, 0.1]]]
+    assert (_epochs(curves), _epochs(())) == ("3 of 4", None)
 
 
 def test_values_are_the_textbooks() -> None:
