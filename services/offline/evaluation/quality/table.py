@@ -31,6 +31,8 @@ TIME, LAST, LAST_REVERSED = "global time", "leave-one-out", "leave-one-out, reve
 METRICS = ("hr@1", "hr@10", "hr@50", "hr@200", "ndcg@10", "mrr")
 # The metrics that a verdict is about; Holm's correction is over all of a table's verdicts.
 JUDGED = ("ndcg@10", "hr@10")
+# Holm multiplies the smallest p-value that they allow, 2 / (R + 1), by the number of comparisons, about 60.
+_REPLICATES = 5_000
 _SHORTER, _NEIGHBOURS = "short", "neighbours"
 
 
@@ -406,7 +408,7 @@ def _section(comparison: _Comparison) -> dict[str, Any]:
         "data": comparison.data.key,
         "split": split.name,
         "machine": machine(),
-        "order": _order(split.interactions) if _is_first_of_its_data(comparison) else None,
+        "order": _order(comparison),
         "users": int((train.user_counts() > 0).sum()),
         "items": split.interactions.num_items,
         "train_events": len(train),
@@ -421,13 +423,15 @@ def _section(comparison: _Comparison) -> dict[str, Any]:
     }
 
 
-def _is_first_of_its_data(comparison: _Comparison) -> bool:
-    data = comparison.data
-    return data.key == data.name and comparison.split.name == data.splits[0]
-
-
-def _order(interactions: Interactions) -> dict[str, Any]:
-    found = order_test(interactions)
+def _order(comparison: _Comparison) -> dict[str, Any] | None:
+    """The shuffle test of the data, beside its first split; what an earlier report found is not found again."""
+    data, split = comparison.data, comparison.split
+    if data.key != data.name or split.name != data.splits[0]:
+        return None
+    earlier = comparison.work.earlier_of(data.key, split.name) or {}
+    if earlier.get("order") is not None:
+        return dict(earlier["order"])
+    found = order_test(split.interactions)
     return {"verdict": found.verdict, "lift": round(found.lift, 2), "z": round(found.z, 1)}
 
 
@@ -480,7 +484,8 @@ def _verdicts(store: Store, finals: Mapping[str, Sequence[Finished]]) -> Iterato
         if one is None or other is None or other not in finals:
             continue
         for metric in JUDGED:
-            found = paired_difference(values_of(runs, metric), values_of(finals[other], metric))
+            one_values, other_values = values_of(runs, metric), values_of(finals[other], metric)
+            found = paired_difference(one_values, other_values, replicates=_REPLICATES)
             yield {"question": question, "one": one, "other": other, "metric": metric} | _plain(found)
 
 
