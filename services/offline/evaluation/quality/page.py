@@ -89,7 +89,7 @@ def _name(row: Row) -> str:
 
 
 def _epochs(curves: Sequence[Sequence[Sequence[float]]]) -> str | None:
-    """The best epoch of the last one, means over seeds, of curves of (seconds, validation) per epoch."""
+    """Which epoch validated best, of how many: means over seeds of their curves, (seconds, validation) per epoch."""
     if not curves:
         return None
     best = [max(range(len(curve)), key=lambda epoch: curve[epoch][1]) + 1 for curve in curves]

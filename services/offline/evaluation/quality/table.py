@@ -45,6 +45,7 @@ class MeasuredData:
     """
 
     name: str
+    variant: str = ""
     splits: tuple[str, ...]
     seeds: int = 3
     baselines: tuple[str, ...] = tuple(GRIDS)
@@ -56,8 +57,7 @@ class MeasuredData:
     @property
     def key(self) -> str:
         """What it is asked for by."""
-        longer = self.epochs is not None
-        return f"{self.name}-full" if self.published is not None else f"{self.name}-long" if longer else self.name
+        return f"{self.name}-{self.variant}" if self.variant else self.name
 
     def tuned_on(self, split: str) -> tuple[str, str]:
         """The data and split whose trials chose the settings; for its other order of ties, leave-one-out's."""
@@ -77,6 +77,7 @@ class MeasuredData:
         return interactions.keep_frequent(min_per_item=5) if self.name == "ml-1m" else interactions
 
 
+_PAIR = MeasuredData(name="ml-1m", splits=(LAST,), seeds=1, baselines=(), arms=("hstu-dot", "hstu-mol"))
 DATA = (
     MeasuredData(name="ml-latest-small", splits=(TIME, LAST)),
     MeasuredData(name="amazon-beauty-2014", splits=(LAST,)),
@@ -90,23 +91,8 @@ DATA = (
         settings_of="amazon-beauty-2014",
     ),
     # Does the verdict of short trainings hold for long ones?
-    MeasuredData(
-        name="ml-1m",
-        splits=(LAST,),
-        seeds=1,
-        baselines=(),
-        arms=("hstu-dot", "hstu-mol"),
-        settings_of="ml-1m",
-        epochs=30,
-    ),
-    MeasuredData(
-        name="ml-1m",
-        splits=(LAST,),
-        seeds=1,
-        baselines=(),
-        arms=("hstu-dot", "hstu-mol"),
-        published=Trial(loss="sampled-softmax", num_negatives=128),
-    ),
+    replace(_PAIR, variant="long", settings_of="ml-1m", epochs=30),
+    replace(_PAIR, variant="full", published=Trial(loss="sampled-softmax", num_negatives=128)),
 )
 
 
