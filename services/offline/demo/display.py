@@ -91,7 +91,8 @@ def figures(summary: Mapping[str, Any]) -> "RenderableType":
     """The summary for a person: what it was worth, how long it took, what became of every event, what ran."""
     from rich.console import Group
 
-    return Group(_quality(summary), "", _times(summary), "", _events(summary), "", _components(summary))
+    told = [_quality(summary), *_overload(summary), "", _times(summary), "", _events(summary), "", _components(summary)]
+    return Group(*told)
 
 
 def _quality(summary: Mapping[str, Any]) -> "RenderableType":
@@ -127,6 +128,21 @@ def _quality(summary: Mapping[str, Any]) -> "RenderableType":
     if "item_knn" not in rates:
         said += "; item-kNN is left out: its counts of pairs would take too much memory for this many items"
     return Group(table, Text(said, style="dim"))
+
+
+def _overload(summary: Mapping[str, Any]) -> "Iterator[RenderableType]":
+    """A warning where the machine did not keep up: such answers lower the model's hit rates, not the baselines'."""
+    from rich.text import Text
+
+    answers, rate = summary["answers"], summary["rates_per_s"]["events"]
+    busy, failed = answers["degradations"].get("DEGRADATION_BUSY", 0), sum(answers["errors"].values())
+    if busy or failed:
+        yield Text(
+            f"the machine was too busy for {rate:.0f} events a second: {busy:,} of "
+            f"{sum(answers['state_sources'].values()):,} answers are marked BUSY, {failed:,} calls failed. The model's "
+            f"hit rates count them. Close what else runs here, or try --rate {max(1, rate / 2):.0f}",
+            style="yellow",
+        )
 
 
 def _times(summary: Mapping[str, Any]) -> "RenderableType":

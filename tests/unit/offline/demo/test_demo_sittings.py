@@ -98,6 +98,7 @@ def test_the_table_fits_80_columns_and_says_what_a_sitting_is() -> None:
         "hit_rate_at_10_by_sitting": hit_rates_by_kind(kinds, hit),
         "over_best_baseline": over_best_baseline(rates),
         "rates_per_s": {"recommend": 40.0, "events": 200.0},
+        "answers": {"state_sources": {"stored": 4}, "degradations": {"DEGRADATION_POPULAR_FALLBACK": 1}, "errors": {}},
         "recommend_ms": {},
         "recommend_with_token_ms": {},
         "freshness_ms": {},
@@ -117,3 +118,9 @@ def test_the_table_fits_80_columns_and_says_what_a_sitting_is() -> None:
     assert line.split()[-4:] == ["0.5000", "1.0000", "0.0000", "1.00"]
     assert "less than 60 minutes after the user's previous event" in " ".join(said.split())
     assert "1 first events of new users" in " ".join(said.split())
+    assert "too busy" not in said
+    summary["answers"] |= {"degradations": {"DEGRADATION_BUSY": 3}, "errors": {"DEADLINE_EXCEEDED": 2}}
+    Console(file=out, width=80).print(figures(summary))
+    said = " ".join(out.getvalue().split())
+    assert "too busy for 200 events a second: 3 of 4 answers are marked BUSY, 2 calls failed" in said
+    assert "try --rate 100" in said
