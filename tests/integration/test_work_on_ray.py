@@ -38,7 +38,7 @@ from services.offline.backfill.jobs import import_interactions, run_reattributio
 from services.offline.backfill.scoring import caught_up
 from services.offline.datasets.simulator import SimulatorConfig, simulate
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
 # One of them never had an event, and a few had so few that the gateway favours popular items for them.
 PEOPLE = SimulatorConfig(
@@ -149,15 +149,21 @@ def command(*arguments: str) -> "subprocess.Popen[str]":
 
 
 def finished(process: "subprocess.Popen[str]") -> dict[str, Any]:
-    said, complaints = process.communicate(timeout=200)
+    said, complaints = process.communicate(timeout=400)
     assert process.returncode == 0, said + complaints
     found: dict[str, Any] = json.loads(said)
     return found
 
 
 def kill_one_worker(cluster: Cluster, process: "subprocess.Popen[str]") -> None:
-    wait_for(lambda: len(cluster.busy()) == 2 or process.poll() is not None, 100, "two busy workers")
-    assert process.poll() is None, process.communicate()
+    """Raises: AssertionError with what the process printed, which is ended, unless two workers become busy."""
+    # Both import PyTorch first: two minutes on a slow machine that runs other tests beside them.
+    try:
+        wait_for(lambda: len(cluster.busy()) == 2 or process.poll() is not None, 300, "two busy workers")
+        assert process.poll() is None, "it ended before"
+    except AssertionError as exc:
+        process.kill()
+        raise AssertionError(f"{exc}; it printed {process.communicate()}") from exc
     cluster.busy()[0].kill()
 
 
