@@ -13,11 +13,12 @@ from services.offline.evaluation.common.report import Request
 from services.offline.evaluation.quality.arms import ARMS, NUM_TRIALS, bytes_per_item
 from services.offline.evaluation.quality.baselines import GRIDS
 from services.offline.evaluation.quality.page import _epochs, page, plot_curves, quality
-from services.offline.evaluation.quality.runs import Plan, Store
+from services.offline.evaluation.quality.runs import Finished, Plan, Store
 from services.offline.evaluation.quality.table import DATA as SETS
 from services.offline.evaluation.quality.table import (
     MeasuredData,
     Work,
+    difference,
     finals_of,
     measure,
     plan_for,
@@ -192,6 +193,19 @@ def test_a_long_training_differs_in_its_epochs_alone() -> None:
 def test_the_best_epoch_is_a_mean_over_seeds() -> None:
     curves = [[[1.0, 0.1], [2.0, 0.3], [3.0, 0.2]], [[1.0, 0.1], [2.0, 0.2], [3.0, 0.3], [4.0, 0.4], [5.0, 0.1]]]
     assert (_epochs(curves), _epochs(())) == ("3 of 4", None)
+
+
+def test_one_person_with_many_events_decides_nothing() -> None:
+    users = np.array([0] * 90 + [1] * 10)
+
+    def runs(ranks: np.ndarray) -> list[Finished]:
+        ranked = RankedEvents(events=np.arange(100), users=users, ranks=ranks, coverage=1.0)
+        return [Finished(row={}, ranked=ranked)]
+
+    found = difference(runs(np.where(users == 0, 0, 50)), runs(np.where(users == 1, 0, 50)), "hr@10")
+    assert found.mean == pytest.approx(0.8)
+    assert (found.low, found.high) == (-1, 1)
+    assert found.p_value > 0.2
 
 
 def test_values_are_the_textbooks() -> None:
