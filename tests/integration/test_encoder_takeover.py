@@ -68,59 +68,45 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 
 
 class Load:
-    """Writes events and undos until it is ended, one of everybody then: who was forgotten or restored may have no state
-    until the next one. acknowledged: where they lie. silent: users who do nothing."""
+    """Writes events and undos until it is ended. acknowledged: where they lie."""
 
     def __init__(self, kafka: str, seed: int) -> None:
         self._producer, self._rng, self._number = BulkProducer(kafka), random.Random(seed), 0
         self.acknowledged: set[tuple[int, int]] = set()
         # One past the last record of each partition.
         self.ends = dict.fromkeys(range(NUM_PARTITIONS), 0)
-        self.silent: frozenset[str] = frozenset()
+        self._active, self._sending = USERS, threading.Lock()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
+    def only(self, users: list[str]) -> None:
+        """From now on these write; whatever others wrote is acknowledged."""
+        with self._sending:
+            self._active = users
+
     def _run(self) -> None:
         while not self._ended.wait(0.05):
-            users = [user for user in USERS if user not in self.silent]
-            self._send([self._record(user) for user in self._rng.choices(users, k=8)])
+            with self._sending:
+                records = [self._record() for _ in range(8)]
+                for partition, offset in self._producer.send_many(records):
+                    self.acknowledged.add((partition, offset))
+                    self.ends[partition] = max(self.ends[partition], offset + 1)
 
-    def _send(self, records: list[Record]) -> None:
-        for partition, offset in self._producer.send_many(records):
-            self.acknowledged.add((partition, offset))
-            self.ends[partition] = max(self.ends[partition], offset + 1)
-
-    def _record(self, user: str) -> Record:
-        late_ms, is_undo = self._rng.randrange(5_000), self._rng.random() < 0.1
-        return self._undo(user) if is_undo else self._event(user, late_ms)
-
-    def _event(self, user: str, late_ms: int = 0) -> Record:
+    def _record(self) -> Record:
         self._number += 1
-        return written(
-            Interaction(
-                user_id=user,
-                item_id=f"item-{self._rng.randrange(55)}",
-                event_id=f"e-{self._number}",
-                event_time_ms=int(time.time() * 1000) - late_ms,
-            )
-        )
-
-    def _undo(self, user: str) -> Record:
-        self._number += 1
-        undone = f"e-{self._rng.randrange(self._number)}"
-        return written(Interaction(user_id=user, event_id=f"e-{self._number}", undoes_event_id=undone))
+        user, name = self._rng.choice(self._active), f"e-{self._number}"
+        when = int(time.time() * 1000) - self._rng.randrange(5_000)
+        event = Interaction(user_id=user, item_id=f"item-{self._rng.randrange(55)}", event_id=name, event_time_ms=when)
+        if self._rng.random() < 0.1:
+            undone = f"e-{self._rng.randrange(self._number)}"
+            event = Interaction(user_id=user, event_id=name, undoes_event_id=undone)
+        return Record(INTERACTIONS, user.encode(), encode_interaction(event))
 
     def end(self) -> None:
         self._ended.set()
         self._thread.join()
-        self._send([self._event(user) for user in USERS])
         self._producer.close()
-
-
-def written(event: Interaction) -> Record:
-    """As it is in the log."""
-    return Record(INTERACTIONS, event.user_id.encode(), encode_interaction(event))
 
 
 class World:
@@ -252,9 +238,9 @@ def takeovers(world: World, load: Load) -> tuple[int, Forget]:
     until(lambda: world.has_applied(load.ends), "an emptied store is filled")
 
     shared(4, 4)
-    # What she does between the forget and the erasure could be too late for a window that the replay never fills.
-    load.silent = frozenset((USERS[3],))
-    time.sleep(1)
+    # Between the forget and the erasure she rests: what comes there may be too late for the window of then, and is in
+    # time for one that never held what is void.
+    load.only([user for user in USERS if user != USERS[3]])
     lost = world.held()[three]
     began = time.monotonic()
     world.send(three, signal.SIGSTOP)
@@ -264,7 +250,7 @@ def takeovers(world: World, load: Load) -> tuple[int, Forget]:
     producer.close()
     again(lost)
     say(event="frozen", lease_s=LEASE_S, until_applied_again_s=round(time.monotonic() - began, 3))
-    load.silent = frozenset()
+    load.only(USERS)
     until(lambda: world.held().keys() == {two}, "the frozen one has lost its partitions")
     world.send(three, signal.SIGCONT)
     shared(4, 4)
