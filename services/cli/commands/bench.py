@@ -39,7 +39,7 @@ def table_3(
     *,
     data: Annotated[list[str] | None, typer.Option(help="A set of the table; may be repeated. Default: all.")] = None,
     seeds: Annotated[
-        int | None, typer.Option(min=1, help="Final runs per arm. Default: ml-1m 5, its long and full ones 1, else 3.")
+        int | None, typer.Option(min=1, help="Final runs per arm. Default: ml-1m 5, ml-1m-full 1, else 3.")
     ] = None,
     hours: Annotated[
         float | None, typer.Option(min=0, help="Stop after so long; the next call goes on. 0: only the page.")
@@ -54,8 +54,8 @@ def table_3(
     """SASRec and HSTU, each with a dot product and a mixture, beside tuned baselines: quality, intervals, hours.
 
     Every arm has the same number of trials on validation; the test is read once. Takes about a day on two cores for
-    all sets, of it an hour for ml-1m-long (30 epochs), and another for ml-1m-full (the paper's size). Interrupt it at
-    any time: finished runs are kept, a training goes on from its checkpoint.
+    all sets, of it eight processor hours for ml-1m-long (30 epochs), and another for ml-1m-full (the paper's size).
+    Interrupt it at any time: finished runs are kept, a training goes on from its checkpoint.
 
     Example:  freshet bench paper table-3 --data ml-latest-small
 

@@ -40,8 +40,9 @@ _SHORTER, _NEIGHBOURS = "short", "neighbours"
 class MeasuredData:
     """One data set of the table: its splits, the primary one first, how many seeds final runs have, what runs on it.
 
-    With `published` the arms are the preset of the data's name with the paper's own settings, and nothing is tuned.
-    `settings_of`: arms and baselines take what that set's trials chose. `epochs`: final runs may take this many.
+    `variant` tells entries of one data set apart. With `published` the arms are the preset of the data's name with the
+    paper's own settings, and nothing is tuned. `settings_of`: arms and baselines take what that set's trials chose.
+    `epochs`: final runs may take this many.
     """
 
     name: str
