@@ -7,9 +7,10 @@ that stream are left to gRPC: over HTTP/1.1 they cannot answer while they read.
 
 import asyncio
 import contextlib
+import json
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from typing import Any, NoReturn, cast
 from urllib.parse import urlsplit
 
@@ -101,6 +102,38 @@ class _Application(ConnectASGIApplication[None]):
         return ""
 
 
+class _Explained:
+    """Says what is allowed where Connect refuses a path, an HTTP method or a content type without a body."""
+
+    def __init__(self, application: Any, paths: Collection[str]) -> None:
+        self._application, self._paths = application, ", ".join(sorted(paths))
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        refused = False
+
+        async def told(message: Any) -> None:
+            nonlocal refused
+            headers = message.get("headers", ())
+            begins = message["type"] == "http.response.start" and all(name != b"content-type" for name, _ in headers)
+            if begins and (text := self._words(message["status"], scope)):
+                refused = True
+                await send({**message, "headers": [*headers, (b"content-type", b"application/json")]})
+                body = json.dumps({"code": "unimplemented", "message": text}).encode()
+                await send({"type": "http.response.body", "body": body})
+            if not refused:
+                await send(message)
+
+        await self._application(scope, receive, told)
+
+    def _words(self, status: int, scope: Any) -> str:
+        given = dict(scope["headers"]).get(b"content-type", b"").decode("latin-1")
+        return {
+            404: f"path={scope['path'][:80]!r} allowed: {self._paths}",
+            405: f"method={scope['method'][:80]!r} allowed: POST",
+            415: f"content-type={given[:80]!r} allowed: application/json, application/proto",
+        }.get(status, "")
+
+
 class _OnLoopback:
     """Answers who addressed this machine as such: a page in a browser whose own name leads here is a stranger."""
 
@@ -152,7 +185,8 @@ class HttpServer:
             read_max_bytes=max_request_bytes,
             codecs=cast(Any, [_Codec(is_json=True), _Codec(is_json=False)]),
         )
-        self._application = application if knows_callers else _OnLoopback(application)
+        explained = _Explained(application, endpoints)
+        self._application = explained if knows_callers else _OnLoopback(explained)
         self._server: _Server | None = None
         self._serving: asyncio.Task[None] | None = None
 

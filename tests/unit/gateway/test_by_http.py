@@ -39,7 +39,7 @@ class Door:
     async def post(
         self, method: str, body: Any, service: str = SERVICE, **headers: str
     ) -> tuple[int, Any, dict[str, str]]:
-        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
         sent = {
             "content-type": "application/json",
             **{name.replace("_", "-"): value for name, value in headers.items()},
@@ -166,8 +166,19 @@ async def test_errors_have_grpcs_words_and_https_status() -> None:
         assert told["x-request-id"] == "r-9"
         assert (await door.post("Recommend", {"userId": "ann", "k": 0}))[1]["message"].startswith("k=0 allowed")
         assert (await door.post("Recommend", {"userId": "ann", "k": 2}, connect_timeout_ms="0"))[0] == 504
-        assert (await door.post("NoSuchMethod", {}))[0] == 404
-        assert (await door.post("StreamInteractions", {}))[0] == 404
+        for method in ("NoSuchMethod", "StreamInteractions"):
+            status, error, _ = await door.post(method, {})
+            assert (status, error["code"]) == (404, "unimplemented")
+            assert error["message"].startswith(f"path='/{SERVICE}/{method}' allowed: /")
+            assert f"/{SERVICE}/Recommend" in error["message"]
+        form = "application/x-www-form-urlencoded"
+        status, error, _ = await door.post("Recommend", b"{}", content_type=form)
+        assert (status, error["message"]) == (
+            415,
+            f"content-type={form!r} allowed: application/json, application/proto",
+        )
+        status, error, _ = await door.post("Recommend", None)
+        assert (status, error["message"]) == (405, "method='GET' allowed: POST")
         too_large = b'{"userId": "' + b"a" * MAX_REQUEST_BYTES + b'"}'
         assert (await door.post("Recommend", too_large))[1]["code"] == "resource_exhausted"
 
