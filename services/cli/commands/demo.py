@@ -15,7 +15,7 @@ from services.cli.output import CommandError, console, emit_json, reports_errors
 def demo(
     *,
     events: Annotated[int, typer.Option(min=1, help="How many held-out events to replay.")] = 24_000,
-    rate: Annotated[float, typer.Option(min=1.0, help="Events a second.")] = 200.0,
+    rate: Annotated[float, typer.Option(min=1.0, help="Events a second.")] = 100.0,
     dataset: Annotated[
         str, typer.Option("--data", help="auto, ml-1m, ml-latest-small, ml-100k, simulator, or the path of a table.")
     ] = "auto",

@@ -45,13 +45,13 @@ class ReplayPlan:
     topic: str
     epoch: str
     events: list[ReplayEvent]
-    rate_per_s: float = 200.0
+    rate_per_s: float = 100.0
     k: int = 10
     # A prediction is asked this long before its event is due; the event waits for an answer that is late.
     lead_ms: float = 100.0
     timeout_ms: float = 2000.0
     max_in_flight: int = MAX_IN_FLIGHT
-    # One event in this many is followed until the user's recommendations reflect it (2 a second at 200/s).
+    # One event in this many is followed until the user's recommendations reflect it (one a second at 100/s).
     freshness_every: int = 100
     freshness_poll_ms: float = 20.0
     freshness_timeout_ms: float = 15_000.0

@@ -31,7 +31,7 @@ class DemoOptions:
 
     dataset: str = "auto"
     events: int = 24_000
-    rate_per_s: float = 200.0
+    rate_per_s: float = 100.0
     epochs: int | None = None
     seed: int = 0
     state_dir: Path = DEFAULT_STATE_DIR
