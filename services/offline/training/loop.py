@@ -67,18 +67,9 @@ class TrainReport:
         return self.positions / max(self.seconds, 1e-9)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EarlyStopping:
-    """Judge the model after each epoch, keep the best, stop after `patience` epochs without a better one.
-
-    `score` is higher for a better model; it must not change the model or the random generators.
-    """
-
-    score: Callable[[SequentialModel], float]
-    patience: int
-
-
 ProgressListener = Callable[[Step], None]
+# Higher for a better model; it must not change the model or the random generators.
+Validate = Callable[[SequentialModel], float]
 Result = TypeVar("Result")
 
 
@@ -91,17 +82,17 @@ def train(
     resume: bool = False,
     device: str = "cpu",
     stop_after_batches: int | None = None,
-    early_stopping: EarlyStopping | None = None,
+    validate: Validate | None = None,
 ) -> TrainReport:
     """Train on every event of `interactions` (the training part of a split; vocabularies may be larger).
 
     Checkpoints go to `out` (none without it); with `resume` the newest one there is taken up, bit for bit as if it
     had not stopped (same threads and machine). `stop_after_batches` ends early, with a checkpoint. With
-    `early_stopping` the report's model is the one that validated best; its seconds do not count as training.
+    `validate` every epoch is judged, and the report's model is the best one's; its seconds do not count as training.
     Raises: ValueError if no user has two events, or if a checkpoint belongs to another configuration or data.
     """
     with seeded(config.seed, device):
-        run = _Run(config, interactions, out, device, early_stopping)
+        run = _Run(config, interactions, out, device, validate)
         if resume:
             run.resume()
         run.go(progress or (lambda step: None), stop_after_batches)
@@ -131,9 +122,9 @@ class _Run:
         interactions: Interactions,
         out: Path | None,
         device: str,
-        early_stopping: EarlyStopping | None,
+        validate: Validate | None,
     ) -> None:
-        self.early_stopping = early_stopping
+        self.validate = validate
         self.best_weights: dict[str, Tensor] = {}
         self.config, self.folder, self.device = config, out, torch.device(device)
         self.histories = Histories.of(interactions)
@@ -176,7 +167,7 @@ class _Run:
     def go(self, listener: ProgressListener, stop_after_batches: int | None) -> None:
         self.model.train()
         progress, saved_at, batches_done = self.progress, time.monotonic(), 0
-        while progress.epoch < self.config.epochs and not self._has_stopped():
+        while progress.epoch < self.config.epochs:
             batches = self._timed("data", lambda: self._batches(progress.epoch))
             while progress.next_batch < len(batches):
                 self._step(batches)
@@ -190,24 +181,18 @@ class _Run:
                     saved_at = time.monotonic()
             progress.epoch_losses.append(progress.loss_sum / progress.epoch_positions)
             progress.epoch_cpu_seconds.append(progress.cpu_seconds)
-            self._validate()
+            self._judge()
             progress.start_epoch(progress.epoch + 1)
             self._save()
 
         if self.best_weights:
             self.model.load_state_dict(self.best_weights)
 
-    def _has_stopped(self) -> bool:
-        scores = self.progress.valid_scores
-        if self.early_stopping is None or not scores:
-            return False
-        return len(scores) - 1 - int(np.argmax(scores)) >= self.early_stopping.patience
-
-    def _validate(self) -> None:
-        if self.early_stopping is None:
+    def _judge(self) -> None:
+        if self.validate is None:
             return
         scores = self.progress.valid_scores
-        scores.append(self.early_stopping.score(self.model))
+        scores.append(self.validate(self.model))
         self.model.train()
         if scores[-1] == max(scores) and scores.count(scores[-1]) == 1:
             self.best_weights = {name: value.detach().clone() for name, value in self.model.state_dict().items()}

@@ -20,7 +20,7 @@ from services.offline.datasets import MeasuredSplit
 from services.offline.evaluation.common.recall import summary
 from services.offline.evaluation.quality.arms import Arm, Trial, bytes_per_item
 from services.offline.training.evaluation import EventScorer, ModelScorer, RankedEvents, rank_events
-from services.offline.training.loop import EarlyStopping, Step, dense_users, train
+from services.offline.training.loop import Step, dense_users, train
 from services.offline.training.models.sequential import SequentialModel
 from services.offline.training.neighbours import WithNeighbours, learn_neighbours, shares_tried, with_share
 from services.offline.training.presets import TrainConfig
@@ -28,16 +28,15 @@ from services.offline.training.sequences import Histories
 
 Row = dict[str, Any]
 
-# What trials and early stopping maximise, on validation.
+# What trials and the choice of an epoch maximise, on validation.
 CHOSEN_BY = "ndcg@10"
-_PATIENCE = 3
 # Validation events that judge an epoch: enough to tell .05 from .055, few enough to cost little beside an epoch.
 _EVENTS_PER_EPOCH = 4_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """How long trainings are: `trial_epochs` for trials, `final_epochs` at most for final runs."""
+    """How long trainings are: `trial_epochs` for trials, `final_epochs` for final runs."""
 
     config: TrainConfig
     trial_epochs: int
@@ -110,7 +109,7 @@ def run_arm(
     progress: Callable[[Step], None],
     with_neighbours: bool = False,
 ) -> Finished:
-    """Train one arm with one setting on the split's training rows, stopped by validation.
+    """Train one arm with one setting on the split's training rows; of its epochs the one that validates best counts.
 
     A trial ends with its validation score; a final run ranks the test events, once. `with_neighbours`: with the share
     of the item neighbours that validates best; from a final run's checkpoints it trains nothing.
@@ -123,8 +122,7 @@ def run_arm(
     def score(model: SequentialModel) -> float:
         return summary(rank_events(ModelScorer(model, users), split.interactions, judged).ranks)[CHOSEN_BY]
 
-    stopping = EarlyStopping(score=score, patience=_PATIENCE)
-    report = train(config, split.train, out=checkpoints, resume=True, progress=progress, early_stopping=stopping)
+    report = train(config, split.train, out=checkpoints, resume=True, progress=progress, validate=score)
     row: Row = {
         "arm": arm.name,
         "kind": "final" if is_final else "trial",

@@ -42,7 +42,7 @@ class MeasuredData:
 
     `variant` tells entries of one data set apart. With `published` the arms are the preset of the data's name with the
     paper's own settings, and nothing is tuned. `settings_of`: arms and baselines take what that set's trials chose.
-    `epochs`: final runs may take this many.
+    `epochs`: final runs take this many.
     """
 
     name: str

@@ -11,7 +11,7 @@ from training_scene import CONFIG, WITH_USERS, cyclic_interactions
 
 from services.offline.training import Step, TrainConfig, train
 from services.offline.training.evaluation import evaluate
-from services.offline.training.loop import PARTS, EarlyStopping, rate_factor
+from services.offline.training.loop import PARTS, rate_factor
 from services.offline.training.loss import mutual_information
 from services.offline.training.presets import ADDED_LATER, with_dot_head, with_sasrec
 
@@ -144,21 +144,21 @@ def test_mutual_information_is_lowest_when_rows_decide_and_pairs_share() -> None
     assert mutual_information(collapsed).item() == pytest.approx(0, abs=1e-6)
 
 
-def test_early_stopping_keeps_the_best_model_and_ends_after_its_patience() -> None:
+def test_the_epoch_that_validates_best_counts_and_all_are_trained() -> None:
     seen: list[dict[str, torch.Tensor]] = []
 
     def score(model) -> float:
         seen.append({name: value.clone() for name, value in model.state_dict().items()})
-        return [0.1, 0.3, 0.2, 0.25, 0.9][len(seen) - 1]
+        return [0.1, 0.3, 0.2, 0.25, 0.2, 0.9, 0.9][len(seen) - 1]
 
-    config = replace(CONFIG, epochs=5)
-    report = train(config, cyclic_interactions(), early_stopping=EarlyStopping(score=score, patience=2))
-    assert report.valid_scores == [0.1, 0.3, 0.2, 0.25]
+    config = replace(CONFIG, epochs=7)
+    report = train(config, cyclic_interactions(), validate=score)
+    assert report.valid_scores == [0.1, 0.3, 0.2, 0.25, 0.2, 0.9, 0.9]
     for name, weight in report.model.state_dict().items():
-        assert torch.equal(weight, seen[1][name]), name
+        assert torch.equal(weight, seen[5][name]), name
 
 
-def test_early_stopping_resumes_with_its_scores_and_its_best_weights(tmp_path: Path) -> None:
+def test_validation_resumes_with_its_scores_and_its_best_weights(tmp_path: Path) -> None:
     config = replace(CONFIG, epochs=4)
     interactions = cyclic_interactions()
     rows = np.arange(len(interactions) - 100, len(interactions))
@@ -167,11 +167,10 @@ def test_early_stopping_resumes_with_its_scores_and_its_best_weights(tmp_path: P
     def score(model) -> float:
         return evaluate(model, interactions, rows, item_counts=counts).model["mrr"]
 
-    stopping = EarlyStopping(score=score, patience=1)
-    whole = train(config, interactions, early_stopping=stopping)
+    whole = train(config, interactions, validate=score)
     for stop_after in (3, 5):
-        train(config, interactions, early_stopping=stopping, out=tmp_path, resume=True, stop_after_batches=stop_after)
-    resumed = train(config, interactions, early_stopping=stopping, out=tmp_path, resume=True)
+        train(config, interactions, validate=score, out=tmp_path, resume=True, stop_after_batches=stop_after)
+    resumed = train(config, interactions, validate=score, out=tmp_path, resume=True)
     assert resumed.valid_scores == whole.valid_scores
     for name, weight in whole.model.state_dict().items():
         assert torch.equal(weight, resumed.model.state_dict()[name]), name
