@@ -52,11 +52,17 @@ def page(report: Mapping[str, Any]) -> str:
     return filled(_FOLDER / "page.template.md", **{**report, **values})
 
 
+_PANELS_IN_A_ROW = 4
+
+
 def plot_curves(report: Mapping[str, Any], path: Path) -> None:
     """Validation NDCG@10 against processor seconds of training, one panel per split that has a curve."""
     sections = [section for section in report["sections"] if section["curves"]]
-    with panels(path, 1, max(1, len(sections)), size=(4.2, 3.6), dpi=110) as drawn:
-        for panel, section in zip(drawn[0], sections, strict=False):
+    rows = max(1, -(-len(sections) // _PANELS_IN_A_ROW))
+    with panels(path, rows, _PANELS_IN_A_ROW, size=(4.2, 3.6), dpi=80) as drawn:
+        for unused in drawn.flat[len(sections) :]:
+            unused.set_axis_off()
+        for panel, section in zip(drawn.flat, sections, strict=False):
             for number, (name, arm) in enumerate(ARMS.items()):
                 for seed, curve in enumerate(section["curves"].get(name, [])):
                     style = {"color": f"C{number}", "lw": 1, "label": arm.title if seed == 0 else None}
