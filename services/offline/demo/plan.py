@@ -45,7 +45,7 @@ class ReplayPlan:
     topic: str
     epoch: str
     events: list[ReplayEvent]
-    rate_per_s: float = 100.0
+    rate_per_s: float
     k: int = 10
     # A prediction is asked this long before its event is due; the event waits for an answer that is late.
     lead_ms: float = 100.0

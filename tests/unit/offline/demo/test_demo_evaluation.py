@@ -52,7 +52,7 @@ def test_every_contender_is_compared_on_the_same_events(tmp_path: Path) -> None:
         seconds=1.0,
     )
     streamed = Streamed(
-        plan=ReplayPlan(gateway="g", bootstrap="b", topic="t", epoch="e", events=events),
+        plan=ReplayPlan(gateway="g", bootstrap="b", topic="t", epoch="e", events=events, rate_per_s=100.0),
         result=result,
         counts={"sent": 200, "applied": 200, "dead_lettered": 0, "duplicates": 0, "adds_up": True},
         past=past_items(split.train, {event.user_id for event in events}),

@@ -42,6 +42,7 @@ def event(position: int, *, user: str = "u", predicted: bool = True) -> ReplayEv
 
 
 def plan_of(events: list[ReplayEvent], **settings: float) -> ReplayPlan:
+    settings = {"rate_per_s": 100.0, **settings}
     return ReplayPlan(gateway="g", bootstrap="b", topic="t", epoch="e", events=events, **settings)  # type: ignore[arg-type]
 
 
