@@ -108,8 +108,9 @@ def plan_of(num_events: int, num_users: int, **settings: Any) -> ReplayPlan:
         )
         for position in range(num_events)
     ]
-    defaults: dict[str, Any] = {"warm_up_calls": 3, "lead_ms": 40.0, "freshness_every": 20, "freshness_poll_ms": 5.0}
-    defaults |= {"rate_per_s": 200.0, "timeout_ms": 60_000.0, "freshness_timeout_ms": 60_000.0}  # a slow machine fails no test
+    defaults: dict[str, Any] = {"rate_per_s": 200.0, "warm_up_calls": 3}
+    defaults |= {"lead_ms": 40.0, "freshness_every": 20, "freshness_poll_ms": 5.0}
+    defaults |= {"timeout_ms": 60_000.0, "freshness_timeout_ms": 60_000.0}  # a slow machine fails no test
     return ReplayPlan(gateway="", bootstrap="", topic="", epoch=EPOCH, events=events, **{**defaults, **settings})
 
 
