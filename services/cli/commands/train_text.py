@@ -19,7 +19,7 @@ app = typer.Typer(name="train-text", help="Train what answers queries in words."
 
 OutOption = Annotated[Path, typer.Option("--out", help="The text bundle; a part that is there already is kept.")]
 VocabularyOption = Annotated[int, typer.Option("--vocabulary", min=2, help="Phrases at most.")]
-MinutesOption = Annotated[float, typer.Option("--minutes", min=0.05, help="Training of each model ends there.")]
+MinutesOption = Annotated[float, typer.Option("--minutes", min=0.05, help="Training of the phrase model ends there.")]
 StepsOption = Annotated[int, typer.Option("--steps", min=1, help="Steps of the text MoL.")]
 DeviceOption = Annotated[str, typer.Option("--device", help="cpu (the last two layers), or cuda (all of them).")]
 _OUT = options.DEFAULT_STATE / "text"
