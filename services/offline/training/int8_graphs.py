@@ -1,7 +1,8 @@
 """Both encoders of a text bundle with their matrices in int8, for processors that multiply bytes (VNNI).
 
 ONNX Runtime's dynamic quantization: weights by column, activations by the range of each call, so a query has to be
-encoded alone if its answer must not depend on who else asks. The matrix behind the first layer's GELU stays in float32:
+encoded alone if its answer must not depend on who else asks. Weights have 7 bits, so that the sum of two byte products
+fits into 16 and every processor computes the same graph. The matrix behind the first layer's GELU stays in float32:
 outliers there spread the range of a whole call (docs/decisions/022-int8-encoders.md has the figures). A graph that
 answers unlike the float32 one is left out. It knows neither models nor training.
 """
@@ -100,6 +101,7 @@ def write_int8(graph: Path, path: Path) -> None:
                 str(path),
                 weight_type=QuantType.QInt8,
                 per_channel=True,
+                reduce_range=True,
                 op_types_to_quantize=["MatMul"],
                 nodes_to_exclude=narrowing[:1],
                 extra_options={"MatMulConstBOnly": True},

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from services.algorithms.indexes.brute_force import BruteForce
-from services.algorithms.native import instruction_set
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.text_bundle import TextBundle, load_text_bundle
 from services.generator.adapters import text_parts
@@ -203,15 +202,6 @@ def bundle(fit: TextFit, tmp_path_factory: pytest.TempPathFactory) -> TextBundle
     return load_text_bundle(path)
 
 
-@pytest.fixture(scope="module")
-def int8_bundle(fit: TextFit, tmp_path_factory: pytest.TempPathFactory) -> TextBundle:
-    """With its int8 graph however unlike the float32 one this processor's byte products make it."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(int8_graphs, "LEAST_COSINE", -1.0)
-        path = tmp_path_factory.mktemp("int8") / "text"
-        return write_text_mol(path, fit, item_ids=IDS, texts=DOCUMENTS, queries=QUERIES)
-
-
 def test_a_sealed_bundle_answers_as_the_fit_does(fit: TextFit, bundle: TextBundle) -> None:
     assert bundle.parts == ("text_mol",)
     assert bundle.text_mol.head == SMALL.head(16)
@@ -243,10 +233,8 @@ def test_an_export_that_answers_otherwise_is_never_sealed(
     assert not (tmp_path / "text").exists()
 
 
-def test_the_int8_graph_answers_nearly_alike_and_alone(
-    fit: TextFit, bundle: TextBundle, int8_bundle: TextBundle
-) -> None:
-    graph = int8_bundle.int8_graph("text_mol")
+def test_the_int8_graph_answers_nearly_alike_and_alone(fit: TextFit, bundle: TextBundle) -> None:
+    graph = bundle.int8_graph("text_mol")
     assert graph is not None
     assert {node.op_type for node in onnx.load(graph).graph.node} >= {"MatMulInteger"}
     encoder = InProcessText(graph, bundle.word_pieces, max_tokens=bundle.text_mol.max_tokens, alone=True)
@@ -255,12 +243,9 @@ def test_the_int8_graph_answers_nearly_alike_and_alone(
     # The range of a call would be that of its longest text.
     for query, found in zip(queries, together, strict=True):
         assert encoder.encode([query])[0].tobytes() == found.tobytes()
-    cosine = bundle.manifest.metrics["int8_cosine"]["text_mol"]
-    assert cosine == int8_bundle.manifest.metrics["int8_cosine"]["text_mol"]
-    assert (bundle.int8_graph("text_mol") is None) == (cosine < LEAST_COSINE)
-    if instruction_set() == "avx512":  # elsewhere byte products saturate, and no query is encoded with them
-        assert cosine >= LEAST_COSINE
-        assert (together * fit.query_states(queries).components).sum(axis=2).mean() >= LEAST_COSINE  # unit vectors
+    # On any processor: without VNNI, weights of 8 bits saturate, to a cosine of .84.
+    assert bundle.manifest.metrics["int8_cosine"]["text_mol"] >= LEAST_COSINE
+    assert (together * fit.query_states(queries).components).sum(axis=2).mean() >= LEAST_COSINE  # unit vectors
 
 
 def test_an_int8_graph_that_answers_otherwise_is_left_out(
@@ -275,12 +260,10 @@ def test_an_int8_graph_that_answers_otherwise_is_left_out(
         int8_graphs.write_int8(tmp_path / "graph", tmp_path / "int8")
 
 
-def test_processors_that_multiply_bytes_are_given_int8(
-    int8_bundle: TextBundle, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_processors_that_multiply_bytes_are_given_int8(bundle: TextBundle, monkeypatch: pytest.MonkeyPatch) -> None:
     for best, name in (("avx512", "int8/text_mol.onnx"), ("avx2", "text_mol/encoder.onnx")):
         monkeypatch.setattr(text_parts, "instruction_set", lambda best=best: best)
-        graph = text_parts.text_queries(int8_bundle, int8=True)[1]
-        assert (graph.path, graph.alone) == (int8_bundle.path / name, best == "avx512")
-        whole = text_parts.text_queries(int8_bundle, int8=False)[1]
-        assert (whole.path, whole.alone) == (int8_bundle.path / "text_mol/encoder.onnx", False)
+        graph = text_parts.text_queries(bundle, int8=True)[1]
+        assert (graph.path, graph.alone) == (bundle.path / name, best == "avx512")
+        whole = text_parts.text_queries(bundle, int8=False)[1]
+        assert (whole.path, whole.alone) == (bundle.path / "text_mol/encoder.onnx", False)
