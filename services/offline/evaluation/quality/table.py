@@ -467,27 +467,33 @@ def _near_row(name: str, runs: Sequence[Finished]) -> Row:
 
 def _verdicts(store: Store, finals: Mapping[str, Sequence[Finished]]) -> Iterator[dict[str, Any]]:
     mixture, dot, baseline = best_arm(finals, mixtures=True), best_arm(finals, mixtures=False), best_baseline(finals)
-    pairs: list[tuple[str, str | None, str | None, Sequence[Finished]]] = [
-        (f"with item neighbours minus {than}", name, other, runs)
-        for name, runs in _near(store, finals).items()
+    near = _near(store, finals)
+    # A question, whose runs are compared with whose, and those runs.
+    pairs: list[tuple[str, str | None, str | None, Sequence[Finished], Mapping[str, Sequence[Finished]]]] = [
+        (f"with item neighbours minus {than}", name, other, runs, finals)
+        for name, runs in near.items()
         for than, other in (("without", name), ("best baseline", baseline))
     ]
     if mixture is not None:
+        if mixture in near:
+            pairs.append(
+                ("mixture minus best dot product, both with item neighbours", mixture, dot, near[mixture], near)
+            )
         pairs += [
-            ("mixture minus best dot product", mixture, dot, finals[mixture]),
-            ("mixture minus dot product at equal bytes", mixture, "hstu-dot-wide", finals[mixture]),
+            ("mixture minus best dot product", mixture, dot, finals[mixture], finals),
+            ("mixture minus dot product at equal bytes", mixture, "hstu-dot-wide", finals[mixture], finals),
         ]
         shorter = list(_stored(store, mixture, _SHORTER))
         if shorter:
-            pairs.append(("mixture minus best dot product at equal training time", mixture, dot, shorter))
-        pairs.append(("mixture minus best baseline", mixture, baseline, finals[mixture]))
+            pairs.append(("mixture minus best dot product at equal training time", mixture, dot, shorter, finals))
+        pairs.append(("mixture minus best baseline", mixture, baseline, finals[mixture], finals))
     if dot is not None:
-        pairs.append(("best dot product minus best baseline", dot, baseline, finals[dot]))
-    for question, one, other, runs in pairs:
-        if one is None or other is None or other not in finals:
+        pairs.append(("best dot product minus best baseline", dot, baseline, finals[dot], finals))
+    for question, one, other, runs, others in pairs:
+        if one is None or other is None or other not in others:
             continue
         for metric in JUDGED:
-            found = difference(runs, finals[other], metric)
+            found = difference(runs, others[other], metric)
             yield {"question": question, "one": one, "other": other, "metric": metric} | _plain(found)
 
 

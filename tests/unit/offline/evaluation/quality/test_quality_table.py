@@ -80,8 +80,15 @@ def test_with_neighbours_the_best_of_each_head_are_ranked_again_and_not_trained_
             # Where the model keeps all of a score, nothing changes; 64 neighbours take 512 bytes.
             assert run.row["model_share"] < 1 or (run.ranked.ranks == alone.ranked.ranks).all()
             assert run.row["bytes_per_item"] - alone.row["bytes_per_item"] == 512
-    questions = [verdict["question"] for verdict in report(work(finished), DATA)["sections"][0]["verdicts"]]
+    verdicts = report(work(finished), DATA)["sections"][0]["verdicts"]
+    questions = [verdict["question"] for verdict in verdicts]
     assert questions.count("with item neighbours minus without") == 2 * len(near)
+    served = [verdict for verdict in verdicts if verdict["question"].endswith("both with item neighbours")]
+    dot, mixture = near
+    assert {(verdict["one"], verdict["other"]) for verdict in served} == {(mixture, dot)}
+    for verdict in served:
+        one, other = (values_of(near[name], verdict["metric"]).mean() for name in (mixture, dot))
+        assert verdict["mean"] == pytest.approx(one - other, abs=1e-5)
 
 
 def test_what_is_done_is_not_done_again(finished: Path) -> None:
