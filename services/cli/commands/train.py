@@ -56,8 +56,9 @@ def train(
 ) -> None:
     """Train a model and write its bundle; says positions/s, where the time went, memory, and hit rates.
 
-    The head `auto` first trains each candidate for a third of the epochs and keeps the one that validates best: a
-    mixture only where it is better than a dot product beyond doubt. It says what it chose, by how much, at what cost.
+    The head `auto` first trains each candidate for a third of the epochs and keeps the one that validates best as
+    served, with item neighbours: a mixture only where it is better than a dot product beyond doubt. It says what it
+    chose, by how much, at what cost.
 
     Example:  freshet train --preset quick
 

@@ -1,6 +1,7 @@
-"""Which head to train: short trainings of each candidate, judged on each user's last training event.
+"""Which head to train: short trainings of each candidate, judged as served, on each user's last training event.
 
-A mixture costs more to train and to serve than a dot product, so it has to be better than the best dot product beyond
+Item neighbours stand beside the model where the bundle will have them: what they find already is no head's merit. A
+mixture costs more to train and to serve than a dot product, so it has to be better than the best dot product beyond
 doubt; where the interval contains zero the dot product is chosen. It knows nothing of files or test events.
 
 Letters: E validation events.
@@ -17,6 +18,7 @@ from services.offline.evaluation.common.recall import Ranks
 from services.offline.statistics import Difference, paired_difference
 from services.offline.training.evaluation import ModelScorer, rank_events
 from services.offline.training.loop import train
+from services.offline.training.neighbours import choosing_rows, learn_neighbours, ranks_by_share
 from services.offline.training.presets import TrainConfig, with_dot_head, with_wide_dot_head
 
 # Of a whole training's epochs. A third already orders the heads as the whole does (docs/benchmarks/quality.md, trials).
@@ -56,7 +58,7 @@ def choose(
     on_candidate: Callable[[str], None] = lambda name: None,
     device: str = "cpu",
 ) -> Choice:
-    """Train every option for a third of its epochs on all but each user's last event, and rank those.
+    """Train every option for a third of its epochs on all but each user's last event, and rank those as served.
 
     Raises: ValueError if no user has three events.
     """
@@ -65,6 +67,8 @@ def choose(
         raise ValueError(f"{interactions.name}: no user has three events; choosing a head needs one to be predicted")
     known = interactions.select(parts.refit_rows)
     rows = parts.test_rows[np.linspace(0, len(parts.test_rows) - 1, min(_EVENTS, len(parts.test_rows))).astype(int)]
+    taken = known if known.outcomes is None else known.select(known.outcomes == 0)
+    neighbours = learn_neighbours(taken) if len(choosing_rows(interactions)) else None
     gains: dict[str, npt.NDArray[np.float64]] = {}
     spent = 0.0
     for name, config in options.items():
@@ -72,8 +76,11 @@ def choose(
         on_candidate(name)
         report = train(short, known, device=device)
         report.model.to("cpu")
-        ranks = rank_events(ModelScorer(report.model, report.user_index), interactions, rows).ranks
-        gains[name] = _gains(ranks)
+        scorer = ModelScorer(report.model, report.user_index)
+        if neighbours is None:
+            gains[name] = _gains(rank_events(scorer, interactions, rows).ranks)
+        else:
+            gains[name] = _served_gains(ranks_by_share(scorer, neighbours, interactions, rows))
         spent += report.cpu_seconds
     means = {name: float(values.mean()) for name, values in gains.items()}
     mixture, dot = (
@@ -83,6 +90,16 @@ def choose(
     lead = paired_difference(gains[mixture][None], gains[dot][None])
     chosen = mixture if lead.is_above_zero else dot
     return Choice(name=chosen, config=options[chosen], ndcg_at_10=means, lead=lead, cpu_seconds=spent)
+
+
+def _served_gains(ranks: Mapping[float, Ranks]) -> npt.NDArray[np.float64]:
+    """(E,) on each half of the events, with the share of item neighbours that is best on the other."""
+    by_share = np.stack([_gains(found) for found in ranks.values()])
+    is_odd = np.arange(by_share.shape[1]) % 2 == 1
+    served: npt.NDArray[np.float64] = by_share[0].copy()
+    for half in (is_odd, ~is_odd):
+        served[half] = by_share[by_share[:, ~half].sum(axis=1).argmax(), half]
+    return served
 
 
 def _gains(ranks: Ranks) -> npt.NDArray[np.float64]:

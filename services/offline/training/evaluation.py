@@ -7,6 +7,7 @@ a model and its baselines answer the same questions.
 Letters: E events to predict, B of them at a time, L history length, X items.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -31,6 +32,18 @@ class EventScorer(Protocol):
     def scores(self, histories: Histories, events: IntArray, users: IntArray) -> npt.NDArray[np.floating]:
         """(B, X) scores, higher is better, from what stands before position events[b] of users[b] and nothing else:
         histories.items[histories.offsets[users[b]] : events[b]]."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EventBatch:
+    """B events to predict: positions in `histories` (B,), their users (B,) and items (B,), and what those users had
+    seen before, which does not compete (B, X)."""
+
+    histories: Histories
+    events: IntArray
+    users: IntArray
+    targets: IntArray
+    seen: npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,25 +94,41 @@ class _CountScorer:
         return np.broadcast_to(self._counts, (len(events), len(self._counts)))
 
 
-def rank_events(scorer: EventScorer, interactions: Interactions, rows: npt.NDArray[np.int64]) -> RankedEvents:
-    """Rank the item of each event in `rows` against the catalogue. First events of users are left out, and where
+def event_batches(interactions: Interactions, rows: npt.NDArray[np.int64]) -> Iterator[EventBatch]:
+    """The events in `rows` by batches, in the order of `Histories`. First events of users are left out, and where
     outcomes are known, events that do not speak for their items.
 
-    Items that the user has seen do not compete; equal scores are ordered by item index.
     Raises: ValueError if no event remains to be predicted.
     """
     histories = Histories.of(interactions)
     events, users = _predictable(interactions, rows, histories)
     if not len(events):
         raise ValueError(f"none of the {len(rows)} events to predict has an earlier event of its user")
-    ranks, shown = [], np.zeros(interactions.num_items, dtype=bool)
     for begin in range(0, len(events), _EVENTS_PER_BATCH):
         chosen, owners = events[begin : begin + _EVENTS_PER_BATCH], users[begin : begin + _EVENTS_PER_BATCH]
-        seen = _seen_before(histories, chosen, owners, interactions.num_items)
-        scores = scorer.scores(histories, chosen, owners)
-        ranks.append(target_ranks(scores, histories.items[chosen], seen))
-        first = np.argpartition(np.where(seen, np.inf, -scores), min(_COVERAGE_DEPTH, seen.shape[1] - 1), axis=1)
+        yield EventBatch(
+            histories=histories,
+            events=chosen,
+            users=owners,
+            targets=histories.items[chosen],
+            seen=_seen_before(histories, chosen, owners, interactions.num_items),
+        )
+
+
+def rank_events(scorer: EventScorer, interactions: Interactions, rows: npt.NDArray[np.int64]) -> RankedEvents:
+    """Rank the item of each event of `event_batches` against the catalogue.
+
+    Items that the user has seen do not compete; equal scores are ordered by item index. Raises: as `event_batches`.
+    """
+    batches, ranks, shown = [], [], np.zeros(interactions.num_items, dtype=bool)
+    for batch in event_batches(interactions, rows):
+        scores = scorer.scores(batch.histories, batch.events, batch.users)
+        ranks.append(target_ranks(scores, batch.targets, batch.seen))
+        depth = min(_COVERAGE_DEPTH, scores.shape[1] - 1)
+        first = np.argpartition(np.where(batch.seen, np.inf, -scores), depth, axis=1)
         shown[first[:, :_COVERAGE_DEPTH].ravel()] = True
+        batches.append((batch.events, batch.users))
+    events, users = (np.concatenate(part) for part in zip(*batches, strict=True))
     return RankedEvents(events=events, users=users, ranks=np.concatenate(ranks), coverage=float(shown.mean()))
 
 

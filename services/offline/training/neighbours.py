@@ -17,8 +17,8 @@ from scipy import sparse
 from services.algorithms.manifest import NeighbourShape
 from services.algorithms.neighbours import ItemNeighbours
 from services.offline.datasets import Interactions
-from services.offline.evaluation.common.recall import summary
-from services.offline.training.evaluation import EventScorer, rank_events
+from services.offline.evaluation.common.recall import Ranks, ndcg, target_ranks
+from services.offline.training.evaluation import EventScorer, event_batches
 from services.offline.training.sequences import Histories, IntArray
 
 # On validation of ml-latest-small and Amazon Beauty. Co-occurrence alone, NDCG@10: distances up to 30 weighed by their
@@ -122,12 +122,22 @@ def with_share(neighbours: ItemNeighbours, model_share: float) -> ItemNeighbours
     return replace(neighbours, shape=replace(neighbours.shape, model_share=model_share))
 
 
+def ranks_by_share(
+    model: EventScorer, learnt: ItemNeighbours, interactions: Interactions, rows: IntArray
+) -> dict[float, Ranks]:
+    """Ranks of the events in `rows`, which neither model nor neighbours learnt, by the model's share of a score."""
+    found: dict[float, list[Ranks]] = {share: [] for share in MODEL_SHARES}
+    for batch in event_batches(interactions, rows):
+        asked = (batch.histories, batch.events, batch.users)
+        scores, votes = np.asarray(model.scores(*asked), dtype=np.float64), votes_before(learnt, *asked)
+        for share, ranks in found.items():
+            ranks.append(target_ranks(share * scores + (1 - share) * votes, batch.targets, batch.seen))
+    return {share: np.concatenate(ranks) for share, ranks in found.items()}
+
+
 def shares_tried(
     model: EventScorer, learnt: ItemNeighbours, interactions: Interactions, rows: IntArray
 ) -> dict[float, float]:
-    """NDCG@10 by the model's share on the events in `rows`, which neither model nor neighbours learnt."""
-    found = {}
-    for share in MODEL_SHARES:
-        served = WithNeighbours(model=model, neighbours=with_share(learnt, share))
-        found[share] = summary(rank_events(served, interactions, rows).ranks)["ndcg@10"]
-    return found
+    """NDCG@10 by the model's share on the events of `ranks_by_share`."""
+    ranks = ranks_by_share(model, learnt, interactions, rows)
+    return {share: ndcg(found, 10) for share, found in ranks.items()}

@@ -311,8 +311,9 @@ def _choose(config: TrainConfig, interactions: Interactions, device: str, say: C
     scores = ", ".join(f"{name} {value:.4f}" for name, value in choice.ndcg_at_10.items())
     lead = choice.lead
     say(
-        f"Chosen: {choice.name}. Validation NDCG@10: {scores}; best mixture minus best dot product {lead.mean:+.4f} "
-        f"[{lead.low:+.4f}, {lead.high:+.4f}]. Choosing took {choice.cpu_seconds:.0f} s of processor time"
+        f"Chosen: {choice.name}. Validation NDCG@10 as served: {scores}; best mixture minus best dot product "
+        f"{lead.mean:+.4f} [{lead.low:+.4f}, {lead.high:+.4f}]. Choosing took {choice.cpu_seconds:.0f} s of processor "
+        "time"
     )
     return choice
 

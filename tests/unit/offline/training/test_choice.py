@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from training_scene import CONFIG, cyclic_interactions
 
+from services.offline.training import neighbours
 from services.offline.training.choice import candidates, choose
 from services.offline.training.presets import with_dot_head
 
@@ -27,6 +28,18 @@ def test_a_candidate_that_hardly_learns_is_not_chosen() -> None:
     assert choice.lead.is_above_zero
     assert choice.ndcg_at_10["mol"] > choice.ndcg_at_10["weak"]
     assert choice.cpu_seconds > 0
+
+
+def test_what_item_neighbours_find_is_no_heads_merit(monkeypatch: pytest.MonkeyPatch) -> None:
+    weak = replace(with_dot_head(CONFIG), learning_rate=1e-9)
+    data = cyclic_interactions(num_users=300, num_items=60, events=4000)
+    options = {"mol": replace(CONFIG, epochs=9), "weak": weak}
+    alone = choose(options, data)
+    monkeypatch.setattr(neighbours, "_MIN_EVENTS", 10)
+    served = choose(options, data)
+    assert served.ndcg_at_10["weak"] > alone.ndcg_at_10["weak"] + 0.2
+    assert served.ndcg_at_10["mol"] >= alone.ndcg_at_10["mol"]
+    assert served.lead.mean < alone.lead.mean - 0.2
 
 
 def test_equal_candidates_leave_the_dot_product() -> None:

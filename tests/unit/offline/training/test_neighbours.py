@@ -11,10 +11,12 @@ from training_scene import CONFIG, cyclic_interactions
 from services.algorithms.bundle import load_bundle
 from services.offline.datasets import Interactions
 from services.offline.training import PRESETS, neighbours
+from services.offline.training.evaluation import rank_events
 from services.offline.training.neighbours import (
     WithNeighbours,
     choosing_rows,
     learn_neighbours,
+    ranks_by_share,
     shares_tried,
     with_share,
 )
@@ -79,6 +81,10 @@ def test_the_share_that_ranks_the_kept_events_best_is_found_in_both_directions()
     learnt = learn_neighbours(data.select(np.setdiff1d(np.arange(len(data)), kept)))
     found = shares_tried(Constant(100), learnt, data, kept)
     assert found[0.5] > found[1.0] + 0.2
+    by_share = ranks_by_share(Constant(100, best=7), learnt, data, kept)
+    for share in (1.0, 0.35):
+        served = WithNeighbours(model=Constant(100, best=7), neighbours=with_share(learnt, share))
+        np.testing.assert_array_equal(by_share[share], rank_events(served, data, kept).ranks)
     nothing = replace(learnt, weights=np.zeros_like(learnt.weights))
     assert len(set(shares_tried(Constant(100, best=7), nothing, data, kept).values())) == 1
 
