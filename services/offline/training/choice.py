@@ -21,7 +21,7 @@ from services.offline.training.loop import train
 from services.offline.training.neighbours import choosing_rows, learn_neighbours, ranks_by_share
 from services.offline.training.presets import TrainConfig, with_dot_head, with_wide_dot_head
 
-# Of a whole training's epochs. A third orders the heads of a short training as the whole does; the mixture of a long one
+# Of a whole training's epochs. A third orders the heads of a short training as the whole does; a long one's mixture
 # gains later (docs/benchmarks/quality.md).
 _SHARE = 1 / 3
 _EVENTS = 4_000

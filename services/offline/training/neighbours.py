@@ -29,7 +29,7 @@ _DISTANCE_POWER = 0.5
 _EARLIER = 0.5
 _COUNT_POWER = 0.25
 _SHAPE = NeighbourShape(num_neighbours=64, decay=0.7, model_share=1.0)
-# lambda: what the model keeps of a score. A long-trained dot product, whose scores lie near each other, keeps .95.
+# lambda: what the model keeps of a score; .95 is a long-trained dot product's.
 MODEL_SHARES = (1.0, 0.95, 0.9, 0.8, 0.65, 0.5, 0.35, 0.2)
 # Events that choose it, each user's last one, kept from the model: few, so that it loses little.
 _MAX_EVENTS, _MAX_SHARE, _MIN_EVENTS = 2_000, 0.01, 100
