@@ -35,7 +35,7 @@ class EventScorer(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class EventBatch:
+class HeldOutBatch:
     """B events to predict: positions in `histories` (B,), their users (B,) and items (B,), and what those users had
     seen before, which does not compete (B, X)."""
 
@@ -94,7 +94,7 @@ class _CountScorer:
         return np.broadcast_to(self._counts, (len(events), len(self._counts)))
 
 
-def event_batches(interactions: Interactions, rows: npt.NDArray[np.int64]) -> Iterator[EventBatch]:
+def held_out_batches(interactions: Interactions, rows: npt.NDArray[np.int64]) -> Iterator[HeldOutBatch]:
     """The events in `rows` by batches, in the order of `Histories`. First events of users are left out, and where
     outcomes are known, events that do not speak for their items.
 
@@ -106,7 +106,7 @@ def event_batches(interactions: Interactions, rows: npt.NDArray[np.int64]) -> It
         raise ValueError(f"none of the {len(rows)} events to predict has an earlier event of its user")
     for begin in range(0, len(events), _EVENTS_PER_BATCH):
         chosen, owners = events[begin : begin + _EVENTS_PER_BATCH], users[begin : begin + _EVENTS_PER_BATCH]
-        yield EventBatch(
+        yield HeldOutBatch(
             histories=histories,
             events=chosen,
             users=owners,
@@ -116,12 +116,12 @@ def event_batches(interactions: Interactions, rows: npt.NDArray[np.int64]) -> It
 
 
 def rank_events(scorer: EventScorer, interactions: Interactions, rows: npt.NDArray[np.int64]) -> RankedEvents:
-    """Rank the item of each event of `event_batches` against the catalogue.
+    """Rank the item of each event of `held_out_batches` against the catalogue.
 
-    Items that the user has seen do not compete; equal scores are ordered by item index. Raises: as `event_batches`.
+    Items that the user has seen do not compete; equal scores are ordered by item index. Raises: as `held_out_batches`.
     """
     batches, ranks, shown = [], [], np.zeros(interactions.num_items, dtype=bool)
-    for batch in event_batches(interactions, rows):
+    for batch in held_out_batches(interactions, rows):
         scores = scorer.scores(batch.histories, batch.events, batch.users)
         ranks.append(target_ranks(scores, batch.targets, batch.seen))
         depth = min(_COVERAGE_DEPTH, scores.shape[1] - 1)

@@ -18,7 +18,7 @@ from services.algorithms.manifest import NeighbourShape
 from services.algorithms.neighbours import ItemNeighbours
 from services.offline.datasets import Interactions
 from services.offline.evaluation.common.recall import Ranks, ndcg, target_ranks
-from services.offline.training.evaluation import EventScorer, event_batches
+from services.offline.training.evaluation import EventScorer, held_out_batches
 from services.offline.training.sequences import Histories, IntArray
 
 # On validation of ml-latest-small and Amazon Beauty. Co-occurrence alone, NDCG@10: distances up to 30 weighed by their
@@ -125,9 +125,12 @@ def with_share(neighbours: ItemNeighbours, model_share: float) -> ItemNeighbours
 def ranks_by_share(
     model: EventScorer, learnt: ItemNeighbours, interactions: Interactions, rows: IntArray
 ) -> dict[float, Ranks]:
-    """Ranks of the events in `rows`, which neither model nor neighbours learnt, by the model's share of a score."""
+    """0-based ranks (E,) by the model's share of a score; each event is scored once.
+
+    rows: of events that neither model nor neighbours learnt. Raises: as `held_out_batches`.
+    """
     found: dict[float, list[Ranks]] = {share: [] for share in MODEL_SHARES}
-    for batch in event_batches(interactions, rows):
+    for batch in held_out_batches(interactions, rows):
         asked = (batch.histories, batch.events, batch.users)
         scores, votes = np.asarray(model.scores(*asked), dtype=np.float64), votes_before(learnt, *asked)
         for share, ranks in found.items():
