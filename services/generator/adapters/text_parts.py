@@ -116,7 +116,7 @@ def phrase_queries(bundle: TextBundle, *, int8: bool) -> tuple[Queries, Graph]:
 
 
 def _graph(bundle: TextBundle, part: str, whole: str, may_be_int8: bool) -> Graph:
-    """int8 where this processor multiplies bytes (VNNI); elsewhere it gains little."""
+    """int8 where this processor multiplies bytes (VNNI); elsewhere it saves a seventh (docs/decisions/022)."""
     if may_be_int8 and instruction_set() == "avx512":
         if bundle.shared_int8_graph is not None:
             return Graph(bundle.shared_int8_graph, alone=True, output=part)
