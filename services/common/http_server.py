@@ -23,10 +23,11 @@ from connectrpc.request import RequestContext
 from connectrpc.server import ConnectASGIApplication, Endpoint
 from google.protobuf import json_format, message_factory
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 
 from services.common import json_requests
 from services.common.config import ProcessSettings
+from services.common.errors import InvalidRequest
 from services.common.ports import PortTaken, check_port_free, port_owner
 from services.common.rpc_guard import CallGuards
 
@@ -91,7 +92,7 @@ class _Call:
         for name, value in metadata:
             self._context.response_headers[name] = value
 
-    async def abort(self, status: grpc.StatusCode, message: str, metadata: Any = ()) -> NoReturn:
+    async def abort(self, status: grpc.StatusCode, message: str = "", metadata: Any = ()) -> NoReturn:
         self.set_trailing_metadata(metadata)
         raise ConnectError(_CODES[status.name], message)
 
@@ -246,7 +247,13 @@ def _endpoint(service: ServiceDescriptor, method: MethodDescriptor, answer: Answ
 
     async def function(body: Any, context: RequestContext[Any, Any]) -> Any:
         call = _Call(context)
-        return await guarded.unary_unary(body if guarded is not handler else body.parsed(request_type), call)
+        if guarded is not handler:
+            return await guarded.unary_unary(body, call)
+        try:
+            request = body.parsed(request_type)
+        except (InvalidRequest, DecodeError) as exc:
+            raise ConnectError(Code.INVALID_ARGUMENT, str(exc)) from exc
+        return await handler.unary_unary(request, call)
 
     info = MethodInfo(
         name=method.name,

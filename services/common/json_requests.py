@@ -28,7 +28,9 @@ def parse(data: bytes, kind: type[Message]) -> Message:
         return json_format.Parse(data or b"{}", kind(), max_recursion_depth=_MAX_DEPTH)
     except (json_format.ParseError, UnicodeDecodeError, RecursionError) as exc:
         wrong = _first_wrong(data, kind) or str(exc).removeprefix("Failed to load JSON: ")
-        raise InvalidRequest(f"JSON: {wrong[:_MAX_ERROR]}") from exc
+        # Half of a surrogate pair is no text that an answer can carry.
+        text = wrong[:_MAX_ERROR].encode(errors="backslashreplace").decode()
+        raise InvalidRequest(f"JSON: {text}") from exc
 
 
 def _first_wrong(data: bytes, kind: type[Message]) -> str:

@@ -59,7 +59,7 @@ class HealthState:
         self._look_every_s = look_every_s
         self._loops: dict[str, TurnClock] = {}
         self._hanging: frozenset[str] = frozenset()
-        self._services: list[str] = []
+        self.services: list[str] = [""]
         self._servicer: health.aio.HealthServicer | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._looking: asyncio.Task[None] | None = None
@@ -94,7 +94,7 @@ class HealthState:
     async def attach(self, servicer: "health.aio.HealthServicer", services: Sequence[str]) -> None:
         """Called by the server: from now on changes go out through `servicer`."""
         self._servicer = servicer
-        self._services = ["", *services]
+        self.services = ["", *services]
         self._loop = asyncio.get_running_loop()
         await self.publish()
         if self._loops:
@@ -119,7 +119,7 @@ class HealthState:
             log.info("ready", after=self._said)
         self._said = why_not
         status = kinds.NOT_SERVING if why_not else kinds.SERVING
-        for service in self._services:
+        for service in self.services:
             await self._servicer.set(service, status)
 
     async def _look(self) -> None:
@@ -143,7 +143,10 @@ class _Health(health.aio.HealthServicer):  # type: ignore[misc]
         self._state = state
 
     async def Check(self, request: health_pb2.HealthCheckRequest, context: Any) -> Any:
-        """The status, and the reason."""
+        """The status, and the reason. A service that this process does not serve is NOT_FOUND."""
+        if request.service not in (known := self._state.services):
+            text = f"service={request.service[:80]!r} allowed: {', '.join(known[1:])}, or none"
+            await context.abort(grpc.StatusCode.NOT_FOUND, text)
         if why_not := self._state.why_not:
             context.set_trailing_metadata(((WHY_NOT_READY, why_not),))
         return await super().Check(request, context)

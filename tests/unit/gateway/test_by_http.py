@@ -145,6 +145,10 @@ async def test_events_and_items_are_written_by_it() -> None:
         (b'{"userId": "\xff"}', "JSON: "),
         (["ann"], 'JSON: ["ann"] allowed: an object'),
         (b"[" * 5_000, "JSON: "),
+        (rb'{"userId": "\ud83d"}', r'userId="\ud83d" allowed: a string'),
+        (rb'{"history": [{"itemId": "\udc00"}]}', r'history[0].itemId="\udc00" allowed: a string'),
+        (rb'{"\ud83d": 1}', r"\ud83d=1 is no field of RecommendRequest"),
+        (b'{"userId": "\xed\xa0\xbd"}', r'userId="\ud83d" allowed: a string'),
     ],
 )
 async def test_json_of_the_wrong_shape_is_refused_by_field_and_value(body: Any, says: str) -> None:
@@ -222,6 +226,25 @@ async def test_health_answers_without_a_key(tmp_path: Path) -> None:
     async with doors(Scene(), api_keys=path) as door:
         status, answer, _ = await door.post("Check", {}, service="grpc.health.v1.Health")
     assert (status, answer) == (200, {"status": "SERVING"})
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "expected"),
+    [
+        ({"service": "no.such"}, {}, (404, "not_found", f"service='no.such' allowed: {SERVICE}, or none")),
+        ({"service": 3}, {}, (400, "invalid_argument", "JSON: service=3 allowed: a string")),
+        (b"{", {}, (400, "invalid_argument", "JSON: Expecting property name")),
+        (b"\xff", {"content_type": "application/proto"}, (400, "invalid_argument", "")),
+    ],
+)
+async def test_a_wrong_question_to_health_is_no_bug(
+    body: Any, headers: dict[str, str], expected: tuple[int, str, str]
+) -> None:
+    async with doors(Scene()) as door:
+        status, error, _ = await door.post("Check", body, service="grpc.health.v1.Health", **headers)
+        assert (status, error["code"]) == expected[:2]
+        assert error["message"].startswith(expected[2])
+        assert (await door.post("Check", {"service": SERVICE}, service="grpc.health.v1.Health"))[0] == 200
 
 
 def test_every_status_of_ours_has_a_connect_code() -> None:
