@@ -287,8 +287,7 @@ class LiveCatalogue:
             )
             self._evidence.clear()
             self._aside.clear()
-            self._kept = ()
-            self._publish(NO_CHANGE, None, None, "")
+            self._publish(NO_CHANGE, None, None, "", others=())
 
     def capture(self, **said: int) -> Callable[[Path], Path]:
         """What writes the stream's changes up to now as a snapshot below a folder, at any time and in any thread.
@@ -374,7 +373,15 @@ class LiveCatalogue:
         batch = ItemBatch(item_ids=item_ids, states=states, categories=categories, attributes=attributes)
         self.index.apply(upserts=batch, removals=removals)
 
-    def _publish(self, position: int, newest_recorded_ms: int | None, lag_s: float | None, mark: str) -> None:
+    def _publish(
+        self,
+        position: int,
+        newest_recorded_ms: int | None,
+        lag_s: float | None,
+        mark: str,
+        others: Sequence[Served] | None = None,
+    ) -> None:
+        """others: the earlier versions to be kept; None: those of other positions. There is one version at any time."""
         base = self.base.index_version
         served = Served(
             name=base if position == NO_CHANGE else f"{base}+{position}{mark and '.'}{mark}",
@@ -384,7 +391,8 @@ class LiveCatalogue:
             newest_recorded_ms=newest_recorded_ms,
             lag_s=lag_s,
         )
-        others = [one for one in self._kept if one.position != position]
+        if others is None:
+            others = [one for one in self._kept if one.position != position]
         self._kept = (*others[max(0, len(others) - self._versions_kept + 1) :], served)
 
     def _publish_again(self) -> None:

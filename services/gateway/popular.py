@@ -87,27 +87,28 @@ class PopularItems:
     ) -> None:
         """Take what the catalogue says of an item since training.
 
-        May be called from another thread: what is longer than a flag is replaced or added to, and an item is found by
-        its row once all of it is there. Its new categories find it at its training's count until the next `take`.
+        May be called from another thread: what is longer than a flag is replaced or added to, and readers find a new
+        item once all of it is there. Its new categories find it at its training's count until the next `take`.
         """
         (self.withdrawn.discard if is_served else self.withdrawn.add)(item_id)
-        row = self._row.get(item_id)
-        if row is None:
-            row = len(self._item_ids)
-            self._item_ids.append(item_id)
+        row = self._row.get(item_id, len(self._item_ids))
+        self._attributes.put(row, attributes)
+        old, new = set[str](), set(categories)
+        if row < len(self._item_ids):
+            old = set(self._categories[row])
+            self._categories[row] = tuple(categories)
+            self._is_hidden[row] = not is_served
+        else:
             self._counts.append(0.0)
-            self._categories.append(())
-            self._is_hidden.append(0)
-            self._new.append((written_ms, row))
+            self._categories.append(tuple(categories))
+            self._is_hidden.append(not is_served)
+            self._item_ids.append(item_id)  # readers go through these
             self._row[item_id] = row
-        self._is_hidden[row] = not is_served
-        old, new = set(self._categories[row]), set(categories)
+            self._new.append((written_ms, row))
         for name in old - new:
             self._by_category[name] = [other for other in self._by_category[name] if other != row]
         for name in new - old:
             self._by_category[name] = sorted([*self._by_category.get(name, ()), row])
-        self._categories[row] = tuple(categories)
-        self._attributes.put(row, attributes)
 
     def newest(self, since_ms: int, most: int) -> list[str]:
         """Items that training never saw, first heard of since then and not withdrawn: the newest so many."""

@@ -4,6 +4,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
+from between_lines import read_between_lines
 from gateway_scene import ATTRIBUTES, CATEGORIES, COUNTS, ITEMS, POPULAR, Scene
 from hypothesis import given
 from hypothesis import strategies as st
@@ -100,6 +101,27 @@ def test_items_that_training_never_saw_come_last_until_somebody_takes_them() -> 
     assert [item.item_id for item in catalogue.top(2, Filter(allow_categories=("x",)), [], 0)] == ["n", "b"]
     items.describe([CatalogueItem(item_id="n", withdrawn=True)])
     assert [item.item_id for item in catalogue.top(10, Filter(), [], 0)] == POPULAR
+
+
+@pytest.mark.parametrize("is_served", [True, False])
+def test_a_reader_finds_a_new_item_whole_or_not_at_all(is_served: bool) -> None:
+    catalogue = PopularItems(ITEMS, COUNTS, CATEGORIES, ATTRIBUTES)
+    answers: list[list[list[str]]] = []
+
+    def read() -> None:
+        wanted = [Filter(), Filter(deny_categories=("x",)), Filter(allow_categories=("x",))]
+        found = [[item.item_id for item in catalogue.top(10, one, [], 0)] for one in wanted]
+        answers.append([*found, catalogue.newest(0, 10)])
+
+    def write() -> None:
+        catalogue.describe("n", ("x",), {"price": 1.0}, is_served=is_served, written_ms=1)
+
+    read()
+    read_between_lines(write, read, file="gateway/popular.py")
+    read()
+    for number, (before, after) in enumerate(zip(answers[0], answers[-1], strict=True)):
+        assert all(answer[number] in (before, after) for answer in answers)
+    assert answers[-1][3] == (["n"] if is_served else [])
 
 
 NAMES = [f"item-{number}" for number in range(12)]

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
+from between_lines import read_between_lines
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from retrieval_scene import make_items, make_pair_gate, make_queries, unit
@@ -123,6 +124,22 @@ def test_before_any_change_it_is_the_bundle_under_the_bundles_name() -> None:
     assert catalogue.served.name == catalogue.base.index_version
     assert catalogue.served.position == NO_CHANGE
     assert answer(catalogue) == pytest.approx({item_id: base_score(item_id) for item_id in IDS})
+
+
+def test_a_reader_finds_a_version_at_each_moment_of_a_reset() -> None:
+    catalogue = live(versions_kept=4)
+    catalogue.apply(1, [refreshed("i3", 1)])
+    catalogue.apply(2, [refreshed("i4", 2)])
+    before = catalogue.served.name
+    found: set[tuple[str, str, bool]] = set()
+
+    def read() -> None:
+        found.add((catalogue.served.name, catalogue.version_named(before)[0].name, catalogue.may_come("elsewhere", 3)))
+
+    read_between_lines(catalogue.reset, read, file="algorithms/live_catalogue.py")
+    read()
+    plain = catalogue.base.index_version
+    assert found == {(before, before, True), (plain, plain, True)}
 
 
 def test_a_refreshed_item_a_new_one_and_one_that_is_dropped_again() -> None:
