@@ -11,6 +11,7 @@ Histories are the same for every model, so one process makes the states and attr
 the stream waits, and those beside it, whose failures cost their states and attributions alone.
 """
 
+import math
 import threading
 import time
 from collections import Counter
@@ -19,7 +20,7 @@ from dataclasses import dataclass, field, replace
 
 import structlog
 
-from services.algorithms.popularity import joined, level_of
+from services.algorithms.popularity import joined, level_of, without
 from services.common.errors import Conflict, DependencyUnavailable
 from services.common.pseudonyms import pseudonym_of
 from services.common.state_layout import StoredEvent, home_of
@@ -34,6 +35,7 @@ from services.common.state_store import (
     now_ms,
 )
 from services.common.stream.ports import Offsets, Reader
+from services.common.stream.position import Position
 from services.common.stream.record import DeadLetter, SourceRecord
 from services.common.stream.retraction import Undo, furthest
 from services.common.stream.topics.attributions import Attribution
@@ -75,8 +77,8 @@ _COUNTED_AS = {
     Outcome.KEPT_OUT_UNSEEN: ("applied", "kept_out"),
 }
 
-# What somebody did once, however often it is delivered.
-_TAKEN = (Outcome.APPLIED, Outcome.LATE, Outcome.KEPT_OUT, Outcome.KEPT_OUT_UNSEEN)
+# What counts for what is popular. A late event does not: what the person did with the item before is not known.
+_TAKEN = (Outcome.APPLIED, Outcome.KEPT_OUT, Outcome.KEPT_OUT_UNSEEN)
 
 
 @dataclass(slots=True)
@@ -617,30 +619,57 @@ class ApplyRecords:
         )
 
     def _popularity(self, work: dict[str, _UserWork]) -> dict[int, PopularityStep]:
-        """By partition what was taken, as much as it speaks for its item; and what was taken back of that, where the
-        user's window still held it (the rest fades)."""
+        """By partition what joins and what goes: of each person's events with an item the strongest counts, as far as
+        the person's window and recent ids reach. What was taken back goes where the window still held it (the rest
+        fades)."""
         made: dict[int, tuple[dict[str, float], dict[str, float]]] = {}
         for user in work.values():
-            for number, outcome in enumerate(user.merged.outcomes):
-                arrival, undone = user.arrivals[number], user.merged.undone.get(number)
-                event: Interaction | StoredEvent
-                if outcome in _TAKEN:
-                    event = arrival.interaction
-                elif undone is not None and undone.event is not None:
-                    event = undone.event
+            # What is delivered again is stored already: the person's events before it are those at lower offsets.
+            first = {arrival.partition: arrival.offset for arrival in reversed(user.arrivals)}
+            held: dict[Position, Interaction | StoredEvent] = {
+                Position(event.partition, event.offset): event
+                for event in user.history.events
+                if event.offset < first.get(event.partition, math.inf)
+            }
+            # Those that the window does not hold: their weights are not known.
+            others = {
+                (one.item_id, one.outcome == Outcome.APPLIED)
+                for one in user.history.recent
+                if one.item_id
+                and one.offset < first.get(one.partition, math.inf)
+                and Position(one.partition, one.offset) not in held
+            }
+            for number, (arrival, outcome) in enumerate(zip(user.arrivals, user.merged.outcomes, strict=True)):
+                undone = user.merged.undone.get(number)
+                event = arrival.interaction if outcome in _TAKEN else None if undone is None else undone.event
+                if event is None:
+                    continue
+                before = self._strongest(event.item_id, held)
+                if undone is None:
+                    held[Position(arrival.partition, arrival.offset)] = event
                 else:
+                    held.pop(undone.position, None)
+                after = self._strongest(event.item_id, held)
+                if before == after or (event.item_id, self.vocabulary.schema.of(event.type).history) in others:
                     continue
-                weight = self.vocabulary.schema.weight_for(event.type, event.value)
-                if not weight:
-                    continue
-                levels = made.setdefault(arrival.partition, ({}, {}))[undone is not None]
-                level = level_of(weight, event.event_time_ms, self.popularity_half_life_s)
-                before = levels.get(event.item_id)
-                levels[event.item_id] = level if before is None else joined(before, level)
+                levels = made.setdefault(arrival.partition, ({}, {}))[after < before]
+                change = without(max(before, after), min(before, after))
+                if change is not None:
+                    levels[event.item_id] = joined(change, levels.get(event.item_id, -math.inf))
         return {
             partition: PopularityStep(half_life_s=self.popularity_half_life_s, joins=joins, goes=goes)
             for partition, (joins, goes) in made.items()
         }
+
+    def _strongest(self, item_id: str, events: Mapping[Position, Interaction | StoredEvent]) -> float:
+        """The highest level of these events with the item; -inf where none speaks for it."""
+        weighed = (
+            (self.vocabulary.schema.weight_for(event.type, event.value), event.event_time_ms)
+            for event in events.values()
+            if event.item_id == item_id
+        )
+        levels = (level_of(weight, time_ms, self.popularity_half_life_s) for weight, time_ms in weighed if weight)
+        return max(levels, default=-math.inf)
 
     def _advance(
         self,

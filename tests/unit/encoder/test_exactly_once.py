@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from streams import NOW_MS, VOCABULARY, Crash, append, drain, handler_on, interaction
 
+from services.algorithms.event_schema import EventSchema
 from services.algorithms.popularity import count_at
 from services.common.errors import Conflict
 from services.common.stream.record import DeadLetter
@@ -107,7 +108,8 @@ def test_any_crashes_and_redeliveries_end_as_if_each_record_was_applied_once(
     assert ones(outbox) == ones(wanted_outbox)
     found, wanted = popular(store), popular(wanted_store)
     if all(isinstance(record, bytes) or not record.undoes_event_id for _, record in records):
-        assert found == pytest.approx(wanted)
+        # Of events that the window has lost only the times, seconds apart, are not known.
+        assert found == pytest.approx(wanted, rel=1e-4)
     # What an undo takes back, a crash may leave to fade.
     assert all(found.get(item_id, 0.0) >= count * 0.999 for item_id, count in wanted.items())
 
@@ -138,6 +140,54 @@ def test_what_is_taken_is_popular_by_what_it_speaks_for_it_and_undone_it_is_not(
     store = MemoryStore()
     drain(handler_on(store, MemoryOutbox()), filled([(0, event) for event in events]))
     assert popular(store) == pytest.approx({"item-1": 1.5, "item-2": 1.0, "item-999": 1.0})
+
+
+VIEWS = EventSchema.parse(
+    b"types: {view: {role: positive, history: false, weight: 0.25}, click: {role: positive, weight: 0.5}, "
+    b"buy: {role: positive}, dislike: {role: negative}}",
+    "views",
+)
+
+
+@pytest.mark.parametrize("batch", [1, 7, 64])
+@pytest.mark.parametrize("kind", ["click", "view", "buy"])
+def test_one_person_is_as_popular_as_one_event(batch: int, kind: str) -> None:
+    """However often, with other items in between, of types that histories keep and of those that they keep out."""
+    events = [
+        one
+        for number in range(300)
+        for one in (
+            interaction(0, 1, event_id=f"e{number}", type=kind),
+            interaction(0, 10 + number % 20, event_id=f"o{number}"),
+        )
+    ]
+    events += [interaction(user, 2, event_id=f"u{user}", type=kind) for user in range(1, 4)]
+    store = MemoryStore()
+    vocabulary = replace(VOCABULARY, schema=VIEWS)
+    drain(handler_on(store, MemoryOutbox(), vocabulary), filled([(0, event) for event in events]), (batch,))
+    found, weight = popular(store), VIEWS.weight_for(kind, 1.0)
+    assert found["item-1"] == pytest.approx(weight)
+    assert found["item-2"] == pytest.approx(3 * weight)
+
+
+def test_of_a_persons_events_the_strongest_counts_and_what_is_left_of_it_when_it_is_taken_back() -> None:
+    half_life_ms = 7 * 86_400_000
+    store, stream = MemoryStore(), MemoryStream(PARTITIONS)
+    handler = handler_on(store, MemoryOutbox(), replace(VOCABULARY, schema=VIEWS))
+    for event, counts in [
+        (interaction(0, 1, event_id="old", type="buy", event_time_ms=NOW_MS - half_life_ms), 0.5),
+        (interaction(0, 1, event_id="view", type="view"), 0.5),
+        (interaction(0, 1, event_id="no", type="dislike"), 0.5),
+        (interaction(0, 1, event_id="buy", type="buy"), 1.0),
+        (interaction(0, 1, event_id="again", type="buy"), 1.0),
+        (interaction(1, 1, event_id="other", type="buy"), 2.0),
+        (interaction(0, item_id="", event_id="undo-1", undoes_event_id="again"), 2.0),
+        (interaction(0, item_id="", event_id="undo-2", undoes_event_id="buy"), 1.5),
+        (interaction(0, item_id="", event_id="undo-3", undoes_event_id="old"), 1.0),
+    ]:
+        append(stream, event)
+        drain(handler, stream)
+        assert popular(store) == pytest.approx({"item-1": counts}), event.event_id
 
 
 @settings(max_examples=150, deadline=None)
