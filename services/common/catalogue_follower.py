@@ -9,7 +9,7 @@ knows neither what an index is nor Kafka's client.
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Protocol
@@ -87,7 +87,7 @@ class Listener(Protocol):
         """Take what the catalogue says of items."""
 
     def reset(self) -> None:
-        """Forget all batches: the topic is another one."""
+        """Forget all batches: `index-deltas` is another topic."""
 
     def counted(self, kind: str, records: int) -> None:
         """Records that were not taken: "other_model", "unreadable_delta", "unreadable_item", "poison_item"."""
@@ -134,6 +134,7 @@ class CatalogueFollower(Follower):
         self._applied_in = (-1, "")
         self._ends: dict[str, int] | None = None  # None: not connected
         self._next = dict.fromkeys(self._followed, 0)
+        self._last = dict[str, SourceRecord]()
         self.is_behind = True
 
     @property
@@ -159,9 +160,8 @@ class CatalogueFollower(Follower):
             self._next[INDEX_DELTAS] = 0 if position is None else position + 1
             self._looked_for_one = True
         if self._ends is None:
-            self._ends = {topic: self._topics.end_offsets(topic)[0] for topic in self._followed}
-            if any(end < self._next[topic] for topic, end in self._ends.items()):
-                self._begin_again()
+            self._ends = self._read_ends()
+            self._begin_again({topic for topic in self._followed if self._is_another(topic, self._ends[topic])})
             for topic, offset in self._next.items():
                 self._topics.seek({0: offset}, topic)
             self.is_behind = True
@@ -169,8 +169,10 @@ class CatalogueFollower(Follower):
         takes_deltas = INDEX_DELTAS in self._followed and self._num_pending < room
         wait_ms = 0 if self._pending and not self._gathers else round(1000 * self._poll_s)
         records = self._topics.poll(wait_ms, only="" if takes_deltas else ITEMS)
-        if any(record.offset < self._next[record.topic] for record in records):
-            self._begin_again()
+        if new := {record.topic for record in records if record.offset < self._next[record.topic]}:
+            self._begin_again(new)
+            self._ends, self.is_behind = self._read_ends(), True
+        self._last.update({record.topic: record for record in records})
         self._take([record for record in records if record.topic == INDEX_DELTAS])
         self._describe([record for record in records if record.topic == ITEMS])
         self._apply(self._ends)
@@ -208,12 +210,28 @@ class CatalogueFollower(Follower):
     def _is_at(self, ends: Mapping[str, int]) -> bool:
         return all(self._topics.positions(topic)[0] >= end for topic, end in ends.items())
 
-    def _begin_again(self) -> None:
-        """The topics are shorter than what was read of them: they are other topics, and positions mean other things."""
-        log.warning("catalogue_topics_new", read=dict(self._next))
-        self._batches, self._pending, self._traceparents = Batches(), [], {}
-        self._next = dict.fromkeys(self._next, 0)
-        self._listener.reset()
+    def _read_ends(self) -> dict[str, int]:
+        return {topic: self._topics.end_offsets(topic)[0] for topic in self._followed}
+
+    def _is_another(self, topic: str, end: int) -> bool:
+        """Whether the topic, now of this end, is not the one that was read: it is shorter, or another record lies where
+        the last one lay. Where compaction took that one, nobody can tell."""
+        last = self._last.get(topic)
+        if last is None or end <= last.offset:
+            return end < self._next[topic]
+        found = self._topics.records_at({0: last.offset}, topic).get(0)
+        return found is not None and found != last
+
+    def _begin_again(self, topics: Collection[str]) -> None:
+        """These are not the topics that were read: their positions mean other things. What the other topic says stays,
+        since it is not read again. An item's newest description says all of it, so what the former `items` said of one
+        stays until the new one names it."""
+        if topics:
+            log.warning("catalogue_topics_new", topics=sorted(topics), read=dict(self._next))
+        if INDEX_DELTAS in topics:
+            self._batches, self._pending, self._traceparents = Batches(), [], {}
+            self._listener.reset()
+        self._next.update(dict.fromkeys(topics, 0))
 
     def _take(self, records: Sequence[SourceRecord]) -> None:
         skipped: Counter[str] = Counter()

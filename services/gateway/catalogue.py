@@ -40,7 +40,7 @@ class DescribedItems:
             )
 
     def reset(self) -> None:
-        """The topic was rebuilt: its records come again, and an item's newest one says all of it."""
+        """Nothing of `index-deltas` is held."""
 
     def counted(self, kind: str, records: int) -> None:
         """The processes that serve items count."""

@@ -9,6 +9,11 @@ from fakes.stream import MemoryTopics
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
+from services.algorithms.catalogue import Catalogue
+from services.algorithms.indexes.brute_force import BruteForce
+from services.algorithms.indexes.mutable.index import only
+from services.algorithms.live_catalogue import LiveCatalogue
+from services.algorithms.states import ItemStates, QueryStates
 from services.common import catalogue_follower
 from services.common.catalogue_changes import CatalogueChanges
 from services.common.catalogue_follower import CatalogueFollower, age_seconds
@@ -100,7 +105,7 @@ class Scene:
 
     def delta(self, item_id: str, *, last: bool = True, model: str = MODEL, recorded_ms: int | None = None) -> int:
         self._offset += 1
-        change = ItemDelta(item_id=item_id, components=np.ones((1, 2), dtype=np.float32))
+        change = ItemDelta(item_id=item_id, components=np.array([[0.6, 0.8]], dtype=np.float32))
         return self.write(change, last=last, model=model, recorded_ms=recorded_ms)
 
     def write(
@@ -121,6 +126,30 @@ class Scene:
     def steps(self, count: int = 1) -> None:
         for _ in range(count):
             self.follower.step()
+
+
+class Following:
+    """A live catalogue of two items, (1, 2) each, that follows."""
+
+    def __init__(self, topics: MemoryTopics) -> None:
+        base = Catalogue(
+            model_version=MODEL,
+            item_ids=["i0", "i1"],
+            titles=["", ""],
+            categories=[(), ()],
+            states=ItemStates(components=np.array([[[1.0, 0.0]], [[0.0, 1.0]]], dtype=np.float32)),
+            pair_gate=None,
+        )
+        self.catalogue = LiveCatalogue(base, build=only(lambda items, _: BruteForce(items)))
+        changes = CatalogueChanges(self.catalogue, CatalogueMetrics("test", CollectorRegistry()), full_error=Full)
+        self.follower = CatalogueFollower(topics, changes, model_version=MODEL, poll_s=0.0)
+
+    def content(self) -> tuple[str, dict[str, float]]:
+        """The newest version's name, and what each of its items scores."""
+        query = QueryStates(components=np.array([[[0.6, 0.8]]], dtype=np.float32))
+        served = self.catalogue.served
+        top = self.catalogue.index.search(query, 10, version=served.version)
+        return served.name, dict(zip(top.item_ids[0], top.scores[0].tolist(), strict=False))
 
 
 def test_it_is_ready_once_both_ends_are_reached_and_not_before() -> None:
@@ -332,6 +361,55 @@ def test_a_topic_made_anew_means_the_bundle_and_then_what_the_new_one_says() -> 
         scene.steps()
         assert scene.items.calls[1:] == ["reset", (0, ["c"])]
         assert scene.memory.ids == set()
+
+
+@pytest.mark.parametrize("reconnects", [False, True])
+def test_items_made_anew_are_read_again_and_states_stay(reconnects: bool) -> None:
+    """One that followed all the while serves under each name what one that starts then serves under it."""
+    topics = MemoryTopics({INDEX_DELTAS: 1, ITEMS: 1})
+    live, restarted = Following(topics), Following(topics.reader())
+    writer = Scene()
+    writer.topics = topics
+    for item_id in ("i1", "new"):
+        writer.delta(item_id)
+    for item_id in ("i0", "i1", "new", "other"):
+        writer.describe(item_id)
+    live.follower.step()
+    before = live.content()
+    assert before[1].keys() == {"i0", "i1", "new"}
+    topics.logs[ITEMS] = [[]]
+    writer.describe("new")
+    if reconnects:
+        live.follower.fail(DependencyUnavailable("gone"))
+    live.follower.step()
+    assert live.content() == before
+    writer.delta("i0")
+    topics.write(ITEMS, b"i1", encode_item(CatalogueItem(item_id="i1", withdrawn=True)))
+    live.follower.step()
+    restarted.follower.step()
+    assert live.content() == restarted.content()
+    assert live.content()[1].keys() == {"i0", "new"}
+    assert not live.follower.is_behind
+
+
+@pytest.mark.parametrize("reconnects", [False, True])
+def test_deltas_made_anew_leave_what_items_say(reconnects: bool) -> None:
+    scene = Scene()
+    scene.describe("b")
+    scene.delta("a")
+    scene.delta("a")
+    scene.steps()
+    scene.topics.logs[INDEX_DELTAS] = [[]]
+    scene.delta("c")
+    if reconnects:  # then it is as long as the one before
+        scene.delta("c")
+        scene.follower.fail(DependencyUnavailable("gone"))
+    scene.steps()
+    scene.describe("d")
+    scene.steps()
+    assert scene.items.calls == [["b"], (1, ["a"]), "reset", (int(reconnects), ["c"]), ["d"]]
+    assert scene.follower.next_item == 2
+    assert not scene.follower.is_behind
 
 
 def test_where_deltas_are_not_followed_items_still_are() -> None:
