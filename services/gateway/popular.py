@@ -6,6 +6,7 @@ where the reranker can't. Reads the catalogue once; keeps ids, counts and catego
 """
 
 import heapq
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -52,7 +53,9 @@ class PopularItems:
         self._categories = [tuple(categories[index]) for index in order]
         self._row = {item_id: row for row, item_id in enumerate(self._item_ids)}
         self._attributes = AttributeColumns((attributes or no_attributes(len(item_ids))).take(order))
+        # By category, ascending. Rows that left it stay until they are half of its list: `top` looks at each row's own.
         self._by_category: dict[str, list[int]] = {}
+        self._num_left: Counter[str] = Counter()
         for row, names in enumerate(self._categories):
             for name in names:
                 self._by_category.setdefault(name, []).append(row)
@@ -106,9 +109,17 @@ class PopularItems:
             self._row[item_id] = row
             self._new.append((written_ms, row))
         for name in old - new:
-            self._by_category[name] = [other for other in self._by_category[name] if other != row]
+            self._num_left[name] += 1
+            if 2 * self._num_left[name] > len(rows := self._by_category[name]):
+                self._by_category[name] = [other for other in rows if name in self._categories[other]]
+                del self._num_left[name]
         for name in new - old:
-            self._by_category[name] = sorted([*self._by_category.get(name, ()), row])
+            rows = self._by_category.setdefault(name, [])
+            at = bisect_left(rows, row)
+            if rows[at : at + 1] == [row]:
+                self._num_left[name] -= 1
+            else:
+                rows.insert(at, row)
 
     def newest(self, since_ms: int, most: int) -> list[str]:
         """Items that training never saw, first heard of since then and not withdrawn: the newest so many."""

@@ -199,6 +199,31 @@ def test_neither_a_record_nor_an_answer_costs_memory_for_each_hidden_item() -> N
     assert peak_bytes < 20_000
 
 
+@pytest.mark.parametrize(("item_id", "categories"), [("new", ("x",)), ("i0", ()), ("i0", ("y",)), ("i1", ("x", "y"))])
+def test_a_record_does_not_cost_memory_for_each_item_of_its_category(item_id: str, categories: tuple[str, ...]) -> None:
+    item_ids = [f"i{number}" for number in range(20_000)]
+    catalogue = PopularItems(item_ids, np.ones(20_000, dtype=np.int64), [("x",)] * 20_000)
+    # Lists grow by an eighth at a time.
+    catalogue.describe("the first new one", ("x",), is_served=True)
+    tracemalloc.start()
+    catalogue.describe(item_id, categories, is_served=True)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    # A copy of the category would be 160 kB.
+    assert peak_bytes < 20_000
+    wanted = Filter(allow_categories=("x",), allow_item_ids=(item_id,))
+    assert [item.item_id for item in catalogue.top(1, wanted, [], 0)] == ([item_id] if "x" in categories else [])
+
+
+def test_items_that_left_a_category_and_come_back_are_answered_once() -> None:
+    catalogue = PopularItems(NAMES, np.arange(12), [("x",)] * 12)
+    for names in ((), ("x",), ("y",), ("x", "y")):
+        for item_id in NAMES[:9]:
+            catalogue.describe(item_id, names, is_served=True)
+        found = catalogue.top(20, Filter(allow_categories=("x",)), [], 0)
+        assert [item.item_id for item in found] == (NAMES[::-1] if "x" in names else NAMES[:8:-1])
+
+
 async def test_what_the_catalogue_says_of_attributes_counts_at_once() -> None:
     scene = Scene()
     DescribedItems({}, scene.popular).describe([CatalogueItem(item_id="f", attributes={"price": 45.0})])
