@@ -4,11 +4,12 @@ The baseline that finds an item by the very words of its text, and the source th
 model. Rows are the caller's (a row is an item); which item that is and who may be answered with it, it does not know.
 
 How it changes while it answers: a put or withdrawn row is dead in the index that bm25s built and, if it was put, lives
-in the delta, which is made anew with every batch of changes. Its scores use the index's own statistics (mean length,
-document frequencies), so that both compare; a word that the index lacks takes its frequency from the delta. When the
-delta holds an eighth as many rows as the index (256 at least), one index is built of everything and replaces both.
+in the delta, which every batch of changes adds to. Its scores use the index's own statistics (mean length, document
+frequencies), so that both compare; a word that the index lacks takes its frequency from the delta. When the delta has
+half as many slots as the index has rows (256 at least), one index is built of everything and replaces both: n new rows
+cost three times their building, whatever their batches are.
 
-Letters: R rows, T words of a query, n rows of the delta.
+Letters: R rows, T words of a query, n slots of the delta.
 """
 
 import math
@@ -28,7 +29,7 @@ Mask = npt.NDArray[np.bool_]
 
 # Lucene's defaults and formula; both papers on BM25 and bm25s take them as the baseline.
 _K1, _B = 1.2, 0.75
-_MERGE_ROWS, _MERGE_SHARE = 256, 8
+_MERGE_ROWS, _MERGE_SHARE = 256, 2
 _WORD_BYTES = 160  # a word's string and its two dictionary entries, measured 131 on MovieLens-1M's titles
 # Scripts without spaces are cut into characters; \w takes digits and underscores, as titles hold years and code names.
 _UNSPACED = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\u0e00-\u0e7f"
@@ -83,42 +84,47 @@ class _Index:
 
 @dataclass(frozen=True, slots=True)
 class _Delta:
-    """Rows put since the index was built: their words, and by word the positions (in `rows`) and scores."""
+    """Rows put since the index was built: their words, and by word its slots (in `rows`) with the share of the word's
+    weight that each scores. `is_dead` (n,) marks slots whose row was changed again."""
 
     rows: Rows = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    is_dead: Mask = field(default_factory=lambda: np.empty(0, dtype=bool))
     documents: Mapping[int, Sequence[str]] = field(default_factory=dict)
-    postings: Mapping[str, tuple[Rows, Scores]] = field(default_factory=dict)
+    postings: Mapping[str, tuple[Rows, npt.NDArray[np.float64]]] = field(default_factory=dict)
 
-    @classmethod
-    def of(cls, documents: Mapping[int, Sequence[str]], index: _Index) -> "_Delta":
-        """Score every word of every document with the index's statistics."""
-        rows = sorted(documents)
-        counts = [Counter(documents[row]) for row in rows]
-        found: dict[str, list[tuple[int, int]]] = {}
-        for position, count in enumerate(counts):
-            for word, times in count.items():
-                found.setdefault(word, []).append((position, times))
-        num = len(index.tokens) + len(rows)
-        postings = {}
+    def changed(self, put: Mapping[int, Sequence[str]], withdrawn: Sequence[int], mean_length: float) -> "_Delta":
+        """The delta after one more batch. mean_length: of the index's documents, in words."""
+        rows = np.fromiter(put, dtype=np.int64, count=len(put))
+        is_dead = self.is_dead | np.isin(self.rows, [*put, *withdrawn])
+        found: dict[str, list[tuple[int, float]]] = {}
+        for slot, words in enumerate(put.values(), start=len(self.rows)):
+            for word, times in Counter(words).items():
+                share = times / (times + _K1 * (1 - _B + _B * len(words) / mean_length))
+                found.setdefault(word, []).append((slot, share))
+        postings = dict(self.postings)
         for word, occurrences in found.items():
-            number = index.vocabulary.get(word)
-            known = 0 if number is None else int(index.frequencies[number])
-            size, frequency = (len(index.tokens), known) if known else (num, len(occurrences))
-            weight = math.log(1 + (size - frequency + 0.5) / (frequency + 0.5))
-            positions = np.array([position for position, _ in occurrences], dtype=np.int64)
-            counted = np.array([times for _, times in occurrences], dtype=np.float64)
-            lengths = np.array([len(documents[rows[position]]) for position, _ in occurrences])
-            saturated = counted / (counted + _K1 * (1 - _B + _B * lengths / index.mean_length))
-            postings[word] = (positions, (weight * saturated).astype(np.float32))
-        return cls(np.array(rows, dtype=np.int64), dict(documents), postings)
+            slots, shares = np.array([slot for slot, _ in occurrences]), np.array([share for _, share in occurrences])
+            if before := postings.get(word):
+                slots, shares = np.concatenate([before[0], slots]), np.concatenate([before[1], shares])
+            postings[word] = slots, shares
+        gone = set(withdrawn)
+        documents = {row: words for row, words in {**self.documents, **put}.items() if row not in gone}
+        return _Delta(
+            np.concatenate([self.rows, rows]), np.append(is_dead, np.zeros(len(rows), dtype=bool)), documents, postings
+        )
 
-    def scores(self, words: Sequence[str]) -> Scores:
-        """(n,) in the order of `rows`."""
+    def scores(self, words: Sequence[str], index: _Index) -> Scores:
+        """(n,) in the order of `rows`, with the index's statistics."""
         out = np.zeros(len(self.rows), dtype=np.float32)
         for word in words:
             if word in self.postings:
-                positions, scores = self.postings[word]
-                out[positions] += scores
+                slots, shares = self.postings[word]
+                number = index.vocabulary.get(word)
+                size, frequency = len(index.tokens), 0 if number is None else int(index.frequencies[number])
+                if not frequency:
+                    size, frequency = size + len(self.documents), int(np.count_nonzero(~self.is_dead[slots]))
+                out[slots] += (math.log(1 + (size - frequency + 0.5) / (frequency + 0.5)) * shares).astype(np.float32)
+        out[self.is_dead] = 0
         return out
 
 
@@ -159,7 +165,7 @@ class LexicalIndex:
         """Give rows other texts (rows beyond the last are new) and take rows out; searches from now on see it.
 
         Raises: ValueError for a negative row, or one that is both put and withdrawn.
-        Cost:   that of the delta's rows, 30 microseconds each; now and then that of building everything.
+        Cost:   30 microseconds for each row put; now and then that of building everything.
         """
         rows = [*put, *withdrawn]
         if rows and min(rows) < 0:
@@ -167,15 +173,14 @@ class LexicalIndex:
         if both := set(put) & set(withdrawn):
             raise ValueError(f"row={min(both)} is both put and withdrawn; allowed: one of them")
         before = self._serving
-        documents = {**before.delta.documents, **{row: words_of(text) for row, text in put.items()}}
-        for row in withdrawn:
-            documents.pop(row, None)
         is_dead = before.is_dead.copy()
         is_dead[[row for row in rows if row < len(is_dead)]] = True
-        if len(documents) > max(_MERGE_ROWS, len(is_dead) // _MERGE_SHARE):
-            self._serving = _merged(before.index, is_dead, documents)
+        documents = {row: words_of(text) for row, text in put.items()}
+        delta = before.delta.changed(documents, withdrawn, before.index.mean_length)
+        if len(delta.rows) > max(_MERGE_ROWS, len(is_dead) // _MERGE_SHARE):
+            self._serving = _merged(before.index, is_dead, delta.documents)
         else:
-            self._serving = _Serving(before.index, _Delta.of(documents, before.index), is_dead)
+            self._serving = _Serving(before.index, delta, is_dead)
 
     def search(self, query: str, k: int, allowed: Mask | None = None) -> tuple[Rows, Scores]:
         """The k rows of largest BM25 score above 0, best first, ties by row; fewer where fewer share a word.
@@ -186,7 +191,7 @@ class LexicalIndex:
         if k < 1:
             raise ValueError(f"k={k} allowed: at least 1")
         serving, words = self._serving, words_of(query)
-        of_index, of_delta = serving.index.scores(words), serving.delta.scores(words)
+        of_index, of_delta = serving.index.scores(words), serving.delta.scores(words, serving.index)
         of_index[serving.is_dead] = 0
         found = np.flatnonzero(of_index)
         positions = np.flatnonzero(of_delta)

@@ -55,7 +55,7 @@ class ItemTable:
         for row, names in enumerate(self._categories):
             for name in names:
                 self._members.setdefault(name, set()).add(row)
-        self._is_served = np.ones(len(self._ids), dtype=bool)
+        self._is_served = bytearray(b"\1") * len(self._ids)
         self._lock = threading.Lock()
 
     @property
@@ -74,7 +74,7 @@ class ItemTable:
     def allowed(self, wanted: ItemFilter) -> Mask:
         """Which rows may be answered: (R,). Unknown ids and categories match nothing."""
         with self._lock:
-            passes = self._is_served.copy()
+            passes = np.frombuffer(self._is_served, dtype=bool).copy()
             if wanted.allow_item_ids:
                 passes &= self._mask(self._known(wanted.allow_item_ids))
             if wanted.allow_categories:
@@ -116,7 +116,7 @@ class ItemTable:
         self._rows[item_id] = row
         self._titles.append("")
         self._categories.append(())
-        self._is_served = np.append(self._is_served, True)
+        self._is_served.append(True)
         return row
 
     def _words(self, row: int) -> str:

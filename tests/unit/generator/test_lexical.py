@@ -144,6 +144,15 @@ def test_a_large_delta_is_built_into_the_index_and_scores_are_the_formulas_again
     np.testing.assert_allclose(scores, formula([*TITLES, *more.values()], "space")[rows], rtol=1e-5)
 
 
+def test_a_change_counts_the_words_of_its_own_texts_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    index, counted = LexicalIndex(["first"]), list[list[str]]()
+    monkeypatch.setattr(lexical, "Counter", lambda words: (counted.append(words), Counter(words))[1])
+    for row in range(100):
+        index.change({row: f"film {row}"}, withdrawn=[row + 1000])
+    assert counted == [["film", str(row)] for row in range(100)]
+    assert found(index, "film", k=200) == list(range(100))
+
+
 def test_bytes_grow_with_what_is_held() -> None:
     small, large = LexicalIndex(TITLES), LexicalIndex([f"{title} {row}" for row in range(50) for title in TITLES])
     assert 0 < small.nbytes < large.nbytes
