@@ -3,9 +3,12 @@
 import asyncio
 import socket
 import time
+from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 
+from services.common import kafka
 from services.common.errors import DependencyUnavailable, InvalidRequest, Overloaded
 from services.common.kafka import BulkProducer, EventProducer, Record, build_consumer, partition_for
 from services.common.stream.topics import ensure_topics
@@ -93,6 +96,44 @@ async def test_a_send_that_timed_out_keeps_its_slot_until_its_record_has_left_th
                 break
         assert producer._outstanding == 0
         await producer.close(timeout_s=5.0)
+
+
+class _AtOnce:
+    """In the place of kafka-python's producer: each record is written when it is handed over."""
+
+    def __init__(self) -> None:
+        self.sent: list[bytes] = []
+        self._metadata = None
+
+    def send(self, topic: str, value: bytes, key: bytes, headers: object) -> "_AtOnce":
+        self.sent.append(value)
+        return self
+
+    def add_callback(self, acknowledged: Callable[..., None], pending: object) -> None:
+        acknowledged(pending, SimpleNamespace(partition=0, offset=len(self.sent) - 1))
+
+    def add_errback(self, *_: object) -> None:
+        pass
+
+    def close(self, timeout: float) -> None:
+        pass
+
+
+@pytest.mark.parametrize("num_writers", [1, 8])
+async def test_who_waits_for_each_answer_waits_for_no_company(monkeypatch: pytest.MonkeyPatch, num_writers: int) -> None:
+    broker = _AtOnce()
+    monkeypatch.setattr(kafka, "build_producer", lambda *_, **__: broker)
+    monkeypatch.setattr(kafka, "_HAND_OVER_S", 3_600.0)
+    producer = EventProducer("nowhere")
+
+    async def write(writer: int) -> None:
+        for turn in range(3):
+            await producer.send("interactions", b"ann", b"%d of %d" % (turn, writer), timeout_s=10.0)
+
+    await asyncio.gather(*map(write, range(num_writers)))
+    # All of a turn go together: nobody overtakes the others.
+    assert broker.sent == [b"%d of %d" % (turn, writer) for turn in range(3) for writer in range(num_writers)]
+    await producer.close()
 
 
 async def test_a_record_beyond_the_limit_is_refused_before_it_is_sent(nobody: str) -> None:
