@@ -7,10 +7,11 @@ is learned while hardly any run at once, so a long overload does not teach that 
 calls say that something else needs the machine more. No gRPC here.
 """
 
+import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from math import sqrt
 from statistics import median
@@ -30,6 +31,8 @@ _STAND_BACK = 0.8
 # Of a difference that one window teaches.
 _LEARNED = 0.2
 _RETRY_AFTER_MS = 100
+# Of a call in the queue.
+_PATIENCE_S = 0.5
 
 
 class Admission:
@@ -39,6 +42,7 @@ class Admission:
     quick_s: a median up to that is no overload, however little calls take unhurried.
     standing_back: the least while calls stand back; None: as always.
     surplus: so many may begin beyond the limit at a time, if they are answered in a cheaper way (`Slot.is_surplus`).
+    queue: so many wait for their turn (`admit`) before one is refused.
     """
 
     def __init__(
@@ -50,6 +54,7 @@ class Admission:
         standing_back: int | None = None,
         per_caller: int | None = None,
         surplus: int = 0,
+        queue: int = 0,
         quick_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -58,6 +63,9 @@ class Admission:
         self._least_standing_back = self._smallest if standing_back is None else standing_back
         self._per_caller = per_caller
         self._surplus_left = surplus
+        self._queue_size = queue
+        # Who waits, in the order of coming: the caller, and what it is told when its turn does not come.
+        self._queue: dict[asyncio.Future[Slot], tuple[str, Overloaded]] = {}
         self._quick_s = quick_s
         self._clock = clock
         self.limit = float(max(self._smallest, min(_FIRST, largest)))
@@ -94,11 +102,53 @@ class Admission:
         self._peak = max(self._peak, self.in_flight)
         return Slot(self, caller, self._clock, is_surplus=False)
 
+    async def admit(self, caller: str, *, is_background: bool = False) -> "Slot":
+        """As `enter`, but a call for which there is no room waits for its turn, at most `_PATIENCE_S`.
+
+        Where too many wait, the newest call of the caller with most of them is refused. Raises: Overloaded.
+        """
+        try:
+            return self.enter(caller, is_background=is_background)
+        except Overloaded as exc:
+            if is_background or not self._queue_size:
+                raise
+            refusal = exc
+        loop = asyncio.get_running_loop()
+        turn: asyncio.Future[Slot] = loop.create_future()
+        self._queue[turn] = caller, refusal
+        if len(self._queue) > self._queue_size:
+            most, _ = Counter(waiting for waiting, _ in self._queue.values()).most_common(1)[0]
+            self._give_up(next(turn for turn in reversed(self._queue) if self._queue[turn][0] == most))
+        timer = loop.call_later(_PATIENCE_S, self._give_up, turn)
+        try:
+            return await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled() and turn.exception() is None:
+                turn.result().leave(worked=False)
+            raise
+        finally:
+            timer.cancel()
+            self._queue.pop(turn, None)
+
+    def _give_up(self, turn: "asyncio.Future[Slot]") -> None:
+        _, refusal = self._queue.pop(turn, ("", None))
+        if refusal is not None and not turn.done():
+            turn.set_exception(refusal)
+
+    def _let_in(self) -> None:
+        for turn, (caller, _) in list(self._queue.items()):
+            with suppress(Overloaded):
+                if not turn.done():
+                    turn.set_result(self.enter(caller))
+                del self._queue[turn]
+
     def _count(self, caller: str, number: int) -> None:
         self.in_flight += number
         self._callers[caller] += number
         if not self._callers[caller]:
             del self._callers[caller]
+        if number < 0 and self._queue:
+            self._let_in()
 
     def _took(self, seconds: float, *, stands_back: bool) -> None:
         if self._smallest == self._largest:

@@ -152,7 +152,7 @@ class _Guard:
                 await self._abort(DeadlineExceeded("the deadline had passed before work began"))
         try:
             of_class = guards.admissions.get(self._method, guards.others)
-            self._slot = of_class.enter(_caller(self._context), is_background=is_background)
+            self._slot = await of_class.admit(_caller(self._context), is_background=is_background)
         except FreshetError as exc:
             guards.metrics.refused("overloaded")
             await self._abort(exc)

@@ -155,7 +155,8 @@ def admissions() -> dict[str, Admission]:
     rest = Admission("administration", smallest=32, largest=32)
     return {
         "Recommend": reads,
-        "Search": Admission("searches", smallest=4, largest=128, quick_s=QUICK_SEARCH_S),
+        # There is no cheaper answer to a search, so that 32 wait (60 ms of work on two cores) before one is refused.
+        "Search": Admission("searches", smallest=4, largest=128, queue=32, quick_s=QUICK_SEARCH_S),
         "RecordInteractions": writes,
         "RecordImpressions": writes,
         "UndoInteraction": writes,

@@ -1,5 +1,6 @@
 """The door's limit: what it does to a queue past its capacity (in simulated time), and how callers share it."""
 
+import asyncio
 import random
 from collections import Counter
 from dataclasses import dataclass
@@ -202,3 +203,56 @@ def test_who_waits_for_others_takes_no_place_and_is_not_measured() -> None:
     assert door._taken_s == [0.0, 0.0]
     with admission.waiting():
         pass
+
+
+async def test_a_call_without_room_waits_for_its_turn_in_the_order_of_coming() -> None:
+    door = Admission("searches", smallest=2, largest=2, queue=3)
+    begun: list[int] = []
+
+    async def call(number: int) -> None:
+        slot = await door.admit("one")
+        begun.append(number)
+        await asyncio.sleep(0)
+        slot.leave(worked=True)
+
+    outcomes = await asyncio.gather(*map(call, range(6)), return_exceptions=True)
+    assert begun == [0, 1, 2, 3, 4]
+    assert [str(outcome) for outcome in outcomes if outcome] == ["2 searches in flight, as many as are answered in time"]
+    assert (door.in_flight, door._queue) == (0, {})
+
+
+async def test_a_full_queue_refuses_the_caller_with_most_in_it() -> None:
+    door = Admission("searches", smallest=1, largest=1, queue=3)
+    first = door.enter("another")
+    waiting = {name: asyncio.create_task(door.admit(name[0])) for name in ("greedy 1", "greedy 2", "greedy 3", "modest")}
+    await asyncio.wait(waiting.values(), return_when=asyncio.FIRST_COMPLETED)
+    assert [name for name, task in waiting.items() if task.done()] == ["greedy 3"]
+    with pytest.raises(Overloaded):
+        await waiting["greedy 3"]
+    first.leave(worked=True)
+    for name in ("greedy 1", "greedy 2", "modest"):
+        (await waiting[name]).leave(worked=True)
+
+
+@pytest.mark.parametrize("has_turn", [False, True])
+async def test_who_goes_away_while_waiting_leaves_its_turn_to_the_next(has_turn: bool) -> None:
+    door = Admission("searches", smallest=1, largest=1, queue=3)
+    first = door.enter("one")
+    gone, stays = (asyncio.create_task(door.admit("one")) for _ in range(2))
+    await asyncio.sleep(0)
+    if has_turn:
+        first.leave(worked=True)
+    gone.cancel()
+    if not has_turn:
+        first.leave(worked=True)
+    (await stays).leave(worked=True)
+    assert gone.cancelled() or gone.cancelling()
+    assert (door.in_flight, door._queue) == (0, {})
+
+
+async def test_a_turn_that_does_not_come_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "_PATIENCE_S", 0.001)
+    door = Admission("searches", smallest=1, largest=1, queue=3)
+    door.enter("one")
+    with pytest.raises(Overloaded, match="1 searches in flight"):
+        await door.admit("one")
