@@ -137,6 +137,11 @@ def session_key(home: Home, kind: str) -> str:
     return f"{{p{home.partition}}}:{kind}:{home.user_id}"
 
 
+def session_sizes_key(partition: int) -> str:
+    """How many bytes the lists of a partition's users take, by the time when they end."""
+    return f"{{p{partition}}}:session_sizes"
+
+
 def users_key(partition: int) -> str:
     return f"{{p{partition}}}:users"
 

@@ -372,14 +372,11 @@ class StateReader:
         epoch = (found or b"").decode()
         return epoch if "-" in epoch else ""
 
-    async def home(self, user_id: str) -> Home | None:
-        """Where the user's keys are, as of the last answer; None before there is an epoch.
-
-        Raises: DependencyUnavailable.
-        """
+    async def last_epoch(self) -> str:
+        """The epoch as of the last answer; "" before there is one. Raises: DependencyUnavailable."""
         if not self._epoch:
             self._epoch = await self._current_epoch()
-        return layout.home_of(user_id, self._epoch) if self._epoch else None
+        return self._epoch
 
     async def _home(self, user_id: str) -> Home | None:
         epoch = await self._current_epoch()

@@ -351,7 +351,7 @@ async def _serve(
     )
     sessions = SessionStore(
         settings.redis,
-        reader.home,
+        reader.last_epoch,
         timeout_s=settings.state_timeout_ms / 1000,
         max_connections=settings.max_in_flight,
     )

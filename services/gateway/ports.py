@@ -42,8 +42,9 @@ class UserStates(Protocol):
 class Sessions(Protocol):
     """Short lists beside a user (Redis), which end by themselves. Kinds: those of `services.common.state_layout`."""
 
-    async def push(self, kind: str, user_id: str, entry: bytes, *, most: int, ttl_seconds: int) -> None:
-        """Put an entry in front; the newest `most` stay, and all end so long after the last one."""
+    async def push(self, kind: str, user_id: str, entry: bytes, *, most: int, ttl_seconds: int) -> bool:
+        """Put an entry in front; the newest `most` stay, and all end so long after the last one. False: the user has
+        no history, so that nothing is kept."""
 
     async def read(self, user_id: str, wanted: Mapping[str, int]) -> Mapping[str, list[bytes]]:
         """By kind the newest entries, at most so many, newest first."""

@@ -233,14 +233,17 @@ class Stages:
         )
 
     async def keep(self, work: Work[Any], kind: str, entry: bytes, *, most: int, ttl_seconds: int) -> bool:
-        """Keep an entry beside the user; whether it is kept."""
-        user_id = work.query.user_id
-
-        async def push() -> bool:
-            await self._ports.sessions.push(kind, user_id, entry, most=most, ttl_seconds=ttl_seconds)
-            return True
-
-        return bool(await self._attempt(work, "sessions", self._limits.state_timeout_s, lambda _: push()))
+        """Keep an entry beside the user; whether it is kept. Where the store cannot, the answer is marked."""
+        push, user_id = self._ports.sessions.push, work.query.user_id
+        kept = await self._attempt(
+            work,
+            "sessions",
+            self._limits.state_timeout_s,
+            lambda _: push(kind, user_id, entry, most=most, ttl_seconds=ttl_seconds),
+        )
+        if kept is None:
+            work.mark(Degradation.STATE_STORE_DOWN)
+        return bool(kept)
 
     async def search(self, work: Work[RecommendQuery], state: PackedQueryState, k: int) -> Ranking | None:
         """The k best of the catalogue."""

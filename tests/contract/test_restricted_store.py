@@ -102,10 +102,11 @@ async def test_the_gateways_user_keeps_lists_beside_users(redis_url: str) -> Non
     with redis.Redis.from_url(redis_url) as client:
         client.flushall()
     writer = state_store.StateWriter(redis_url)
-    writer.ensure_epoch(1)
+    epoch, _ = writer.ensure_epoch(1)
+    writer.apply([test_state_store.update("ann")], epoch, {})
     writer.close()
     reader = state_store.StateReader(of_user("freshet-reader", redis_url))
-    sessions = SessionStore(of_user("freshet-reader", redis_url), reader.home)
+    sessions = SessionStore(of_user("freshet-reader", redis_url), reader.last_epoch)
     for kind in SESSION_KINDS:
         await sessions.push(kind, "ann", b"1", most=2, ttl_seconds=60)
     assert await sessions.read("ann", dict.fromkeys(SESSION_KINDS, 9)) == {kind: [b"1"] for kind in SESSION_KINDS}

@@ -52,16 +52,24 @@ class _Failing:
 
 @dataclass
 class MemorySessions(_Failing):
-    """Lists by kind and user. They do not end: `ttls` says when they would."""
+    """Lists by kind and user. They do not end: `ttls` says when they would. `unknown`: users without a history.
+    `full`: what `push` raises where there is no room."""
 
     lists: dict[tuple[str, str], list[bytes]] = field(default_factory=dict)
     ttls: dict[tuple[str, str], int] = field(default_factory=dict)
+    unknown: set[str] = field(default_factory=lambda: {"nobody"})
+    full: FreshetError | None = None
 
-    async def push(self, kind: str, user_id: str, entry: bytes, *, most: int, ttl_seconds: int) -> None:
+    async def push(self, kind: str, user_id: str, entry: bytes, *, most: int, ttl_seconds: int) -> bool:
         await self._behave()
+        if user_id in self.unknown:
+            return False
+        if self.full is not None:
+            raise self.full
         key = kind, user_id
         self.lists[key] = [entry, *self.lists.get(key, ())][:most]
         self.ttls[key] = ttl_seconds
+        return True
 
     async def read(self, user_id: str, wanted: Mapping[str, int]) -> Mapping[str, list[bytes]]:
         await self._behave()

@@ -127,7 +127,6 @@ class Recommend:
             next_page = self.pages.begin(query.k)
             entry = packed_list(next_page, served)
             if not await self.stages.keep(work, PAGES, entry, most=MAX_LISTS, ttl_seconds=KEPT_S):
-                work.mark(Degradation.STATE_STORE_DOWN)
                 next_page = None
         answer = await self._answer(work, query.k, served, next_page, stored=stored, source=source)
         self.metrics.answered(answer, had_token=query.token is not None)
@@ -170,8 +169,7 @@ class Recommend:
         items = ranking.items[:k]
         if work.query.not_again is not None and items:
             entry = packed_items(now_ms(), [item.item_id for item in items[:MAX_ITEMS_OF_ANSWER]])
-            if not await self.stages.keep(work, ANSWERS, entry, most=MAX_ANSWERS, ttl_seconds=ANSWERS_KEPT_S):
-                work.mark(Degradation.STATE_STORE_DOWN)
+            await self.stages.keep(work, ANSWERS, entry, most=MAX_ANSWERS, ttl_seconds=ANSWERS_KEPT_S)
         work.times.close(work.end())
         return Recommendation(
             items=items,

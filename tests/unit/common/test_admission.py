@@ -217,14 +217,18 @@ async def test_a_call_without_room_waits_for_its_turn_in_the_order_of_coming() -
 
     outcomes = await asyncio.gather(*map(call, range(6)), return_exceptions=True)
     assert begun == [0, 1, 2, 3, 4]
-    assert [str(outcome) for outcome in outcomes if outcome] == ["2 searches in flight, as many as are answered in time"]
+    assert [str(outcome) for outcome in outcomes if outcome] == [
+        "2 searches in flight, as many as are answered in time"
+    ]
     assert (door.in_flight, door._queue) == (0, {})
 
 
 async def test_a_full_queue_refuses_the_caller_with_most_in_it() -> None:
     door = Admission("searches", smallest=1, largest=1, queue=3)
     first = door.enter("another")
-    waiting = {name: asyncio.create_task(door.admit(name[0])) for name in ("greedy 1", "greedy 2", "greedy 3", "modest")}
+    waiting = {
+        name: asyncio.create_task(door.admit(name[0])) for name in ("greedy 1", "greedy 2", "greedy 3", "modest")
+    }
     await asyncio.wait(waiting.values(), return_when=asyncio.FIRST_COMPLETED)
     assert [name for name, task in waiting.items() if task.done()] == ["greedy 3"]
     with pytest.raises(Overloaded):

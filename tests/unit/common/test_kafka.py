@@ -120,7 +120,9 @@ class _AtOnce:
 
 
 @pytest.mark.parametrize("num_writers", [1, 8])
-async def test_who_waits_for_each_answer_waits_for_no_company(monkeypatch: pytest.MonkeyPatch, num_writers: int) -> None:
+async def test_who_waits_for_each_answer_waits_for_no_company(
+    monkeypatch: pytest.MonkeyPatch, num_writers: int
+) -> None:
     broker = _AtOnce()
     monkeypatch.setattr(kafka, "build_producer", lambda *_, **__: broker)
     monkeypatch.setattr(kafka, "_HAND_OVER_S", 3_600.0)

@@ -11,7 +11,7 @@ from services.common.errors import DependencyUnavailable, InvalidRequest, Permis
 from services.common.state_layout import PAGES
 from services.common.stream.topics.items import CatalogueItem
 from services.gateway.catalogue import DescribedItems
-from services.gateway.domain import Degradation, Filter, HistoryEvent, Recommendation, RecommendQuery
+from services.gateway.domain import Degradation, Filter, HistoryEvent, NotAgain, Recommendation, RecommendQuery
 from services.gateway.pages import KEPT_S, MAX_LISTS
 
 # Seen items are not answered: five of six are.
@@ -91,10 +91,31 @@ async def test_without_a_depth_nothing_is_kept() -> None:
 
 async def test_popular_items_have_pages_too() -> None:
     scene = Scene()
-    first = await scene.recommend(RecommendQuery(user_id="nobody", k=4, page_depth=6))
-    second = await page(scene, first.next_page_token, k=4, user_id="nobody")
-    assert sorted(ids(first) + ids(second)) == ITEMS
+    scene.candidates.failure = DependencyUnavailable("candidates are away")
+    first = await scene.recommend(replace(ANN, k=4))
+    second = await page(scene, first.next_page_token, k=4)
+    assert sorted(ids(first) + ids(second)) == sorted(LIST)
     assert {item.source for item in second.items} == {"popular"}
+
+
+async def test_of_a_user_without_a_history_nothing_is_kept() -> None:
+    scene = Scene()
+    answer = await scene.recommend(
+        RecommendQuery(user_id="nobody", k=4, page_depth=6, not_again=NotAgain(answers=1), history=(HistoryEvent("a"),))
+    )
+    assert (len(answer.items), answer.next_page_token, list(answer.degradations)) == (4, "", [])
+    assert not scene.sessions.lists
+
+
+async def test_without_room_for_a_list_the_first_page_says_so_and_other_lists_go_on() -> None:
+    scene = Scene()
+    token = (await scene.recommend(ANN)).next_page_token
+    scene.sessions.full = PreconditionFailed("no room")
+    for _ in range(9):
+        answer = await scene.recommend(replace(ANN, not_again=NotAgain(answers=1)))
+        assert (len(answer.items), answer.next_page_token) == (2, "")
+        assert list(answer.degradations) == [Degradation.STATE_STORE_DOWN]
+    assert ids(await page(scene, token)) == LIST[2:4]
 
 
 async def test_a_token_is_one_users() -> None:
