@@ -57,6 +57,8 @@ DESCRIBE_TIMEOUT_S = 1.0
 _MAX_FORGETS = 10_000
 # Bytes of a session of ONNX Runtime, in those of its graph.
 _TIMES_ONNX = 3
+# Of each partition at a time, some 250 events: what one of them has gathered is read in turns with the others.
+_TURN_BYTES = 1 << 15
 
 
 def vocabulary_of(bundle: Bundle) -> Vocabulary:
@@ -141,6 +143,7 @@ def kafka_stream(settings: EncoderSettings, partitions: Sequence[int] | None = N
         makes_topics=settings.replicas,
         pause_ms=settings.window_ms,
         max_poll_records=settings.max_poll_records,
+        max_partition_bytes=_TURN_BYTES,
     )
 
 

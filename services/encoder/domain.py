@@ -12,6 +12,7 @@ d component width.
 """
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
@@ -300,18 +301,19 @@ def _order(event: StoredEvent) -> tuple[int, int, int]:
     return event[:3]
 
 
-def chunks(user_ids: Sequence[str], limit: int = MAX_RECORDS_PER_USER) -> list[slice]:
-    """Cut a run of records, given each one's user ("": nobody's), so that no part holds more than `limit` of one."""
-    parts: list[slice] = []
-    counts: dict[str, int] = {}
-    start = 0
-    for number, user_id in enumerate(user_ids):
-        if not user_id:
-            continue
-        counts[user_id] = counts.get(user_id, 0) + 1
-        if counts[user_id] > limit:
-            parts.append(slice(start, number))
-            start, counts = number, {user_id: 1}
-    if start < len(user_ids):
-        parts.append(slice(start, len(user_ids)))
+def rounds(places: Sequence[tuple[int, str]], limit: int = MAX_RECORDS_PER_USER) -> list[list[int]]:
+    """Cut a run of records, given each one's partition and user ("": nobody's), so that no part has more than `limit`
+    of a user. Each part goes as far as it can in every partition, so that one that has little does not wait for others.
+    """
+    parts: list[list[int]] = []
+    reached: dict[int, int] = {}
+    counts: Counter[tuple[int, str]] = Counter()
+    for number, (partition, user_id) in enumerate(places):
+        part = reached.get(partition, 0)
+        while user_id and counts[part, user_id] >= limit:
+            part += 1
+        counts[part, user_id] += 1
+        reached[partition] = part
+        parts += [[] for _ in range(part + 1 - len(parts))]
+        parts[part].append(number)
     return parts

@@ -50,9 +50,9 @@ from services.encoder.domain import (
     Merge,
     Outcome,
     Prefix,
-    chunks,
     merge,
     read_arrival,
+    rounds,
 )
 from services.encoder.encoding import Vocabulary, encode_job, pack_state, user_state
 from services.encoder.forgetting import Forgotten
@@ -367,13 +367,16 @@ class ApplyRecords:
         records = [record for record in records if record.offset > self.watermarks[record.partition]]
         self._identity.came(records)
         arrivals = [read_arrival(record) for record in records]
-        users = [entry.interaction.user_id if isinstance(entry, Arrival) else "" for entry in arrivals]
+        places = [
+            (entry.partition, entry.interaction.user_id) if isinstance(entry, Arrival) else (entry.record.partition, "")
+            for entry in arrivals
+        ]
         total = Applied()
         traced = self.tracing.sampled(records)
         with self.tracing.batch("apply interactions", traced.values(), records=len(records)) as span:
-            for part in chunks(users, self.records_per_user):
+            for part in rounds(places, self.records_per_user):
                 with self._batch:
-                    total.add(self._apply_together(arrivals[part], traced, span))
+                    total.add(self._apply_together([arrivals[number] for number in part], traced, span))
         return total
 
     def rehearse(self, record: SourceRecord) -> None:

@@ -8,7 +8,7 @@ from streams import NOW_MS, interaction
 from services.algorithms.event_schema import EventSchema
 from services.common.state_store import UserHistory
 from services.common.stream.position import Position
-from services.encoder.domain import RECENT_IDS, Arrival, Merge, Outcome, Prefix, Undone, chunks
+from services.encoder.domain import RECENT_IDS, Arrival, Merge, Outcome, Prefix, Undone, rounds
 from services.encoder.domain import merge as merge_by
 
 L = 8
@@ -158,8 +158,14 @@ def test_partitions_keep_positions_of_their_own() -> None:
 
 def test_records_are_cut_so_that_no_part_holds_too_many_of_one_user() -> None:
     users = ["a", "b", "a", "", "a", "b", "a", "", "", ""]
-    assert chunks(users, 2) == [slice(0, 4), slice(4, 10)]
-    assert chunks([], 2) == []
+    assert rounds([(0, user) for user in users], 2) == [[0, 1, 2, 3], [4, 5, 6, 7, 8, 9]]
+    assert rounds([], 2) == []
+
+
+def test_a_partition_with_little_does_not_wait_for_one_with_much_of_a_user() -> None:
+    places = [*[(0, "a")] * 5, (0, "b"), (1, "c"), (1, "a"), (1, "")]
+    # What is behind `a` in its own partition stays behind it.
+    assert rounds(places, 2) == [[0, 1, 6], [2, 3], [4, 5, 7, 8]]
 
 
 def slid() -> UserHistory:
