@@ -285,6 +285,8 @@ class StateReader:
         self._redis = open_async_client(url, timeout_s=timeout_s, max_connections=max_connections)
         # As of the last answer. It says where users are at home, and changes hardly ever.
         self._epoch = ""
+        # Home partitions of which something was applied when they were read: where nothing is now, the store lost it.
+        self._applied = set[int]()
         self._script = ""
         self._read_popular = self._redis.register_script(layout.READ_POPULAR)
         self._state_fields: tuple[str, ...] = (
@@ -301,22 +303,23 @@ class StateReader:
 
         Raises: DependencyUnavailable.
         """
-        if not self._epoch:
-            self._epoch = await self._current_epoch()
-        while self._epoch:
-            view, epoch = await self._read_user(user_id, model_version, with_seen, partition)
+        # This call's own: another one may learn of a new epoch while this one waits for an answer of the former.
+        epoch = self._epoch or await self._current_epoch()
+        while epoch:
+            view, self._epoch = await self._read_user(user_id, model_version, with_seen, partition, epoch)
             if epoch == self._epoch:
                 return view
-            self._epoch = epoch
-        if partition is None:
-            partition = partition_for(user_id.encode(), NUM_PARTITIONS)
-        return UserView(state=None, seen=[], epoch=None, watermark=None, partition=partition)
+            epoch = self._epoch
+        home = partition_for(user_id.encode(), NUM_PARTITIONS)
+        asked = home if partition is None else partition
+        is_lost = home in self._applied
+        return UserView(state=None, seen=[], epoch=None, watermark=None, partition=asked, is_lost=is_lost)
 
     async def _read_user(
-        self, user_id: str, model_version: str, with_seen: bool, partition: int | None
+        self, user_id: str, model_version: str, with_seen: bool, partition: int | None, read_in: str
     ) -> tuple[UserView, str]:
-        """The view, and the epoch that is the current one; if it is another than before, the view says nothing."""
-        home = layout.home_of(user_id, self._epoch)
+        """The view as of the epoch `read_in`, and the current epoch; if it is another one, the view says nothing."""
+        home = layout.home_of(user_id, read_in)
         asked = home.partition if partition is None else partition
         keys = (
             layout.history_key(home),
@@ -325,7 +328,7 @@ class StateReader:
             layout.users_key(home.partition),
             layout.progress_key(home.partition),
         )
-        wanted: tuple[str | int, ...] = (user_id, self._epoch, int(with_seen), *self._state_fields)
+        wanted: tuple[str | int, ...] = (user_id, read_in, int(with_seen), *self._state_fields)
         elsewhere: list[bytes | None] | None = None
         with redis_errors():
             if asked != home.partition:
@@ -349,6 +352,10 @@ class StateReader:
         found_epoch: bytes | None = replies[0]
         entry, position, event_bytes, num_seen, seen, (*found, state_position), at_home = replies[1]
         of_epoch, applied = elsewhere or at_home
+        was_applied = home.partition in self._applied
+        is_applied = at_home[0] == found_epoch and int(at_home[1] or -1) >= 0
+        if is_applied:
+            self._applied.add(home.partition)
         num_fields = len(layout.STATE_FIELDS)
         state = _state(found[:num_fields], model_version, *found[num_fields:])
         epoch = (found_epoch or b"").decode()
@@ -361,7 +368,8 @@ class StateReader:
             has_history=bool(position),
             reaches_history=state is not None
             and layout.reaches(state_position, state.partition, state.offset, position),
-            is_lost=_lost(epoch, home, entry, position, events=event_bytes > 0, seen=num_seen > 0),
+            is_lost=(was_applied and not is_applied)
+            or _lost(epoch, home, entry, position, events=event_bytes > 0, seen=num_seen > 0),
         )
         return view, epoch
 

@@ -3,6 +3,7 @@
 Keys, expiry and scripts are checked on Redis beside it; what the gateway reads back, in test_user_states.py.
 """
 
+import asyncio
 import random
 import struct
 from collections.abc import AsyncIterator, Iterator
@@ -341,6 +342,89 @@ async def test_a_user_whose_keys_are_gone_is_lost_and_not_new(
     writer.rewrite([update("ann", found["ann"].expected, positions={home: 7})], epoch)
     assert lost(writer, epoch) == []
     assert not (await reader.read_user("ann", MODEL)).is_lost
+
+
+class HeldUp:
+    """A client whose first pipeline waits until it may go on."""
+
+    def __init__(self, client: Any) -> None:
+        self._client, self._is_first = client, True
+        self.waits, self.goes_on = asyncio.Event(), asyncio.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    def pipeline(self, **options: Any) -> Any:
+        pipeline = self._client.pipeline(**options)
+        execute, is_first = pipeline.execute, self._is_first
+        self._is_first = False
+
+        async def held() -> Any:
+            if is_first:
+                self.waits.set()
+                await self.goes_on.wait()
+            return await execute()
+
+        pipeline.execute = held
+        return pipeline
+
+
+def applied(writer: StateWriter, epoch: str, offset: int) -> None:
+    """Something of ann's home partition is applied for the first time in this epoch."""
+    home = ANN_HOME.partition
+    writer.begin([home], epoch)
+    writer.advance([AdvanceStep(partition=home, from_watermark=-1, to_watermark=offset, counts={})], epoch)
+
+
+@pytest.mark.integration
+async def test_an_answer_of_a_former_epoch_is_asked_again_whatever_another_call_learnt_meanwhile(
+    reader: StateReader, writer: StateWriter, redis_url: str
+) -> None:
+    former, _ = writer.ensure_epoch(NUM_PARTITIONS)
+    writer.apply([update("ann", positions={ANN_HOME.partition: 7})], former, {})
+    assert not (await reader.read_user("ann", MODEL)).is_lost
+    reader._redis = client = HeldUp(reader._redis)  # type: ignore[assignment]
+    asked = asyncio.create_task(reader.read_user("ann", MODEL))
+    await client.waits.wait()
+    with open_client(redis_url, timeout_s=5) as store:
+        store.flushall()
+    epoch, _ = writer.ensure_epoch(NUM_PARTITIONS)
+    applied(writer, epoch, 7)
+    writer.seed(ANN_HOME.partition, ["ann"], epoch)
+    other = await reader.read_user("ann", MODEL)
+    client.goes_on.set()
+    assert await asked == other
+    assert (other.epoch, other.is_lost, other.watermark) == (epoch, True, 7)
+
+
+@pytest.mark.integration
+async def test_after_a_store_was_emptied_everybody_is_lost_until_it_says_who_was_there(
+    reader: StateReader, writer: StateWriter, redis_url: str
+) -> None:
+    epoch, _ = writer.ensure_epoch(NUM_PARTITIONS)
+    home = ANN_HOME.partition
+    elsewhere = next(name for name in map(str, range(100)) if state_layout.home_of(name, epoch).partition != home)
+    new = next(name for name in map(str, range(100)) if state_layout.home_of(name, epoch).partition == home)
+
+    async def who_is_lost() -> dict[str, bool]:
+        return {name: (await reader.read_user(name, MODEL)).is_lost for name in ("ann", new, elsewhere)}
+
+    nobody = {"ann": False, new: False, elsewhere: False}
+    assert await who_is_lost() == nobody
+    writer.apply([update("ann", positions={home: 7})], epoch, {})
+    applied(writer, epoch, 7)
+    assert await who_is_lost() == nobody
+    with open_client(redis_url, timeout_s=5) as store:
+        store.flushall()
+    everybody_at_home = nobody | {"ann": True, new: True}
+    assert await who_is_lost() == everybody_at_home
+    epoch, _ = writer.ensure_epoch(NUM_PARTITIONS)
+    assert await who_is_lost() == everybody_at_home
+    writer.begin([home], epoch)
+    writer.seed(home, ["ann"], epoch)
+    assert await who_is_lost() == everybody_at_home
+    applied(writer, epoch, 7)
+    assert await who_is_lost() == nobody | {"ann": True}
 
 
 @pytest.mark.integration
