@@ -41,7 +41,7 @@ from services.algorithms.sealed_files import (
     save_tensors,
     swap,
 )
-from services.algorithms.states import FloatArray, ItemStates, PairGate
+from services.algorithms.states import MAX_LENGTH, MAX_OWN_LENGTH, FloatArray, ItemStates, PairGate
 from services.algorithms.tensor_file import read_tensors
 
 __all__ = [
@@ -146,8 +146,10 @@ class Bundle:
 
     @cached_property
     def item_states(self) -> ItemStates:
-        """Components (X, P_x, d) and gate (X, P), memory-mapped; the gate is None for a dot product."""
-        return read_item_states(self.path / ITEM_STATES)
+        """Components (X, P_x, d) and gate (X, P), memory-mapped; the gate is None for a dot product. Raises:
+        BundleError for values that are not allowed."""
+        longest = MAX_OWN_LENGTH if self.manifest.encoder is None else MAX_LENGTH
+        return read_item_states(self.path / ITEM_STATES, longest=longest)
 
     @cached_property
     def pair_gate(self) -> PairGate | None:

@@ -27,8 +27,9 @@ _OBJECT_BYTES_PER_ITEM = 512
 class Catalogue:
     """X items of one model, in the bundle's order.
 
-    user_component: the query component that says who the user is, None where the model has none. part_of: the
-    index version of the catalogue that these are some items of, and theirs; "" where they are all.
+    user_component: the query component that says who the user is, None where the model has none. is_normalised: whether
+    the model's components are of length 1 at most; embeddings brought from elsewhere need not be. part_of: the index
+    version of the catalogue that these are some items of, and theirs; "" where they are all.
     """
 
     model_version: str
@@ -40,6 +41,7 @@ class Catalogue:
     states: ItemStates
     pair_gate: PairGate | None
     user_component: int | None = None
+    is_normalised: bool = True
     neighbours: ItemNeighbours | None = None
     attributes: AttributeTable = field(default_factory=lambda: no_attributes(0))
 
@@ -105,6 +107,7 @@ def _catalogue(bundle: Bundle, user_component: int | None) -> Catalogue:
         states=bundle.item_states,
         pair_gate=bundle.pair_gate,
         user_component=user_component,
+        is_normalised=bundle.manifest.encoder is not None,
         neighbours=bundle.neighbours,
         attributes=bundle.attributes,
     )

@@ -27,7 +27,7 @@ from services.algorithms.indexes.mutable.item_batch import ItemBatch
 from services.algorithms.indexes.mutable.lookup import find_items
 from services.algorithms.indexes.mutable.snapshot import Snapshot, SnapshotError, write_snapshot
 from services.algorithms.indexes.mutable.version import Version
-from services.algorithms.states import FloatArray, ItemStates, QueryStates
+from services.algorithms.states import FloatArray, ItemStates, QueryStates, check_sizes
 
 NO_CHANGE = -1  # the position before any
 # Where others speak of a version: two seconds at 30 batches a second; what they say is here within milliseconds.
@@ -196,6 +196,8 @@ class LiveCatalogue:
     def check(self, queries: QueryStates) -> None:
         """Raise ValueError, naming both values, if these queries cannot be scored against these items."""
         self.index.shape.check_queries(queries)
+        if self.base.is_normalised:
+            check_sizes(queries.components)
 
     # -- the writer -------------------------------------------------------------------------------------------------
 
@@ -355,6 +357,7 @@ class LiveCatalogue:
         if snapshot.items.states.gate is not None:
             gates.insert(0, snapshot.items.states.gate[rows])
         states = ItemStates(components=np.concatenate(parts), gate=np.concatenate(gates) if gates else None)
+        check_sizes(states.components, states.gate)
         return item_ids, rows, states, evidence
 
     def _change(self, states: dict[str, ItemStates], removals: Sequence[str]) -> None:

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from safetensors.numpy import save_file
 
 from services.algorithms.manifest import BundleError, FileEntry, HeadShape
-from services.algorithms.states import ItemStates, PairGate
+from services.algorithms.states import MAX_LENGTH, ItemStates, PairGate, check_sizes
 from services.algorithms.tensor_file import read_tensors, tensor_places
 
 MANIFEST = "manifest.json"
@@ -103,11 +103,16 @@ def check_pair_gate(path: Path, head: HeadShape) -> None:
     check_tensors(path, dict(zip(_PAIR_GATE_ARRAYS, shapes, strict=True)))
 
 
-def read_item_states(path: Path) -> ItemStates:
-    """Components and, where there is one, gate, memory-mapped. Raises: BundleError for values that are not allowed."""
+def read_item_states(path: Path, *, longest: float = MAX_LENGTH) -> ItemStates:
+    """Components, of at most this length, and, where there is one, gate, memory-mapped.
+
+    Raises: BundleError for values that are not allowed.
+    """
     tensors = read_tensors(path)
     try:
-        return ItemStates(components=tensors["components"], gate=tensors.get("gate"))
+        states = ItemStates(components=tensors["components"], gate=tensors.get("gate"))
+        check_sizes(states.components, states.gate, longest=longest)
+        return states
     except ValueError as exc:
         raise BundleError(f"{path}: {exc}") from exc
 

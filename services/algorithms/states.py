@@ -15,10 +15,28 @@ import numpy.typing as npt
 
 FloatArray = npt.NDArray[np.float32]
 
+# Components are of length 1, or 0 for an absent one, or shorter for refreshed items; half precision and float32 make of
+# 1 at most this. Embeddings brought from elsewhere are of any length up to what a query's values in half precision are.
+MAX_LENGTH, MAX_OWN_LENGTH = 1.001, 65_504.0
+# Of a gate's values, a query's and an item's: half precision's largest number.
+MAX_GATE = 65_504.0
+
 
 def _check_finite(name: str, array: npt.NDArray[np.floating]) -> None:
     if not np.isfinite(array).all():
         raise ValueError(f"{name} holds NaN or infinite values; every value must be finite")
+
+
+def check_sizes(components: FloatArray, gate: FloatArray | None = None, *, longest: float = MAX_LENGTH) -> None:
+    """Raise ValueError naming the row unless every vector of components (n, P, d) is at most `longest`, and every value
+    of gate (n, P) at most MAX_GATE in size. NaN is neither. Longer ones would come first in every answer."""
+    lengths = np.sqrt(np.einsum("npd,npd->np", components, components))
+    if not (lengths <= longest).all():
+        row, component = np.argwhere(~(lengths <= longest))[0]
+        found = f"components: row {row}, component {component} has length {lengths[row, component]:.6g}"
+        raise ValueError(f"{found}; allowed: at most {longest}")
+    if gate is not None and gate.size and not (gate.max() <= MAX_GATE and gate.min() >= -MAX_GATE):
+        raise ValueError(f"gate: values from {gate.min():.6g} to {gate.max():.6g}; allowed: {-MAX_GATE} to {MAX_GATE}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -61,7 +61,7 @@ def click(offset: int) -> SearchClick:
 
 
 def delta(offset: int, *, last: bool = True) -> IndexDelta:
-    change = ItemDelta(item_id="item-1", components=np.full((1, 2), offset, dtype=np.float32))
+    change = ItemDelta(item_id="item-1", components=np.full((1, 2), offset / 1_000, dtype=np.float32))
     return IndexDelta(
         model_version="m", partition=0, offset=offset, batch=1, last_of_batch=last,
         change=change if last else MemoryDelta(entry_id=f"e{offset}", dropped=True),

@@ -52,7 +52,7 @@ def deltas(model: str, batch: int, item_ids: Sequence[str]) -> list[Record]:
     states = [
         IndexDelta(
             model_version=model, partition=0, offset=batch, batch=batch, last_of_batch=place == len(item_ids) - 1,
-            change=ItemDelta(item_id=item_id, components=np.ones((1, 2), dtype=np.float32)),
+            change=ItemDelta(item_id=item_id, components=np.full((1, 2), 0.5, dtype=np.float32)),
         )
         for place, item_id in enumerate(item_ids)
     ]  # fmt: skip

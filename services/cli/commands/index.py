@@ -35,15 +35,8 @@ def index(
     from services.offline.datasets.item_vectors import read_item_vectors
 
     with sentences(bad_bundle=""):
-        items = read_item_vectors(vectors)
-        points = items.vectors
-        if normalize:
-            norms = np.linalg.norm(points, axis=1, keepdims=True)
-            if not norms.all():
-                row = int(np.argmin(norms[:, 0]))
-                raise ValueError(f"{vectors} row {row}: a vector of zeros has no direction to normalize")
-            points = points / norms
-        num_items, width = points.shape
+        items = read_item_vectors(vectors, normalize=normalize)
+        num_items, width = items.vectors.shape
         bundle = write_bundle(
             out,
             BundleContent(
@@ -53,7 +46,7 @@ def index(
                     kind="dot", num_query_components=1, num_item_components=1, component_width=width, tau=1.0
                 ),
                 weights={},
-                item_states=ItemStates(components=points[:, None, :]),
+                item_states=ItemStates(components=items.vectors[:, None, :]),
                 pair_gate=None,
                 item_ids=items.item_ids,
                 titles=items.titles,

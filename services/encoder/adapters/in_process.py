@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from services.algorithms.incremental_encoding import CacheCounts, IncrementalEncoder
+from services.algorithms.states import check_sizes
 from services.common.errors import PreconditionFailed
 from services.encoder.adapters.batches import calls, length_buckets, pad_jobs
 from services.encoder.domain import EncodedStates, EncodeJob
@@ -56,8 +57,11 @@ class InProcessEncoder:
             for number, states in zip(numbers, self._encode_whole(session, [jobs[n] for n in numbers]), strict=True):
                 results[number] = states
         found = [states for states in results if states is not None]
-        if not all(np.isfinite(states.components).all() for states in found):
-            raise PreconditionFailed(f"{self._encoder_onnx} answers NaN or infinite components: train the model again")
+        try:
+            for states in found:
+                check_sizes(states.components, states.gate)
+        except ValueError as exc:
+            raise PreconditionFailed(f"{self._encoder_onnx} answers {exc}: train the model again") from exc
         return found
 
     def drop(self, cache_keys: Sequence[int]) -> None:

@@ -15,6 +15,7 @@ from tritonclient.grpc import InferenceServerClient, InferInput, InferRequestedO
 from tritonclient.utils import InferenceServerException
 
 from services.algorithms.incremental_encoding import CacheCounts
+from services.algorithms.states import check_sizes
 from services.common.errors import (
     DeadlineExceeded,
     DependencyUnavailable,
@@ -172,8 +173,10 @@ class InferenceServerEncoder:
                 f"the inference server at {self._address} answers components of shape {found}; the bundle's model "
                 f"gives {expected}: load the same bundle there"
             )
-        if not np.isfinite(components).all():
-            raise PreconditionFailed(f"the inference server at {self._address} answers NaN or infinite components")
+        try:
+            check_sizes(components.reshape(-1, *self._components_shape), gate)
+        except ValueError as exc:
+            raise PreconditionFailed(f"the inference server at {self._address} answers {exc}") from exc
         for row, job in enumerate(jobs):
             used = len(job.positions)
             yield EncodedStates(components[row, :used], None if gate is None else gate[row, :used])

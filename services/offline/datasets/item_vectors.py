@@ -1,7 +1,7 @@
 """Item embeddings brought from elsewhere: one Parquet table with an id and a vector per row.
 
-It checks what an index would stumble over later, naming row and value. What the vectors mean, and whether they are
-normalised, is the caller's affair: they are served as they are.
+It checks what an index would stumble over later, naming row and value. What the vectors mean is the caller's affair:
+they are served as they are, or at length 1.
 """
 
 from dataclasses import dataclass
@@ -13,6 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from services.algorithms.pefa.refresh import unit
+from services.algorithms.states import MAX_OWN_LENGTH
 from services.offline.datasets.item_attributes import attribute_columns
 
 MAX_ID_BYTES = 128
@@ -33,9 +35,10 @@ class ItemVectors:
     attributes: pa.Table | None
 
 
-def read_item_vectors(path: Path) -> ItemVectors:
+def read_item_vectors(path: Path, *, normalize: bool = False) -> ItemVectors:
     """Read columns `item_id` and `vector`, `title` and `categories` where they exist, and all others as attributes.
 
+    normalize: scale every vector to length 1; without, lengths are at most MAX_OWN_LENGTH, as a query's values are.
     Raises: ValueError naming column or row, the value, and what is allowed.
     """
     try:
@@ -48,7 +51,7 @@ def read_item_vectors(path: Path) -> ItemVectors:
     item_ids = [str(value) for value in table.column("item_id").to_pylist()]
     return ItemVectors(
         item_ids=_check_ids(path, item_ids),
-        vectors=_vectors(path, table.column("vector").combine_chunks()),
+        vectors=_scaled(path, _vectors(path, table.column("vector").combine_chunks()), normalize=normalize),
         titles=[str(title) for title in table.column("title").to_pylist()]
         if "title" in table.column_names
         else item_ids,
@@ -71,6 +74,18 @@ def _check_ids(path: Path, item_ids: list[str]) -> list[str]:
         if first_row.setdefault(item_id, row) != row:
             raise ValueError(f"{path} row {row}: item_id={item_id!r} again, first in row {first_row[item_id]}")
     return item_ids
+
+
+def _scaled(path: Path, vectors: npt.NDArray[np.float32], *, normalize: bool) -> npt.NDArray[np.float32]:
+    if normalize:
+        if len(zeros := np.flatnonzero(~vectors.any(axis=1))):
+            raise ValueError(f"{path} row {zeros[0]}: a vector of zeros has no direction to normalize")
+        return unit(vectors).astype(np.float32)
+    lengths = np.sqrt(np.einsum("nd,nd->n", vectors, vectors))
+    if len(long := np.flatnonzero(~(lengths <= MAX_OWN_LENGTH))):
+        allowed = f"at most {MAX_OWN_LENGTH:.0f}, or any with --normalize"
+        raise ValueError(f"{path} row {long[0]}: vector has length {lengths[long[0]]:.6g}; allowed: {allowed}")
+    return vectors
 
 
 def _vectors(path: Path, column: pa.Array) -> npt.NDArray[np.float32]:

@@ -11,6 +11,7 @@ import numpy as np
 from freshet.v1 import events_pb2
 from google.protobuf.message import DecodeError
 
+from services.algorithms.states import check_sizes
 from services.common.errors import InvalidRequest
 from services.common.query_state import PackedQueryState, from_message
 from services.common.stream.position import pack_position, read_position, read_up_to
@@ -111,10 +112,10 @@ def _check_query(query: PackedQueryState, shape: QueryShape) -> None:
         )
     if len(query.gate) != _HALF_BYTES * shape.num_pairs:
         raise InvalidRequest.of("query_state.gate", f"{len(query.gate)} bytes", f"{_HALF_BYTES * shape.num_pairs}")
-    values = np.frombuffer(query.components, "<f2")
-    # Components are l2-normalised; NaN fails the comparison too.
-    if not np.abs(values).max(initial=0) <= 2:
-        raise InvalidRequest.of("query_state.components", "NaN or values beyond 2", "l2-normalised components")
+    try:
+        check_sizes(np.frombuffer(query.components, "<f2").astype(np.float32).reshape(1, *wanted))
+    except ValueError as exc:
+        raise InvalidRequest.of("query_state.components", str(exc), "l2-normalised components") from exc
     if query.gate and not np.isfinite(np.frombuffer(query.gate, "<f2")).all():
         raise InvalidRequest.of("query_state.gate", "NaN or infinite values", "finite numbers")
 

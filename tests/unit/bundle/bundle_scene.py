@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
+from retrieval_scene import unit
 
 from services.algorithms.bundle import BundleContent, EncoderShape, HeadShape
 from services.algorithms.states import ItemStates, PairGate
@@ -26,7 +27,7 @@ def content(num_items: int = 5, *, seed: int = 0) -> BundleContent:
         encoder=ENCODER,
         head=MIXTURE,
         weights={"item_embedding.weight": array(num_items, 8), "scale": array()},
-        item_states=ItemStates(components=array(num_items, 2, 4), gate=array(num_items, 4)),
+        item_states=ItemStates(components=unit(array(num_items, 2, 4)), gate=array(num_items, 4)),
         pair_gate=PairGate(hidden_weight=array(3, 4), hidden_bias=array(3), out_weight=array(4, 3), out_bias=array(4)),
         item_ids=[f"film-{row}" for row in range(num_items)],
         titles=[f"Film № {row}" for row in range(num_items)],
@@ -39,5 +40,5 @@ def content(num_items: int = 5, *, seed: int = 0) -> BundleContent:
 
 def dot_content() -> BundleContent:
     base = content()
-    components = np.random.default_rng(1).normal(size=(5, 1, 8)).astype(np.float32)
+    components = unit(np.random.default_rng(1).normal(size=(5, 1, 8)))
     return replace(base, head=DOT, item_states=ItemStates(components=components), pair_gate=None)

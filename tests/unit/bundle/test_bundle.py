@@ -335,6 +335,34 @@ def test_numbers_that_are_none_and_ids_that_come_twice_name_the_file(path: Path)
         catalogue_from_bundle(load_bundle(path))
 
 
+@pytest.mark.parametrize(
+    ("is_own", "length", "most"),
+    [(False, 1.0005, None), (False, 1.002, 1.001), (True, 65_504.0, None), (True, 3e38, 65_504.0)],
+)
+def test_item_states_are_of_length_1_unless_embeddings_were_brought_from_elsewhere(
+    tmp_path: Path, is_own: bool, length: float, most: float | None
+) -> None:
+    states = np.zeros((5, 1, 8), dtype=np.float32)
+    states[3, 0, 2] = length
+    changes: dict[str, Any] = {"encoder": None, "weights": {}} if is_own else {}
+    given = replace(dot_content(), item_states=ItemStates(components=states), **changes)
+    bundle = write_bundle(tmp_path / "bundle", given)
+    if most is None:
+        np.testing.assert_array_equal(catalogue_from_bundle(bundle).states.components, states)
+        return
+    with pytest.raises(BundleError, match=r"item_states\.safetensors: components: row 3, component 0 has") as said:
+        catalogue_from_bundle(bundle)
+    assert str(said.value).endswith(f"allowed: at most {most}")
+
+
+def test_an_item_gate_beyond_half_precision_is_refused(tmp_path: Path) -> None:
+    base = content()
+    gate = np.full_like(base.item_states.gate, -1e38)
+    bundle = write_bundle(tmp_path / "b", replace(base, item_states=replace(base.item_states, gate=gate)))
+    with pytest.raises(BundleError, match=r"item_states\.safetensors: gate: values from -1e\+38 .*allowed: -65504"):
+        catalogue_from_bundle(bundle)
+
+
 @pytest.mark.parametrize("with_nulls", [False, True])
 def test_a_table_whose_column_names_are_no_text_is_refused(tmp_path: Path, with_nulls: bool) -> None:
     path = tmp_path / "items.parquet"

@@ -248,7 +248,7 @@ async def test_explaining_votes_refuses_what_a_search_refuses(voting: Running) -
 
 
 async def test_memory_of_another_models_shape_is_counted_and_not_taken(voting: Running) -> None:
-    wrong = MemoryDelta(entry_id="e1", item_id="item-3", components=np.ones((1, D), dtype=np.float32))
+    wrong = MemoryDelta(entry_id="e1", item_id="item-3", components=np.zeros((1, D), dtype=np.float32))
     voting.apply(3, wrong)
     assert voting.registry.get_sample_value("freshet_candidates_changes_total", {"kind": "misfit"}) == 1
 

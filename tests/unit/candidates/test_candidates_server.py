@@ -247,6 +247,7 @@ def _changed(queries: QueryStates, change: str) -> dict[str, Any]:
     return {
         "nan": {**fields, "components": nan * 4},
         "infinite gate": {**fields, "gate": np.full(8, np.inf, np.float16).tobytes()},
+        "long": {**fields, "components": (2 * queries.components[:1]).astype("<f2").tobytes()},
         "short": {**fields, "components": fields["components"][:-2]},
         "odd gate": {**fields, "gate": fields["gate"][:-1]},
         "no components": {**fields, "num_components": 0},
@@ -263,6 +264,7 @@ def _changed(queries: QueryStates, change: str) -> dict[str, Any]:
     [
         ("nan", "query_state: components holds NaN or infinite values"),
         ("infinite gate", "query_state: gate holds NaN or infinite values"),
+        ("long", "query_state: components: row 0, component 0 has length 1.99993; allowed: at most 1.001"),
         ("short", "components holds 62 bytes; 4 x 8 need 64"),
         ("odd gate", "gate holds 15 bytes"),
         ("no components", "num_components=0 allowed"),

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 from fakes.stream import MemoryTopics
+from freshet.v1 import events_pb2
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
@@ -141,7 +142,8 @@ class Following:
             pair_gate=None,
         )
         self.catalogue = LiveCatalogue(base, build=only(lambda items, _: BruteForce(items)))
-        changes = CatalogueChanges(self.catalogue, CatalogueMetrics("test", CollectorRegistry()), full_error=Full)
+        self.registry = CollectorRegistry()
+        changes = CatalogueChanges(self.catalogue, CatalogueMetrics("test", self.registry), full_error=Full)
         self.follower = CatalogueFollower(topics, changes, model_version=MODEL, poll_s=0.0)
 
     def content(self) -> tuple[str, dict[str, float]]:
@@ -253,7 +255,7 @@ def test_other_models_and_unreadable_records_are_counted_and_passed_over() -> No
 def test_a_tombstone_is_taken_as_dropped_where_compaction_took_the_record_that_dropped() -> None:
     scene = Scene()
     scene.delta("a")
-    scene.write(MemoryDelta(entry_id="e", item_id="a", components=np.ones((1, 2), dtype=np.float32)))
+    scene.write(MemoryDelta(entry_id="e", item_id="a", components=np.full((1, 2), 0.5, dtype=np.float32)))
     scene.steps()
     for change in (ItemDelta(item_id="a", dropped=True), MemoryDelta(entry_id="e", dropped=True)):
         scene.write(change)
@@ -347,7 +349,7 @@ def test_deltas_are_read_no_further_while_many_wait(monkeypatch: pytest.MonkeyPa
 def test_a_topic_made_anew_means_the_bundle_and_then_what_the_new_one_says() -> None:
     for reconnects in (False, True):
         scene = Scene()
-        scene.write(MemoryDelta(entry_id="e", item_id="a", components=np.ones((1, 2), dtype=np.float32)))
+        scene.write(MemoryDelta(entry_id="e", item_id="a", components=np.full((1, 2), 0.5, dtype=np.float32)))
         scene.delta("a")
         scene.delta("b")
         scene.steps()
@@ -361,6 +363,25 @@ def test_a_topic_made_anew_means_the_bundle_and_then_what_the_new_one_says() -> 
         scene.steps()
         assert scene.items.calls[1:] == ["reset", (0, ["c"])]
         assert scene.memory.ids == set()
+
+
+def test_states_longer_than_1_are_passed_over_and_the_others_served() -> None:
+    writer = Scene()
+    live = Following(writer.topics)
+    writer.delta("i1")
+    record = IndexDelta(
+        model_version=MODEL, partition=0, offset=2, batch=2, last_of_batch=False,
+        change=ItemDelta(item_id="i0", components=np.array([[0.0, 1.0]], dtype=np.float32)),
+    )  # fmt: skip
+    message = events_pb2.IndexDelta.FromString(encode(record))
+    for components in ([3e38, 0.0], [1.0, 0.1]):
+        message.item.components = np.array(components, dtype="<f4").tobytes()
+        writer.topics.write(INDEX_DELTAS, record.key, message.SerializeToString())
+    writer.delta("new")
+    live.follower.step()
+    assert live.content()[1] == pytest.approx({"i1": 1.0, "new": 1.0, "i0": 0.6})
+    kind = {"kind": "unreadable_delta"}
+    assert live.registry.get_sample_value("freshet_test_changes_total", kind) == 2
 
 
 @pytest.mark.parametrize("reconnects", [False, True])

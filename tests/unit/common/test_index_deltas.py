@@ -47,7 +47,7 @@ def record(
 
 
 def memory(entry_id: str) -> MemoryDelta:
-    return MemoryDelta(entry_id=entry_id, item_id="a/b", components=np.ones((1, 2), dtype=np.float32), weight=1.0)
+    return MemoryDelta(entry_id=entry_id, item_id="a/b", components=np.full((1, 2), 0.5, dtype=np.float32), weight=1.0)
 
 
 def test_an_item_survives_the_wire_bit_for_bit() -> None:
@@ -119,6 +119,12 @@ def broken(change: str) -> tuple[bytes | None, bytes | None]:
             message.item.components = message.item.components[:-1]
         case "NaN":
             message.item.components = np.full(6, np.nan, dtype="<f4").tobytes()
+        case "too long":
+            message.item.components = np.array([0, 0, 0, 3e38, 0, 0], dtype="<f4").tobytes()
+        case "longer than rounding makes it":
+            message.item.components = np.array([1, 0, 0, 0.6, 0.8, 0.06], dtype="<f4").tobytes()
+        case "gate beyond half precision":
+            message.item.gate = np.array([0, -70_000], dtype="<f4").tobytes()
         case "ragged gate":
             message.item.gate = b"abc"
         case "share":
@@ -141,7 +147,9 @@ def broken(change: str) -> tuple[bytes | None, bytes | None]:
     [
         ("no bytes", "value"), ("torn", "value"), ("no change", "change"), ("no reflects", "reflects"),
         ("negative reflects", "reflects"), ("short components", "components"), ("NaN", "components"),
-        ("ragged gate", "gate"), ("share", "model_share"), ("share is NaN", "model_share"),
+        ("too long", "components"), ("longer than rounding makes it", "components"),
+        ("gate beyond half precision", "gate"), ("ragged gate", "gate"), ("share", "model_share"),
+        ("share is NaN", "model_share"),
         ("no components", "components"), ("no id", "item_id"), ("another key", "key"), ("no key", "key"),
     ],
 )  # fmt: skip
@@ -150,9 +158,22 @@ def test_a_malformed_record_is_refused_with_the_field_named(change: str, names: 
         decode(*broken(change))
 
 
-def test_memory_of_a_weight_that_is_no_number_is_refused() -> None:
+@pytest.mark.parametrize("weight", [float("inf"), float("nan"), -65_537.0])
+def test_memory_of_a_weight_that_no_policy_gives_is_refused(weight: float) -> None:
     with pytest.raises(InvalidRequest, match=r"^weight="):
-        MemoryDelta(entry_id="e", item_id="a", components=np.ones((1, 2), dtype=np.float32), weight=float("inf"))
+        MemoryDelta(entry_id="e", item_id="a", components=np.full((1, 2), 0.5, dtype=np.float32), weight=weight)
+
+
+def test_memory_longer_than_a_query_state_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match=r"^components='one of length 65504' allowed: lengths of at most 1.001$"):
+        MemoryDelta(entry_id="e", item_id="a", components=np.array([[0, 65_504]], dtype=np.float32))
+
+
+@pytest.mark.parametrize("components", [[[0.6, 0.8]], [[0, 0]], [[0.1, 0.2]], [[np.float16(0.57735)] * 3]])
+def test_components_of_length_1_shorter_or_absent_are_taken(components: list[list[float]]) -> None:
+    array = np.array(components, dtype=np.float32)
+    assert ItemDelta(item_id="a", components=array).components is array
+    assert MemoryDelta(entry_id="e", item_id="a", components=array).components is array
 
 
 def feed(batches: Batches, records: list[tuple[int, IndexDelta]]) -> list[tuple[int, list[bytes]]]:
@@ -249,7 +270,7 @@ def test_a_reader_after_compaction_ends_where_the_live_one_is(data: st.DataObjec
             dropped[writer] = []
             for place, name in enumerate(chosen):
                 written[writer] += 1
-                state = item(f"{writer}{name}", float(written[writer]))
+                state = item(f"{writer}{name}", float(written[writer]) / 1_024)
                 if data.draw(st.booleans()):
                     state = ItemDelta(item_id=f"{writer}{name}", dropped=True)
                     dropped[writer].append(item_key(MODEL, state.item_id))

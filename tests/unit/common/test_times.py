@@ -32,7 +32,7 @@ def delta(stamp: Timestamp) -> object:
         offset=1,
         batch=1,
         last_of_batch=True,
-        change=ItemDelta(item_id="a", components=np.ones((1, 2), np.float32)),
+        change=ItemDelta(item_id="a", components=np.full((1, 2), 0.5, np.float32)),
     )
     message = events_pb2.IndexDelta.FromString(encode(one))
     message.newest_recorded_time.CopyFrom(stamp)

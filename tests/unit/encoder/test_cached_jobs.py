@@ -43,7 +43,7 @@ class KeepingServer:
         if name == "kept":
             return np.stack([np.maximum(lengths - 1, 0), np.full_like(lengths, 1_000)], axis=1)
         keys = arrays.get("cache_key", np.full((len(lengths), 1), -1))[:, 0]
-        answer = np.stack([lengths, keys], axis=1).astype(np.float32)
+        answer = (np.stack([lengths, keys], axis=1) / 1_024).astype(np.float32)
         return np.broadcast_to(answer[:, None, None, :], (len(lengths), arrays["position"].shape[1], 1, 2)).copy()
 
 
@@ -64,7 +64,7 @@ def job(length: int, key: int | None) -> EncodeJob:
 
 
 def answers(adapter: InferenceServerEncoder, jobs: list[EncodeJob]) -> list[tuple[int, int]]:
-    return [tuple(states.components[0, 0].astype(int).tolist()) for states in adapter.encode(jobs)]
+    return [tuple((1_024 * states.components[0, 0]).astype(int).tolist()) for states in adapter.encode(jobs)]
 
 
 def test_keyed_jobs_go_in_order_and_apart_from_the_others_which_are_sorted() -> None:

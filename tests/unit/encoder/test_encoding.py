@@ -133,7 +133,7 @@ class Answers(InferenceServerEncoder):
         assert name == "components"
         if self._answer is not None:
             return self._answer  # type: ignore[return-value]
-        return np.ones((self._rows, self._wanted, 1, 2), dtype=np.float32)
+        return np.full((self._rows, self._wanted, 1, 2), 0.5, dtype=np.float32)
 
 
 @pytest.mark.parametrize(
@@ -156,9 +156,12 @@ def test_a_server_with_another_model_is_refused(shape: tuple[int, ...]) -> None:
         Answers(np.ones(shape, dtype=np.float32)).encode([job(3, [2])])
 
 
-def test_states_that_are_not_finite_are_refused() -> None:
-    with pytest.raises(PreconditionFailed, match="NaN"):
-        Answers(np.full((1, 1, 1, 2), np.nan, dtype=np.float32)).encode([job(3, [2])])
+@pytest.mark.parametrize(("value", "length"), [(np.nan, "nan"), (3e38, "inf"), (1.0, "1.41421")])
+def test_states_that_are_not_of_length_1_are_refused(value: float, length: str) -> None:
+    with pytest.raises(
+        PreconditionFailed, match=f"answers components: row 0, component 0 has length {length}; allowed"
+    ):
+        Answers(np.full((1, 1, 1, 2), value, dtype=np.float32)).encode([job(3, [2])])
 
 
 def test_many_jobs_are_sent_by_length_in_bounded_calls() -> None:

@@ -119,17 +119,20 @@ def test_a_file_that_is_no_model_is_named(files: tuple[Path, Path], tmp_path: Pa
         encoder.check()
 
 
-def test_states_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("value", "length"), [(float("nan"), "nan"), (3e38, "inf"), (1.01, "1.01")])
+def test_states_that_are_not_of_length_1_are_refused(tmp_path: Path, value: float, length: str) -> None:
     names = ("item_index", "event_time", "position")
     inputs = [helper.make_tensor_value_info(name, TensorProto.INT64, ["batch", "length"]) for name in names]
-    nan = helper.make_tensor("nan", TensorProto.FLOAT, [1, 1, 1, 2], [0.0, float("nan")])
+    nan = helper.make_tensor("nan", TensorProto.FLOAT, [1, 1, 1, 2], [0.0, value])
     output = helper.make_tensor_value_info("components", TensorProto.FLOAT, [1, 1, 1, 2])
     node = helper.make_node("Constant", [], ["components"], value=nan)
     graph = helper.make_graph([node], "broken", inputs, [output])
     broken = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
     (tmp_path / "encoder.onnx").write_bytes(broken.SerializeToString())
     encoder = InProcessEncoder(tmp_path / "encoder.onnx", None, max_history=L, cache_bytes=0)
-    with pytest.raises(PreconditionFailed, match="NaN or infinite"):
+    with pytest.raises(
+        PreconditionFailed, match=f"answers components: row 0, component 0 has length {length}; allowed"
+    ):
         encoder.check()
 
 
@@ -209,7 +212,7 @@ class ClosedMeanwhile:
 
     def run(self, _: object, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
         self._encoder.close()
-        return [feeds["item_index"][:, :1, None, None].astype(np.float32)]
+        return [feeds["item_index"][:, :1, None, None].astype(np.float32) / 4]
 
 
 def test_what_is_being_encoded_when_the_encoder_is_closed_is_encoded_to_its_end() -> None:
@@ -217,5 +220,5 @@ def test_what_is_being_encoded_when_the_encoder_is_closed_is_encoded_to_its_end(
     jobs = [EncodeJob(item_index=one + number, event_time=one, user_index=-1, positions=[0]) for number in range(3)]
     encoder = InProcessEncoder(Path("none"), None, max_history=L, cache_bytes=1 << 20, max_rows=1)
     encoder._session = ClosedMeanwhile(encoder)
-    assert [states.components.item() for states in encoder.encode(jobs)] == [0.0, 1.0, 2.0]
+    assert [states.components.item() for states in encoder.encode(jobs)] == [0.0, 0.25, 0.5]
     assert encoder._session is None

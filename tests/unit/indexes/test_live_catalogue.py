@@ -1,7 +1,8 @@
 """A catalogue that changes while it answers: against a dictionary that is changed alike, and its versions by name."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,8 +15,9 @@ from services.algorithms.attributes import AttributeTable, Comparison, Condition
 from services.algorithms.catalogue import Catalogue
 from services.algorithms.filters import ItemFilter
 from services.algorithms.indexes.brute_force import BruteForce
-from services.algorithms.indexes.mutable.index import IndexFullError
+from services.algorithms.indexes.mutable.index import IndexFullError, only
 from services.algorithms.indexes.mutable.lookup import find_items
+from services.algorithms.indexes.mutable.snapshot import SnapshotError, load_snapshot
 from services.algorithms.live_catalogue import NO_CHANGE, LiveCatalogue
 from services.algorithms.ops.mol_scores.reference import mol_scores_reference
 from services.algorithms.states import ItemStates
@@ -124,6 +126,28 @@ def test_before_any_change_it_is_the_bundle_under_the_bundles_name() -> None:
     assert catalogue.served.name == catalogue.base.index_version
     assert catalogue.served.position == NO_CHANGE
     assert answer(catalogue) == pytest.approx({item_id: base_score(item_id) for item_id in IDS})
+
+
+def test_query_states_longer_than_1_are_refused_unless_the_items_were_brought_from_elsewhere() -> None:
+    long = replace(QUERY, components=QUERY.components * np.float32(1.002))
+    catalogue = live()
+    catalogue.check(QUERY)
+    catalogue.check(replace(QUERY, components=QUERY.components * 0))
+    with pytest.raises(ValueError, match=r"^components: row 0, component 0 has length 1.002; allowed: at most 1.001$"):
+        catalogue.check(long)
+    own = replace(base(), is_normalised=False)
+    LiveCatalogue(own, build=only(lambda items, gate: BruteForce(items))).check(long)
+
+
+def test_a_snapshot_with_states_longer_than_1_is_refused(tmp_path: Path) -> None:
+    poisoned = live()
+    poisoned.apply(1, [replace(refreshed("i3", 1), components=np.full((P_X, D), 3e38, dtype=np.float32))])
+    snapshot = load_snapshot(poisoned.capture(written_s=1)(tmp_path), model_version="m")
+    catalogue = live()
+    before = answer(catalogue)
+    with pytest.raises(SnapshotError, match=r"has length inf; allowed: at most 1\.001"):
+        catalogue.restore(snapshot)
+    assert (catalogue.served.name, answer(catalogue)) == (catalogue.base.index_version, before)
 
 
 def test_a_reader_finds_a_version_at_each_moment_of_a_reset() -> None:

@@ -120,7 +120,7 @@ def _bytes_of(value: float, count: int) -> bytes:
         ("query_state.components", lambda m: setattr(m.query_state, "num_components", P_Q + 1)),
         ("query_state.components", lambda m: setattr(m.query_state, "components", b"12")),
         ("query_state.components", lambda m: setattr(m.query_state, "components", _bytes_of(np.nan, P_Q * D))),
-        ("query_state.components", lambda m: setattr(m.query_state, "components", _bytes_of(2.5, P_Q * D))),
+        ("query_state.components", lambda m: setattr(m.query_state, "components", _bytes_of(1.0, P_Q * D))),
         ("query_state.gate", lambda m: m.query_state.ClearField("gate")),
         ("query_state.gate", lambda m: setattr(m.query_state, "gate", _bytes_of(np.inf, P_Q * P_X))),
         ("undoes", lambda m: setattr(m.undoes, "offset", -3)),

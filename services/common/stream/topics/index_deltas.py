@@ -44,13 +44,17 @@ FloatArray = npt.NDArray[np.float32]
 MAX_BATCH_RECORDS = 10_000
 MAX_DROPPED_KEYS = 16_384
 
+# What `algorithms.states` allows of an item's and a query's components and of gates, and `pefa.policy` of weights.
+_MAX_LENGTH, _MAX_GATE, _MAX_WEIGHT = 1.001, 65_504.0, 2.0**16
+
 _FLOAT = np.dtype("<f4")
 _HALF = np.dtype("<f2")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ItemDelta:
-    """An item's state as refreshed, whole: components (P_x, d), gate (P,) or None for a plain dot product.
+    """An item's state as refreshed, whole: components (P_x, d), of length 1 at most, gate (P,) or None for a plain dot
+    product.
 
     model_share: lambda in [0, 1], 0 for an item that the model never saw. dropped: the refresher has no state for it
     any more (then the arrays are empty): back to the bundle's, or gone where the bundle has none.
@@ -72,8 +76,8 @@ class ItemDelta:
             raise InvalidRequest.of("num_interactions", self.num_interactions, "0 or more")
         if not self.dropped:
             _check_matrix(self.components)
-            if self.gate is not None and (self.gate.ndim != 1 or not np.isfinite(self.gate).all()):
-                raise InvalidRequest.of("gate", self.gate.shape, "(P,) finite numbers")
+            if self.gate is not None and (self.gate.ndim != 1 or not (np.abs(self.gate) <= _MAX_GATE).all()):
+                raise InvalidRequest.of("gate", self.gate.shape, f"(P,) numbers of at most {_MAX_GATE}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -94,8 +98,8 @@ class MemoryDelta:
 
     def __post_init__(self) -> None:
         validate_id("entry_id", self.entry_id)
-        if not math.isfinite(self.weight):
-            raise InvalidRequest.of("weight", self.weight, "a finite number")
+        if not abs(self.weight) <= _MAX_WEIGHT:  # NaN too
+            raise InvalidRequest.of("weight", self.weight, f"a number of at most {_MAX_WEIGHT}")
         if not self.dropped:
             validate_id("item_id", self.item_id)
             _check_matrix(self.components)
@@ -361,5 +365,6 @@ def _array(name: str, data: bytes, dtype: np.dtype[np.floating], shape: tuple[in
 def _check_matrix(components: FloatArray) -> None:
     if components.ndim != 2 or not components.size:
         raise InvalidRequest.of("components", components.shape, "(components, width), at least 1 of each")
-    if not np.isfinite(components).all():
-        raise InvalidRequest.of("components", "NaN or infinite values", "finite numbers")
+    length = float(np.sqrt(np.einsum("pd,pd->p", components, components).max()))
+    if not length <= _MAX_LENGTH:  # NaN too
+        raise InvalidRequest.of("components", f"one of length {length:.6g}", f"lengths of at most {_MAX_LENGTH}")

@@ -48,12 +48,28 @@ def test_ids_stand_in_for_titles_and_numbers_for_ids(tmp_path: Path) -> None:
         ({"item_id": ["a"], "vector": [[]]}, "row 0: vector has 0 values; expected at least 1"),
         ({"item_id": ["a"], "vector": [1.0]}, "column vector has type double; expected a list of numbers"),
         ({"item_id": ["a", "b"], "vector": [[1.0], [float("nan")]]}, "row 1: vector holds NaN or infinite"),
+        (
+            {"item_id": ["a", "b"], "vector": [[1.0], [7e4]]},
+            "row 1: vector has length 70000; allowed: at most 65504",
+        ),
+        (
+            {"item_id": ["a", "b"], "vector": [[1.0], [3e38]]},
+            "row 1: vector has length inf; allowed: at most 65504",
+        ),
         ({"item_id": ["a"], "vector": [[1.0, None]]}, "1 of the vectors' values are missing"),
     ],
 )
 def test_what_cannot_be_served_is_refused_by_row_and_value(tmp_path: Path, columns: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         read_item_vectors(written(tmp_path, **columns))
+
+
+def test_any_length_but_none_can_be_scaled_to_1(tmp_path: Path) -> None:
+    vectors = [[3.0, 4.0], [3e38, 3e38], [0.0, 1e-30]]
+    items = read_item_vectors(written(tmp_path, item_id=["a", "b", "c"], vector=vectors), normalize=True)
+    np.testing.assert_allclose(items.vectors, [[0.6, 0.8], [0.5**0.5, 0.5**0.5], [0, 1]], rtol=1e-6)
+    with pytest.raises(ValueError, match="row 1: a vector of zeros has no direction"):
+        read_item_vectors(written(tmp_path, item_id=["a", "b"], vector=[[1.0], [0.0]]), normalize=True)
 
 
 def test_a_file_that_is_no_table_is_refused(tmp_path: Path) -> None:
