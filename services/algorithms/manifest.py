@@ -7,7 +7,7 @@ about shapes fails later and further away. It knows nothing of the files' conten
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from types import NoneType, UnionType
 from typing import Any, Self, TypeVar, get_args, get_origin
 
@@ -244,7 +244,7 @@ def read_fields(path: Path, whose: str) -> dict[str, Any]:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as exc:
         raise BundleError(f"{path} is missing; {whose} is a directory that holds one") from exc
-    except ValueError as exc:
+    except (ValueError, RecursionError) as exc:
         raise BundleError(f"{path} is not JSON: {exc}") from exc
     if not isinstance(raw, dict):
         raise BundleError(f"{path} holds a JSON {type(raw).__name__}; expected an object")
@@ -259,7 +259,10 @@ def write_fields(path: Path, plain: Mapping[str, Any]) -> None:
 
 
 def build_files(path: Path, raw: Mapping[str, Any]) -> dict[str, FileEntry]:
-    """The entries of `files`. Raises: BundleError as `build_part`."""
+    """The entries of `files`. Raises: BundleError as `build_part`, and for a path that leads out of the folder."""
+    for name in raw:
+        if (named := PurePosixPath(name)).is_absolute() or ".." in named.parts:
+            raise BundleError(f"{path}: files.{name!r:.80}; allowed: paths inside the folder")
     return {name: build_part(path, f"files.{name}", entry, FileEntry) for name, entry in raw.items()}
 
 

@@ -284,7 +284,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         written, found = manifest["sha256"], _own_checksum(manifest)
     except FileNotFoundError as exc:
         raise BackupError(f"{folder} is no backup, or a torn one: it has no {MANIFEST}") from exc
-    except (OSError, ValueError, KeyError, TypeError) as exc:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as exc:
         raise BackupError(f"{folder / MANIFEST} cannot be read: {exc!r}") from exc
     if written != found:
         raise BackupError(f"{folder / MANIFEST} has sha256 {found}; it says {written}")

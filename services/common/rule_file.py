@@ -26,7 +26,7 @@ def read_rules(path: Path) -> list[common_pb2.Rule]:
     """The rules of a file, their limits unchecked. Raises: InvalidRequest naming file, rule and key."""
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as exc:
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as exc:
         raise InvalidRequest(f"{path} cannot be read: {exc}") from exc
     if not isinstance(content, dict) or list(content) != ["rules"] or not isinstance(content["rules"], list):
         raise InvalidRequest.of(str(path), "another form", "`rules:` and a list below it")

@@ -163,7 +163,7 @@ class PhraseVocabulary:
             first, _, body = path.read_bytes().partition(b"\n")
             header = json.loads(first)
             said = {name: header[name] for name in ("format", "version", "tokens", "bytes", "sha256")}
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise BundleError(f"{path}: not a phrase vocabulary ({error})") from error
         if (said["format"], said["version"]) != (FORMAT, VERSION):
             found = f"format={said['format']!r}, version={said['version']!r}"

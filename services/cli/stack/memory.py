@@ -51,5 +51,5 @@ def _file_sizes(bundle: Path) -> dict[str, int]:
     try:
         files = json.loads((bundle / "manifest.json").read_text(encoding="utf-8"))["files"]
         return {name: int(entry["bytes"]) for name, entry in files.items()}
-    except (OSError, ValueError, KeyError, TypeError) as exc:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
         raise StackError("bundle", f"{bundle / 'manifest.json'} cannot be read: {exc}") from exc

@@ -199,6 +199,8 @@ def test_a_different_number_of_items_is_refused(path: Path) -> None:
         ({"num_users": 3}, "num_users=3; a model without user-id component has 0"),
         ({"encoder": {}}, "encoder has fields"),
         ({"head": []}, "head is a JSON list"),
+        ({"files": {"/etc/passwd": {"bytes": 1, "sha256": "0"}}}, "files.'/etc/passwd'; allowed: paths inside"),
+        ({"files": {"../other/x": {"bytes": 1, "sha256": "0"}}}, r"files.'\.\./other/x'; allowed: paths inside"),
     ],
 )
 def test_a_manifest_that_says_something_else_is_refused_by_field(
@@ -212,9 +214,10 @@ def test_a_manifest_that_says_something_else_is_refused_by_field(
 def test_no_manifest_and_no_json_are_said_plainly(tmp_path: Path, path: Path) -> None:
     with pytest.raises(BundleError, match="is missing; a bundle is a directory"):
         load_bundle(tmp_path)
-    (path / "manifest.json").write_text("{")
-    with pytest.raises(BundleError, match="is not JSON"):
-        load_bundle(path)
+    for text in ("{", "[" * 100_000):
+        (path / "manifest.json").write_text(text)
+        with pytest.raises(BundleError, match="is not JSON"):
+            load_bundle(path)
 
 
 def test_content_that_disagrees_with_itself_is_never_renamed_into_place(tmp_path: Path) -> None:

@@ -235,6 +235,12 @@ MANIFESTS: dict[str, dict[str, object]] = {
 }
 
 
+def test_a_deeply_nested_manifest_is_refused(made: Path) -> None:
+    (made / MANIFEST).write_text("[" * 100_000)
+    with pytest.raises(BackupError, match="cannot be read"):
+        read_backup(made)
+
+
 @pytest.mark.parametrize("change", MANIFESTS.values(), ids=MANIFESTS)
 def test_a_whole_manifest_of_other_fields_is_refused(made: Path, change: dict[str, object]) -> None:
     rest = {**json.loads((made / MANIFEST).read_text()), **change}

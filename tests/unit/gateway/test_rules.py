@@ -280,6 +280,7 @@ def test_standing_rules_are_read_from_yaml(tmp_path: Path) -> None:
     [
         ("[]", "allowed: `rules:` and a list below it"),
         ("rules: [", "cannot be read"),
+        pytest.param("rules: " + "[" * 5_000, "cannot be read", id="deep"),
         ("rules: [x]", r"rules\[0\]='x' allowed: keys name, item_ids"),
         ("rules: [{name: a, colour: red, boost: 1}]", r"rules\[0\]\.colour='an unknown key'"),
         ("rules: [{name: a, categories: [x], boost: 1, pin: 1}]", r"rules\[0\]='none or several effects'"),

@@ -257,6 +257,9 @@ def test_a_changed_byte_or_another_version_is_refused_with_both_values(tmp_path:
         PhraseVocabulary.load(path)
     with pytest.raises(BundleError, match="not a phrase vocabulary"):
         PhraseVocabulary.load(tmp_path / "nowhere")
+    path.write_text("[" * 100_000)
+    with pytest.raises(BundleError, match="not a phrase vocabulary"):
+        PhraseVocabulary.load(path)
 
 
 def test_a_token_that_is_none_is_named() -> None:

@@ -124,7 +124,11 @@ def list_seal(path: Path) -> None:
     path.with_suffix(".json").write_text("[]")
 
 
-@pytest.mark.parametrize("spoil", [torn, altered, missing, empty_seal, strange_seal, list_seal])
+def deep_seal(path: Path) -> None:
+    path.with_suffix(".json").write_text("[" * 100_000)
+
+
+@pytest.mark.parametrize("spoil", [torn, altered, missing, empty_seal, strange_seal, list_seal, deep_seal])
 def test_what_is_not_whole_is_made_anew_and_kept(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
     made = Made()
     wanted = take(tmp_path, made)

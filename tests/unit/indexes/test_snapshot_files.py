@@ -147,6 +147,9 @@ def test_a_manifest_of_a_later_format_is_refused(states: States, tmp_path: Path)
     path.write_text(json.dumps({**content, "kind": "new"}))
     with pytest.raises(SnapshotError, match="has fields"):
         load_snapshot(path.parent, model_version=MODEL)
+    path.write_text("[" * 100_000)
+    with pytest.raises(SnapshotError, match="is not JSON"):
+        load_snapshot(path.parent, model_version=MODEL)
 
 
 def test_the_newest_two_snapshots_stay(states: States, tmp_path: Path) -> None:

@@ -183,9 +183,10 @@ def test_a_wrong_manifest_is_refused_by_field(path: Path, changes: dict[str, obj
 def test_a_manifest_that_is_none_is_refused(path: Path, tmp_path: Path) -> None:
     with pytest.raises(BundleError, match=r"manifest\.json is missing"):
         load_text_bundle(tmp_path)
-    (path / "manifest.json").write_text("{")
-    with pytest.raises(BundleError, match="is not JSON"):
-        load_text_bundle(path)
+    for text in ("{", "[" * 100_000):
+        (path / "manifest.json").write_text(text)
+        with pytest.raises(BundleError, match="is not JSON"):
+            load_text_bundle(path)
     (path / "manifest.json").write_text("[]")
     with pytest.raises(BundleError, match="holds a JSON list"):
         load_text_bundle(path)

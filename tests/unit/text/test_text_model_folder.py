@@ -75,7 +75,7 @@ def test_missing_files_and_pickled_weights_are_refused(tmp_path: Path) -> None:
     (folder / "pytorch_model.bin").write_bytes(b"pickle")
     with pytest.raises(ValueError, match=r"pytorch_model\.bin.*pickled weights are not read"):
         load_body(folder)
-    for broken, message in (("{", "is not JSON"), ("[]", "holds a JSON list")):
+    for broken, message in (("{", "is not JSON"), ("[" * 100_000, "is not JSON"), ("[]", "holds a JSON list")):
         (folder / "config.json").write_text(broken)
         with pytest.raises(ValueError, match=message):
             load_body(folder)

@@ -201,7 +201,7 @@ def _read_manifest(path: Path) -> SnapshotManifest:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as exc:
         raise SnapshotError(f"{path} is missing; a snapshot is a directory that holds one") from exc
-    except ValueError as exc:
+    except (ValueError, RecursionError) as exc:
         raise SnapshotError(f"{path} is not JSON: {exc}") from exc
     wanted = {field.name for field in fields(SnapshotManifest)} | {"checksum"}
     if not isinstance(content, dict):

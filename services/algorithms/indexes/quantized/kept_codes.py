@@ -98,7 +98,7 @@ def _read(path: Path, entry: Path, kind: type[Codes]) -> Codes:
     """Mapped. Raises: BundleError, or another ValueError, for what is not what was written."""
     try:
         said = FileEntry(**json.loads(entry.read_text(encoding="utf-8")))
-    except TypeError as error:
+    except (TypeError, RecursionError) as error:
         raise BundleError(f"{entry}: {error}") from error
     check_file(path.parent, path.name, said, verify=True)
     arrays: dict[str, Any] = read_tensors(path)
