@@ -1,22 +1,32 @@
 """Write README.md from what `make bench` measured: demo.json, steady.json and training-<seed>.json beside it; and from
 path.json and scale.json ../scale.md and the unit costs that `freshet plan` has.
 
-It measures one thing itself, the machine's rate of float32 matrix products, because a speed without its roofline says
+What other pages say of the demo is between marks, `<!--{demo.freshness_ms.p99:.0f}-->85<!--/-->`, and written again. It
+measures one thing itself, the machine's rate of float32 matrix products, because a speed without its roofline says
 little, and keeps it in machine.json. `python docs/benchmarks/render.py --redraw` measures nothing and takes that file.
 """
 
+import io
 import json
+import re
 import statistics
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from services.cli.planning import CORE_SHARE, MEMORY_SHARE, Asked, error_of, plan
 from services.cli.unit_costs import SHIPPED, unit_costs
-from services.offline.evaluation.common.report import filled, machine
+from services.offline.demo.display import figures
+from services.offline.evaluation.common.report import cell, filled, machine
 
 HERE = Path(__file__).parent
+# Pages that say what the demo's run measured.
+MARKED = [HERE.parents[1] / "README.md", HERE.parent / "quick-start.md"]
+_MARK = re.compile(r"<!--\{demo\.([\w.]+):([^}]*)\}-->[^<]*<!--/-->")
+_TABLES = re.compile(r"(?<=<!--demo's tables-->\n```\n).*?(?=```\n)", re.DOTALL)
 # Preset quick: pairs scored per position, component pairs P, width d, gate hidden G, blocks, model width D, window L.
 PAIRS, P, WIDTH, GATE, BLOCKS, MODEL, WINDOW = 65, 8, 32, 64, 2, 50, 100
 
@@ -78,7 +88,7 @@ def page(measured: dict[str, Any]) -> str:
         demo=demo,
         stages=[
             {"name": name.replace("_", " "), "p50": demo["stages_ms"][name], "p99": demo["stages_p99_ms"][name]}
-            for name in ("queue", "encode", "first_stage", "rerank", "transport")
+            for name in demo["stages_ms"]
         ],
         hit_rates=hit_rates(demo),
         predicted=sum(kind["events"] for kind in demo["hit_rate_at_10_by_sitting"].values()),
@@ -90,6 +100,21 @@ def page(measured: dict[str, Any]) -> str:
         operations=training_operations(),
         calls=[call | {"name": name, "failed": sum(call["errors"].values())} for name, call in steady["calls"].items()],
     )
+
+
+def marked(text: str, demo: dict[str, Any]) -> str:
+    """A page with what its marks name, and the tables that `freshet demo` prints."""
+
+    def figure(found: re.Match[str]) -> str:
+        value: Any = demo
+        for name in found[1].split("."):
+            value = value[name]
+        return f"<!--{{demo.{found[1]}:{found[2]}}}-->{cell(value, found[2])}<!--/-->"
+
+    out = io.StringIO()
+    Console(file=out, width=80).print(figures(demo))
+    lines = "\n".join(line.rstrip() for line in out.getvalue().splitlines())
+    return _MARK.sub(figure, _TABLES.sub(lambda _: lines.partition("\n\nwhat ran")[0] + "\n", text))
 
 
 # Items, users, events and recommendations a second, memory (GiB) and cores of a machine.
@@ -151,6 +176,8 @@ def main(arguments: list[str]) -> None:
         measured = {"machine": f"{machine()}, no GPU", "multiply_adds_per_s": matrix_rate()}
         (HERE / "machine.json").write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
     (HERE / "README.md").write_text(page(measured), encoding="utf-8")
+    for path in MARKED:
+        path.write_text(marked(path.read_text(encoding="utf-8"), read("demo.json")), encoding="utf-8")
     costs = unit_costs(read("path.json"), read("scale.json"))
     SHIPPED.write_text(costs_text(costs), encoding="utf-8")
     (HERE.parent / "scale.md").write_text(scale_page(costs), encoding="utf-8")

@@ -64,12 +64,14 @@ class Display:
 
     def step(self, name: str, says: str) -> None:
         """Announce one of STEPS."""
-        number = STEPS.index(name) + 1
-        self.console.print(f"[bold cyan]{number}/{len(STEPS)} {name}[/]  {says}", soft_wrap=True)
+        from rich.text import Text
+
+        heading = (f"{STEPS.index(name) + 1}/{len(STEPS)} {name}", "bold cyan")
+        self.console.print(Text.assemble(heading, f"  {says}"), soft_wrap=True)
 
     def fact(self, says: str) -> None:
         """A line of detail under the current step."""
-        self.console.print(f"    {says}", style="dim", markup=False, soft_wrap=True)
+        self.console.print(f"    {says}", style="dim", soft_wrap=True)
 
     def progress(self) -> "Progress":
         """A progress bar that redraws twice a second: what is measured shares these cores."""
@@ -112,7 +114,7 @@ def _quality(summary: Mapping[str, Any]) -> "RenderableType":
         if rate is None:
             continue
         times = f"{rate / rates[best]:.2f}" if best and name not in _BASELINES else ""
-        table.add_row(says, f"{rate:.4f}", *(_number(part[name], 4) for part in shown), times)
+        table.add_row(says, f"{rate:.4f}", *(_number(part.get(name), 4) for part in shown), times)
     table.add_row(
         "predicted events",
         f"{sum(part['events'] for part in by_sitting.values()):,}",
@@ -158,7 +160,11 @@ def _times(summary: Mapping[str, Any]) -> "RenderableType":
         table.add_row(says, *(_number(values.get(name)) for name in ("p50", "p95", "p99")))
     for stage, value in summary["stages_ms"].items():
         table.add_row(
-            f"  {_STAGES[stage]}", _number(value), "", _number(summary["stages_p99_ms"].get(stage)), style="dim"
+            f"  {_STAGES.get(stage, stage)}",
+            _number(value),
+            "",
+            _number(summary["stages_p99_ms"].get(stage)),
+            style="dim",
         )
     return table
 

@@ -17,7 +17,7 @@ _COLOURS = {
     "recent_popularity": "#444444",
     "popularity": "#8a8a8a",
 }
-_LABELS = {
+LABELS = {
     "model": "model, states updated by the stream",
     "frozen_state": "same model, states frozen at the split",
     "item_knn": "item-kNN, learning from every event",
@@ -35,6 +35,13 @@ def _figure() -> Any:
     return figure
 
 
+def _save(figure: Any, path: Path) -> None:
+    """The legends' words are the file's description, too, so that a reader of the file can check its figures."""
+    legends = [legend for axes in figure.axes if (legend := axes.get_legend())]
+    said = [text.get_text() for legend in legends for text in legend.get_texts()]
+    figure.savefig(path, dpi=120, metadata={"Description": "; ".join(said)})
+
+
 def plot_hit_rate(
     path: Path, hit: Mapping[str, npt.NDArray[np.bool_]], positions: npt.NDArray[np.int64], *, title: str
 ) -> None:
@@ -42,7 +49,7 @@ def plot_hit_rate(
     figure = _figure()
     axes = figure.subplots()
     window = max(1, min(500, len(positions) // 4))
-    for name, label in _LABELS.items():
+    for name, label in LABELS.items():
         if name not in hit or not len(hit[name]):
             continue
         rate = rolling_rate(hit[name], window=window)
@@ -53,7 +60,7 @@ def plot_hit_rate(
     axes.grid(alpha=0.25)
     if axes.lines:
         axes.legend(frameon=False)
-    figure.savefig(path, dpi=120)
+    _save(figure, path)
 
 
 def plot_latency(path: Path, latency_ms: npt.NDArray[np.float64], freshness_ms: npt.NDArray[np.float64]) -> None:
@@ -82,4 +89,4 @@ def plot_latency(path: Path, latency_ms: npt.NDArray[np.float64], freshness_ms: 
             if at is not None:
                 axes.axvline(at, color="black", linestyle=style, linewidth=1, label=f"p{share * 100:.0f} {at:.0f} ms")
         axes.legend(frameon=False)
-    figure.savefig(path, dpi=120)
+    _save(figure, path)

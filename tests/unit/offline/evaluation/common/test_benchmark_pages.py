@@ -7,8 +7,10 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from PIL import Image
 
 from services.cli.unit_costs import SHIPPED, unit_costs
+from services.offline.demo.plots import LABELS
 from services.offline.evaluation.actions.rows import page as actions_page
 from services.offline.evaluation.catalogues import fit
 from services.offline.evaluation.cold.rows import page as cold_page
@@ -64,6 +66,36 @@ def render() -> ModuleType:
 def test_the_published_page_is_its_json(render: ModuleType) -> None:
     measured = json.loads((DOCS / "machine.json").read_text(encoding="utf-8"))
     assert (DOCS / "README.md").read_text(encoding="utf-8") == render.page(measured)
+
+
+def test_what_pages_say_of_the_demo_is_its_json(render: ModuleType) -> None:
+    """After a new demo.json: `python docs/benchmarks/render.py --redraw`."""
+    demo = render.read("demo.json")
+    assert len(render.MARKED) == 2
+    for path in render.MARKED:
+        text = path.read_text(encoding="utf-8")
+        assert render.marked(text, demo) == text
+        other = render.marked(text, demo | {"hit_rate_at_10": dict.fromkeys(demo["hit_rate_at_10"], 0.4321)})
+        assert ".4321" in other
+    assert f"<!--{{demo.freshness_ms.p99:.0f}}-->{demo['freshness_ms']['p99']:.0f}<!--/--> ms (p99)" in (
+        DOCS.parents[1] / "README.md"
+    ).read_text(encoding="utf-8")
+
+
+def test_the_demos_pictures_are_of_the_run_of_its_json(render: ModuleType) -> None:
+    demo = render.read("demo.json")
+    names = {label: name for name, label in LABELS.items()}
+    described = Image.open(DOCS / "hit_rate.png").text["Description"].split("; ")
+    assert described[0].startswith(LABELS["model"])
+    for shown in described:
+        label = shown.partition(" (")[0]
+        assert shown == f"{label} ({demo['hit_rate_at_10'][names[label]]:.3f} overall)"
+    latency = [
+        f"{share} {demo[of][share]:.0f} ms"
+        for of in ("recommend_ms", "freshness_ms")
+        for share in ("p50", "p95", "p99")
+    ]
+    assert Image.open(DOCS / "latency.png").text["Description"].split("; ") == latency
 
 
 def test_the_page_of_scale_and_the_unit_costs_of_an_installed_package_are_the_benchmarks(render: ModuleType) -> None:
