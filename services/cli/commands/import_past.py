@@ -60,7 +60,7 @@ def import_past(
                 bundle=stack.bundle,
                 kafka=stack.kafka_bootstrap,
                 redis_url=stack.redis_url,
-                inference_server=stack.address("inference-server"),
+                inference_server=stack.address("inference-server") if "inference-server" in stack.parts else None,
                 attributes=attributes,
                 progress=on_progress,
             )

@@ -229,13 +229,14 @@ def import_interactions(
     bundle: Path,
     kafka: str,
     redis_url: str,
-    inference_server: str,
+    inference_server: str | None,
     attributes: bool = True,
     progress: Callable[[str, int, int], None] = lambda phase, done, total: None,
 ) -> "ImportReport":
     """Write `past` onto the stream and fill histories, seen items and states; `progress(phase, done, total)`.
 
-    Without `attributes` it teaches items nothing (what a model was trained on is in it already).
+    inference_server: host:port of what encodes; None: this process does. Without `attributes` it teaches items nothing
+    (what a model was trained on is in it already).
 
     Raises: BundleError; InvalidRequest, PreconditionFailed (the stream holds something else), DependencyUnavailable.
     """
@@ -243,9 +244,9 @@ def import_interactions(
     from services.offline.backfill.jobs import run_import
     from services.offline.backfill.past_interactions import PastInteractions
 
-    settings = EncoderSettings(
-        bundle=bundle, kafka_bootstrap=kafka, redis_url=redis_url, inference_server=inference_server
-    )
+    settings = EncoderSettings(bundle=bundle, kafka_bootstrap=kafka, redis_url=redis_url)
+    where = {"engine": "in-process"} if inference_server is None else {"inference_server": inference_server}
+    settings = settings.model_copy(update=where)
     columns = PastInteractions(
         # Equal data, equal event ids: an import that broke off is found again.
         name=f"{past.name}-{past.fingerprint()}",
