@@ -199,8 +199,9 @@ class Bundle:
     def file(self, name: str) -> Path:
         """Path of a file that the manifest lists. Raises: BundleError if it lists none of that name."""
         if name not in self.manifest.files:
+            made = f"; `freshet export --bundle {self.path}` makes it" if name == ENCODER_ONNX else ""
             raise BundleError(
-                f"bundle {self.path}: {name} is not in the manifest; files: {sorted(self.manifest.files)}"
+                f"bundle {self.path}: {name} is not in the manifest; files: {sorted(self.manifest.files)}{made}"
             )
         return self.path / name
 

@@ -4,6 +4,7 @@ What the model bundle and the text bundle share, a table's and a gate's form amo
 what the files hold.
 """
 
+import errno
 import hashlib
 import os
 import shutil
@@ -140,6 +141,14 @@ def folder_aside(target: Path) -> Path:
         shutil.rmtree(aside)
     aside.mkdir()
     return aside
+
+
+def require_target(target: Path) -> None:
+    """Check, before work that takes minutes, that a folder can be put at `target`. Raises: OSError naming it."""
+    try:
+        folder_aside(target).rmdir()
+    except BundleError as exc:
+        raise FileExistsError(errno.EEXIST, f"exists and holds no {MANIFEST}; allowed: a bundle", str(target)) from exc
 
 
 def swap(aside: Path, target: Path) -> None:

@@ -30,8 +30,11 @@ _AT_ONCE = 8
 _BUSY_WAIT_S, _PATIENCE_S = 0.05, 60.0
 
 
-def read_users(path: Path) -> list[str]:
-    """The distinct ids of the column `user_id`, in order of appearance. Raises: ValueError naming what is wrong."""
+def read_users(path: Path, out: Path) -> list[str]:
+    """The distinct ids of the column `user_id`, in order of appearance. Raises: ValueError naming what is wrong, also
+    where `out`, which will be written, is this table or a folder."""
+    if out.is_dir() or out.resolve() == path.resolve():
+        raise ValueError(f"out={str(out)!r} allowed: a file, and another one than the table of users")
     try:
         column = pq.read_table(path, columns=["user_id"]).column("user_id")
     except (OSError, pa.ArrowInvalid, KeyError) as error:
@@ -100,7 +103,8 @@ def _ask(
                 return answer
             problem = None
         except grpc.RpcError as error:
-            if error.code().name not in ("RESOURCE_EXHAUSTED", "UNAVAILABLE", "DEADLINE_EXCEEDED"):
+            passes = error.code().name in ("RESOURCE_EXHAUSTED", "UNAVAILABLE", "DEADLINE_EXCEEDED")
+            if not passes or client.is_too_large(error):
                 raise client.explain(error, target=target, timeout_s=timeout_s) from error
             problem, wait_s = error, _pushback_s(error)
         if time.monotonic() + wait_s > until:

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from services.cli.output import CommandError, ExitStatus, sentences, usage_error
+from services.cli.output import CommandError, ExitStatus, if_option, sentences, usage_error
+from services.common.processes import HTTP_STEP
 
 if TYPE_CHECKING:
     import grpc
@@ -79,12 +80,17 @@ def explain(error: "grpc.RpcError", *, target: str, timeout_s: float, process: s
             advice="FRESHET_TLS_CERT, FRESHET_TLS_KEY and FRESHET_TLS_CA name what `freshet certs` made",
             status=ExitStatus.UNAVAILABLE,
         )
+    if status == "UNAVAILABLE" and "http1.x" in details:
+        return usage_error(f"{target} speaks HTTP/1.1, not gRPC", f"gRPC's port is the JSON port's less {HTTP_STEP}")
     if status == "UNAVAILABLE" and _is_connection_trouble(details) and not from_process:
+        advice = "`freshet up` starts it, `freshet status` shows what runs"
         return CommandError(
             f"nothing answers at {target}: the {process} process is not running there",
-            advice=f"`freshet up` starts it, `freshet status` shows what runs; --{process} names another address",
+            advice=advice + if_option(process, f"; --{process} names another address"),
             status=ExitStatus.UNAVAILABLE,
         )
+    if is_too_large(error):
+        return usage_error(f"the request is too large for {target}: {details}", "ask for less at a time")
     if status in _USAGE:
         return usage_error(details, "see --help for an example")
     if status == "FAILED_PRECONDITION":
@@ -98,7 +104,8 @@ def explain(error: "grpc.RpcError", *, target: str, timeout_s: float, process: s
         ),
         "DEADLINE_EXCEEDED": (
             f"did not answer within {timeout_s * 1000:.0f} ms",
-            "`freshet status` shows whether every part is healthy; --timeout-ms waits longer",
+            "`freshet status` shows whether every part is healthy"
+            + if_option("timeout_ms", "; --timeout-ms waits longer"),
         ),
         "RESOURCE_EXHAUSTED": (
             f"refused early, it has too much to do: {details}",
@@ -112,6 +119,11 @@ def explain(error: "grpc.RpcError", *, target: str, timeout_s: float, process: s
         f"the {process} at {target} failed ({status}): {details}",
         advice="its log, under the stack's state folder, has the reason",
     )
+
+
+def is_too_large(error: "grpc.RpcError") -> bool:
+    """Whether gRPC refused the message for its size, which no later call changes."""
+    return error.code().name == "RESOURCE_EXHAUSTED" and "larger than max" in str(error.details())
 
 
 def _came_from_a_process(error: "grpc.RpcError") -> bool:
@@ -191,8 +203,11 @@ def put_attribute(item: "events_pb2.Item", name: str, value: object) -> None:
     from services.common.conditions import parse_value
 
     if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise usage_error(f"attributes[{name!r}]={value!r}", "a number, a date as 2026-01-01, or a string")
-    set_value(item.attributes[name], _parsed(parse_value, value) if isinstance(value, str) else float(value))
+        allowed = "a number, a date as 2026-01-01, or a string"
+        raise usage_error(f"attributes[{name!r}]={value!r:.80} allowed: {allowed}")
+    # A whole number may be larger than a float can be.
+    parsed = _parsed(parse_value, value) if isinstance(value, str) else float(str(value))
+    set_value(item.attributes[name], parsed)
 
 
 def _parsed(parse: Callable[[str], Response], text: str) -> Response:

@@ -3,6 +3,7 @@
 Importing it loads typer and nothing heavy (no PyTorch, gRPC or NumPy): `freshet --help` has to be immediate.
 """
 
+import os
 from typing import Annotated
 
 import typer
@@ -77,6 +78,11 @@ def _options(
     ] = False,
 ) -> None:
     """What every command shares."""
+    # A proxy of the environment is not asked for parts on this machine. gRPC reads these two names, not NO_PROXY.
+    own = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
+    for name in ("no_proxy", "no_grpc_proxy"):
+        if (given := os.environ.get(name) or own) != "*":
+            os.environ[name] = ",".join(filter(None, (given, "localhost", "127.0.0.1", "::1")))
 
 
 app.command("demo", rich_help_panel=_FIRST)(demo.demo)

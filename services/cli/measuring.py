@@ -8,14 +8,13 @@ import functools
 import inspect
 import shlex
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from services.cli.output import CommandError, ExitStatus, console, emit_json, reports_errors, wait_without_spinning
+from services.cli.output import CommandError, console, emit_json, reports_errors, sentences, wait_without_spinning
 
 if TYPE_CHECKING:
     from services.offline.evaluation.common.report import Request
@@ -49,7 +48,7 @@ def benchmark(
         @functools.wraps(measure)
         def command(*, quick: bool, out: Path | None, seed: int, as_json: bool, **options: Any) -> None:
             wait_without_spinning()
-            with in_sentences(when_memory_ends=less_memory):
+            with sentences(no_memory=less_memory):
                 ask = functools.partial(measure, **options)
                 report = measured(ask, out=out, quick=quick, seed=seed, as_json=as_json)
             if sentence := wrong(report) if wrong else "":
@@ -99,14 +98,3 @@ def measured(
         typer.echo(page.read_text(encoding="utf-8"))
         typer.echo(f"{len(report['rows'])} rows in {report['seconds']:.0f} s; tables and plots in {page}")
     return report
-
-
-@contextmanager
-def in_sentences(*, when_memory_ends: str) -> Iterator[None]:
-    """What evaluation raises, as sentences: its messages name field, value and what is allowed."""
-    try:
-        yield
-    except ValueError as error:
-        raise CommandError(str(error), advice="see --help for an example", status=ExitStatus.USAGE) from error
-    except MemoryError as error:
-        raise CommandError("there is not enough memory", advice=when_memory_ends) from error

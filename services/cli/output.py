@@ -6,9 +6,12 @@ with the next step on stderr (or one JSON object on stdout with `--json`) and th
 
 import functools
 import json
+import os
+import re
 import sys
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -18,10 +21,12 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
     from rich.table import Table
-import os
 
 P = ParamSpec("P")
 R = TypeVar("R")
+_options: ContextVar[frozenset[str]] = ContextVar("options of the command that runs", default=frozenset())
+# Control characters, but line ends and tabs, and marks of direction.
+_STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 class ExitStatus(IntEnum):
@@ -49,9 +54,14 @@ def usage_error(message: str, advice: str = "") -> CommandError:
     return CommandError(message, advice=advice, status=ExitStatus.USAGE)
 
 
+def if_option(name: str, advice: str) -> str:
+    """The advice, if the command that runs has the option of this name, "timeout_ms"."""
+    return advice if name in _options.get() else ""
+
+
 @contextmanager
 def sentences(
-    *failures: type[Exception], bad_bundle: str = "`freshet train` makes a bundle", no_memory: str = "--preset quick"
+    *failures: type[Exception], bad_bundle: str = "`freshet train` makes a bundle", no_memory: str = ""
 ) -> Iterator[None]:
     """What our own code says of data, settings, bundles and dependencies becomes a `CommandError`.
 
@@ -88,11 +98,25 @@ def _sentence(
     return None
 
 
-def console(*, stderr: bool = False) -> "Console":
-    """A rich console on stdout (or stderr); built on use, since importing rich costs more than most commands."""
-    from rich.console import Console
+def printable(text: str) -> str:
+    """The text without what steers a terminal."""
+    return _STEERING.sub("", text)
 
-    return Console(stderr=stderr, highlight=False)
+
+def console(*, stderr: bool = False) -> "Console":
+    """A rich console on stdout (or stderr) that shows ids and titles letter by letter: no markup, no escape sequences.
+
+    Built on use, since importing rich costs more than most commands.
+    """
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.segment import Segment
+
+    class Literal(Console):
+        def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+            for text, style, control in super().render(renderable, options):
+                yield Segment(text if control else printable(text), style, control)
+
+    return Literal(stderr=stderr, highlight=False, markup=False, emoji=False)
 
 
 def table(*columns: str, right: Collection[str] = (), **style: Any) -> "Table":
@@ -124,31 +148,46 @@ def report(error: CommandError, *, as_json: bool) -> None:
     if as_json:
         emit_json({"error": error.message, "advice": error.advice, "exit_status": int(error.status)})
         return
-    sys.stderr.write(f"error: {error.message}\n")
+    sys.stderr.write(printable(f"error: {error.message}\n"))
     if error.advice:
-        sys.stderr.write(f"  try: {error.advice}\n")
+        sys.stderr.write(printable(f"  try: {error.advice}\n"))
 
 
 def reports_errors(command: Callable[P, R]) -> Callable[P, R]:
     """Wrap a typer command: `CommandError` and Ctrl-C become a message and an exit status, never a traceback.
 
-    Reads the command's own `as_json` option to choose the form. Other exceptions are bugs and keep their traceback.
-    What the code below a command logs goes to stderr: stdout holds the command's result.
+    So do a file or folder that cannot be read or written, and arguments that are no UTF-8. Other exceptions are bugs
+    and keep their traceback. Reads the command's own `as_json` option to choose the form. What the code below a command
+    logs goes to stderr: stdout holds the command's result.
     """
 
     @functools.wraps(command)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
         _log_to_stderr()
+        _options.set(frozenset(kwargs))
         try:
             return command(*args, **kwargs)
-        except CommandError as error:
-            report(error, as_json=bool(kwargs.get("as_json", False)))
-            raise typer.Exit(int(error.status)) from error
+        except (CommandError, OSError, UnicodeEncodeError) as error:
+            if (told := _told(error)) is None:
+                raise
+            report(told, as_json=bool(kwargs.get("as_json", False)))
+            raise typer.Exit(int(told.status)) from error
         except KeyboardInterrupt as interrupt:
             sys.stderr.write("interrupted\n")
             raise typer.Exit(int(ExitStatus.INTERRUPTED)) from interrupt
 
     return wrapped
+
+
+def _told(error: CommandError | OSError | UnicodeEncodeError) -> CommandError | None:
+    match error:
+        case CommandError():
+            return error
+        case UnicodeEncodeError() if error.encoding == "utf-8":
+            return usage_error(f"{error.object[:80]!r} is not valid UTF-8")
+        case OSError() if error.filename is not None:
+            return usage_error(f"{error.filename2 or error.filename}: {error.strerror}")
+    return None
 
 
 def _log_to_stderr() -> None:

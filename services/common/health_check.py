@@ -41,7 +41,7 @@ def probe_grpc(
 
 def _channel(address: str, tls: "Tls | None") -> grpc.Channel:
     if tls is None:
-        return grpc.insecure_channel(address)
+        return grpc.insecure_channel(address, [("grpc.enable_http_proxy", 0)])
     from services.common.rpc_client import blocking_channel
 
     return blocking_channel(address, tls)

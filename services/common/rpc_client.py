@@ -17,19 +17,19 @@ R = TypeVar("R")
 
 # A restarted peer is found again within a second; the library's default backs off to two minutes. The second option
 # also limits one attempt: a machine under load needs more than 0.1 s to accept a connection.
-RECONNECT_OPTIONS: tuple[tuple[str, int], ...] = (
+# A proxy of the environment has no business between our processes.
+PEER_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 5000),
     ("grpc.max_reconnect_backoff_ms", 500),
+    ("grpc.enable_http_proxy", 0),
 )
 _CHANNEL_OPTIONS: list[tuple[str, Any]] = [
-    *RECONNECT_OPTIONS,
+    *PEER_OPTIONS,
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 3_000),
     ("grpc.max_receive_message_length", 16 * 1024 * 1024),
     ("grpc.max_send_message_length", 16 * 1024 * 1024),
-    # A proxy of the environment has no business between our processes.
-    ("grpc.enable_http_proxy", 0),
 ]
 
 # A replica whose calls mostly fail, or are given up, while others answer: one that stands still, say.

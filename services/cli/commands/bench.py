@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from services.cli.measuring import AsJson, Out, Quick, Seed, benchmark, in_sentences, measured
-from services.cli.output import CommandError, ExitStatus, reports_errors, wait_without_spinning
+from services.cli.measuring import AsJson, Out, Quick, Seed, benchmark, measured
+from services.cli.output import CommandError, ExitStatus, reports_errors, sentences, wait_without_spinning
 
 if TYPE_CHECKING:
     from services.offline.evaluation.common.report import Report, Request
@@ -73,7 +73,7 @@ def table_3(
             raise CommandError(f"data={name!r}; allowed: {', '.join(known)}", status=ExitStatus.USAGE)
     if threads is not None:
         use_threads(threads)
-    with in_sentences(when_memory_ends="--data ml-latest-small"):
+    with sentences(no_memory="--data ml-latest-small"):
         measured(
             lambda request: page.quality(
                 request,
@@ -155,7 +155,7 @@ def gpu(
 
     if not torch.cuda.is_available():
         raise CommandError(table.NO_CARD, advice="freshet bench retrieval", status=ExitStatus.UNAVAILABLE)
-    with in_sentences(when_memory_ends="--shape ml-20m"):
+    with sentences(no_memory="--shape ml-20m"):
         raise typer.Exit(table.measure(shape or (), batches=batch or (32, 1), seed=seed, quick=quick, as_json=as_json))
 
 

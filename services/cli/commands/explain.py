@@ -90,10 +90,12 @@ def _effect(rule: dict[str, Any]) -> str:
 
 def _print(facts: dict[str, Any]) -> None:
     from rich.table import Table
+    from rich.text import Text
 
     out = console()
     title = f"{facts['title']} ({facts['item_id']})" if facts["title"] else facts["item_id"]
-    out.print(f"[bold]{facts['score']:.4f}[/]  {title}, for user {facts['user_id']}", soft_wrap=True)
+    score = (f"{facts['score']:.4f}", "bold")
+    out.print(Text.assemble(score, f"  {title}, for user {facts['user_id']}"), soft_wrap=True)
     similarity, votes = facts["similarity"], facts["votes"]
     of_s = votes["model_share"]
     parts = Table.grid(padding=(0, 2))
@@ -116,14 +118,12 @@ def _print(facts: dict[str, Any]) -> None:
             else "nothing votes",
         ),
     ):
-        parts.add_row(
-            name, f"{value:+.4f}", f"{share:4.0%}", f"[{style}]{'█' * round(_BAR * share)}[/]", f"[dim]{says}[/]"
-        )
+        parts.add_row(name, f"{value:+.4f}", f"{share:4.0%}", Text("█" * round(_BAR * share), style), Text(says, "dim"))
     out.print(parts)
     for rule in facts["rules"]:
-        out.print(f"rule {rule['name']}: {_effect(rule)}", soft_wrap=True, markup=False)
+        out.print(f"rule {rule['name']}: {_effect(rule)}", soft_wrap=True)
     if any(rule["adds"] for rule in facts["rules"]):
-        out.print(f"with rules [bold]{facts['score_with_rules']:.4f}[/]")
+        out.print(Text.assemble("with rules ", (f"{facts['score_with_rules']:.4f}", "bold")))
     if similarity["pairs"]:
         columns = ("user part", "item part", "weight", "cosine", "adds", "of it model")
         pairs = table(*columns, right=columns, title="component pairs, largest first")
@@ -144,7 +144,7 @@ def _print(facts: dict[str, Any]) -> None:
         past = ", ".join(
             f"{event['title'] or event['item_id']} ({duration(event['age_seconds'])})" for event in facts["history"]
         )
-        out.print(f"the state rests on: {past}", soft_wrap=True, markup=False)
+        out.print(f"the state rests on: {past}", soft_wrap=True)
     out.print(
         f"model {facts['model_version']} · index {facts['index_version']} · state {facts['state_source']}",
         style="dim",

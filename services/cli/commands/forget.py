@@ -88,20 +88,22 @@ def _show(answer: "gateway_pb2.ForgetUserResponse", *, user: str, preview: bool,
     if as_json:
         emit_json(as_dict(answer, user=user, preview=preview))
         return
+    from rich.text import Text
+
     columns = ("found",) if preview else ("found", "left")
     shown = table(f"user {user}", *columns, right=columns)
     for place in [*_PLACES, *sorted(answer.found.keys() - _PLACES.keys())]:
         if place not in answer.found:
             continue
-        row = [_PLACES.get(place, place), f"{answer.found[place]:,}"]
+        row: list[Any] = [_PLACES.get(place, place), f"{answer.found[place]:,}"]
         if not preview:
             left = answer.left.get(place, 0)
-            row.append(f"[{'green' if left == 0 else 'yellow'}]{left:,}[/]")
+            row.append(Text(f"{left:,}", "green" if left == 0 else "yellow"))
         shown.add_row(*row)
     out = console()
     out.print(shown)
     for sentence in answer.remains:
-        out.print(f"remains: {sentence}", style="dim", markup=False, soft_wrap=True)
+        out.print(f"remains: {sentence}", style="dim", soft_wrap=True)
     if preview:
         return
     if answer.is_applied:

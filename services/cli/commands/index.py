@@ -61,4 +61,4 @@ def index(
     else:
         out_console = console()
         out_console.print(f"{num_items:,} items of width {width}: bundle {out}, model {bundle.model_version}")
-        out_console.print(f"serve it:  FRESHET_BUNDLE={out} freshet serve candidates", style="dim", markup=False)
+        out_console.print(f"serve it:  FRESHET_BUNDLE={out} freshet serve candidates", style="dim")

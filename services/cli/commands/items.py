@@ -5,9 +5,9 @@ An item needs no training: put it, and it is found after its first interactions.
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 app = typer.Typer(name="items", help="Add, change and withdraw items.", no_args_is_help=True)
 
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
-# What one request may carry.
-_BATCH = 1000
+# In one request. The largest items, of 17 kB, are then within its 4 MB.
+_BATCH = 200
+# How the gateway begins when it refuses one item of a request.
+_NAMED = re.compile(r"items\[(\d+)\]")
 _FIELDS = frozenset({"item_id", "title", "categories", "attributes", "available", "withdrawn"})
 
 
@@ -57,8 +59,10 @@ def put(
 
     if bool(item) == (file is not None):
         raise usage_error("give either one item id or --file", 'freshet items put new-1 --title "A Trip to the Moon"')
+    places: list[str] = []
     if file is not None:
-        messages = list(_read(file))
+        found = list(_read(file))
+        places, messages = [place for place, _ in found], [item for _, item in found]
     else:
         messages = [events_pb2.Item(item_id=item, title=title, categories=category or [], available=not unavailable)]
         for pair in attribute or ():
@@ -66,7 +70,7 @@ def put(
             if not equals or not name:
                 raise usage_error(f"attribute={pair!r} is not name=value", "for example --attribute price=9.5")
             client.put_attribute(messages[0], name, value)
-    _write(messages, gateway=gateway, timeout_ms=timeout_ms, as_json=as_json, done="put")
+    _write(messages, gateway=gateway, timeout_ms=timeout_ms, as_json=as_json, done="put", places=places)
 
 
 @app.command()
@@ -85,10 +89,20 @@ def withdraw(
     from freshet.v1 import events_pb2
 
     messages = [events_pb2.Item(item_id=item_id, withdrawn=True) for item_id in item]
-    _write(messages, gateway=gateway, timeout_ms=timeout_ms, as_json=as_json, done="withdrawn")
+    done = "withdrawals written (ids are not checked)"
+    _write(messages, gateway=gateway, timeout_ms=timeout_ms, as_json=as_json, done=done)
 
 
-def _write(messages: "list[events_pb2.Item]", *, gateway: str, timeout_ms: int, as_json: bool, done: str) -> None:
+def _write(
+    messages: "list[events_pb2.Item]",
+    *,
+    gateway: str,
+    timeout_ms: int,
+    as_json: bool,
+    done: str,
+    places: Sequence[str] = (),
+) -> None:
+    """places: where each is from, "items.jsonl:7"."""
     from freshet.v1 import gateway_pb2
 
     written = 0
@@ -98,6 +112,8 @@ def _write(messages: "list[events_pb2.Item]", *, gateway: str, timeout_ms: int, 
             try:
                 answer = client.call(stub.PutItems, request, target=gateway, timeout_s=timeout_ms / 1000)
             except CommandError as error:
+                if places and (named := _NAMED.match(error.message)):
+                    error.message = f"{places[start + int(named[1])]}: {error.message}"
                 if written:
                     error.message += f" ({written:,} of {len(messages):,} items were written before)"
                 raise
@@ -108,17 +124,17 @@ def _write(messages: "list[events_pb2.Item]", *, gateway: str, timeout_ms: int, 
         typer.echo(f"{done}: {written:,} {'item' if written == 1 else 'items'}")
 
 
-def _read(path: Path) -> "Iterator[events_pb2.Item]":
-    """The file's items. Raises CommandError (usage) naming line and field before anything is written."""
+def _read(path: Path) -> "Iterator[tuple[str, events_pb2.Item]]":
+    """The file's items, each with file and line. Raises CommandError (usage) naming line and field."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise usage_error(f"{path} cannot be read: {error}") from error
     found = 0
     for number, line in enumerate(lines, start=1):
         if line.strip():
             found += 1
-            yield _item(line, where=f"{path}:{number}")
+            yield (where := f"{path}:{number}"), _item(line, where=where)
     if not found:
         raise usage_error(f"{path} holds no item")
 
@@ -126,27 +142,30 @@ def _read(path: Path) -> "Iterator[events_pb2.Item]":
 def _item(line: str, *, where: str) -> "events_pb2.Item":
     from freshet.v1 import events_pb2
 
+    from services.common import json_requests
+    from services.common.errors import InvalidRequest
+
     def refused(problem: str) -> CommandError:
         advice = 'one object a line, e.g. {"item_id": "new-1", "title": "A Trip to the Moon"}'
         return usage_error(f"{where}: {problem}", advice)
 
     try:
         row: Any = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise refused(f"not JSON: {error}") from error
-    if not isinstance(row, dict) or "item_id" not in row:
-        raise refused("no object with an item_id")
+    if not isinstance(row, dict) or not isinstance(row.get("item_id"), str):
+        raise refused("no object with an item_id, which is a string")
     if unknown := sorted(row.keys() - _FIELDS):
         raise refused(f"{unknown[0]}: allowed fields: {', '.join(sorted(_FIELDS))}")
-    attributes = row.pop("attributes", {})
+    attributes = row.pop("attributes", None) or {}
     if not isinstance(attributes, dict):
-        raise refused("attributes: allowed: an object of numbers, dates and strings by name")
+        raise refused(f"attributes={attributes!r:.80} allowed: an object of numbers, dates and strings by name")
     try:
-        item = events_pb2.Item(**row)
+        item = cast(events_pb2.Item, json_requests.parse(json.dumps(row).encode(), events_pb2.Item))
         for name, value in attributes.items():
             client.put_attribute(item, name, f'"{value}"' if _is_tag(value) else value)
-    except (TypeError, ValueError) as error:
-        raise refused(str(error)) from error
+    except (InvalidRequest, CommandError) as error:
+        raise refused(error.message.removeprefix("JSON: ")) from error
     return item
 
 

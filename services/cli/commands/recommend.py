@@ -41,13 +41,17 @@ def recommend(
     allow_categories: options.AllowCategories = "",
     deny_categories: options.DenyCategories = "",
     where: options.Where = None,
-    max_per_category: Annotated[int, typer.Option(min=0, help="At most this many per category; 0: no limit.")] = 0,
+    max_per_category: Annotated[
+        int, typer.Option(min=0, max=1000, help="At most this many per category; 0: no limit.")
+    ] = 0,
     diversity: Annotated[float, typer.Option(help="0 orders by score alone, towards 1 prefers unlike items.")] = 0.0,
     query: Annotated[str, typer.Option(help="Words: what they find joins the pool that is ranked.")] = "",
     page_depth: Annotated[int, typer.Option(min=0, max=1000, help="Keep a list of so many items for more pages.")] = 0,
     page_token: Annotated[str, typer.Option(help="Of an earlier page: the next one.")] = "",
-    not_again_answers: Annotated[int, typer.Option(min=0, help="Leave out the items of the last so many answers.")] = 0,
-    not_again_minutes: Annotated[int, typer.Option(min=0, help="And those of the last so many minutes.")] = 0,
+    not_again_answers: Annotated[
+        int, typer.Option(min=0, max=50, help="Leave out the items of the last so many answers.")
+    ] = 0,
+    not_again_minutes: Annotated[int, typer.Option(min=0, max=1440, help="And those of the last so many minutes.")] = 0,
     rules: Annotated[Path | None, typer.Option(help="Rules for this request: a YAML file (docs/rules.md).")] = None,
     context: options.Context = None,
     bundle: options.BundlePath = options.DEFAULT_BUNDLE,
@@ -116,7 +120,7 @@ def _recommend_to_all(
     from services.cli import batch
 
     with sentences():
-        found = batch.read_users(users)
+        found = batch.read_users(users, out)
     with client.gateway(gateway) as stub, progress_bar(as_json=as_json) as bar:
         task = bar.add_task("users", total=len(found))
         summary = batch.run(

@@ -5,7 +5,8 @@ Prints the event id (reuse it to repeat the command safely) and the freshness to
 
 import math
 import time
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,6 +16,9 @@ from services.cli.output import emit_json, reports_errors, usage_error
 
 if TYPE_CHECKING:
     from freshet.v1 import gateway_pb2
+
+# The years 1 to 9999, which the wire carries.
+_FIRST_S, _LAST_S = -62_135_596_800, 253_402_300_799
 
 
 @reports_errors
@@ -75,7 +79,7 @@ def undo(
     timeout_ms: options.TimeoutMs = 5000,
     as_json: options.AsJson = False,
 ) -> None:
-    """Take one earlier interaction of a user back.
+    """Take one earlier interaction of a user back; an id that the user has no event of changes nothing.
 
     Example:  freshet undo --user 42 --event-id 5f0c3c1e
     """
@@ -84,7 +88,7 @@ def undo(
     request = gateway_pb2.UndoInteractionRequest(user_id=user, event_id=event_id)
     with client.gateway(gateway) as stub:
         response = client.call(stub.UndoInteraction, request, target=gateway, timeout_s=timeout_ms / 1000)
-    _print_receipt(response.receipt, as_json=as_json, done="taken back", user=user)
+    _print_receipt(response.receipt, as_json=as_json, done=f"undo of {event_id}, if there is one, recorded", user=user)
 
 
 def _print_receipt(receipt: "gateway_pb2.InteractionReceipt", *, as_json: bool, done: str, user: str) -> None:
@@ -102,15 +106,19 @@ def _event_time_ns(text: str) -> int:
     if not text:
         return time.time_ns()
     try:
-        return int(float(text) * 1e9)
-    except ValueError:
-        pass
+        seconds = Decimal(text)
+    except InvalidOperation:
+        seconds = _unix_seconds(text)
+    if seconds.is_finite() and _FIRST_S <= seconds <= _LAST_S:
+        return int(seconds * 10**9)
+    advice = "--time 2026-11-21T09:30:00Z; milliseconds are divided by 1000"
+    raise usage_error(f"time={text!r} allowed: ISO 8601, or unix seconds of the years 1 to 9999", advice)
+
+
+def _unix_seconds(text: str) -> Decimal:
     try:
         moment = datetime.fromisoformat(text)
-    except ValueError as error:
-        raise usage_error(
-            f"time={text!r} is neither ISO 8601 nor unix seconds", "--time 2026-11-21T09:30:00Z"
-        ) from error
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=UTC)
-    return int(moment.timestamp() * 1e9)
+    except ValueError:
+        return Decimal("nan")
+    since = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - datetime(1970, 1, 1, tzinfo=UTC)
+    return Decimal(since // timedelta(microseconds=1)) / 10**6

@@ -52,7 +52,7 @@ def retrain(
     from services.offline.training.onnx_graphs import ExportError
 
     settings = {"preset_name": preset, "head": head, "epochs": epochs, "seed": seed, "threads": threads}
-    with sentences(ExportError):
+    with sentences(ExportError, no_memory="--preset quick"):
         report = run(
             serving=serving,
             data=data,

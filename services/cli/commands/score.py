@@ -58,7 +58,7 @@ def score(
     from services.offline.backfill.scoring import Scoring, ScoringCandidates, score_partition
 
     with sentences(), progress_bar(as_json=as_json) as bar:
-        wanted = None if users is None else read_users(users)
+        wanted = None if users is None else read_users(users, out)
         model_version = load_bundle(bundle, verify=False).model_version
         said = {"bundle": bundle.resolve(), "kafka_bootstrap": kafka or Stack(state).kafka_bootstrap}
         encoder = load_settings(EncoderSettings, **said)

@@ -109,9 +109,9 @@ def _print_answer(facts: dict[str, Any], words: str, user: str) -> None:
     versions = f"text {facts['text_version'] or '-'}"
     if facts["model_version"]:
         versions += f" · model {facts['model_version']}"
-    out.print(f"{versions} · {facts['total_ms']:.1f} ms ({spent})", style="dim", soft_wrap=True, markup=False)
+    out.print(f"{versions} · {facts['total_ms']:.1f} ms ({spent})", style="dim", soft_wrap=True)
     for one in facts["sources"]:
         if one["failure"]:
-            out.print(f"{one['source']}: {one['failure']}", style="dim", soft_wrap=True, markup=False)
+            out.print(f"{one['source']}: {one['failure']}", style="dim", soft_wrap=True)
     if facts["degradations"]:
         out.print(f"degraded: {', '.join(facts['degradations'])}", style="yellow")

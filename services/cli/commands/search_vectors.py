@@ -76,11 +76,11 @@ def search_vectors(
         return
     out = console()
     for item_id, score in zip(answer.item_ids, answer.scores, strict=True):
-        out.print(f"{score:10.6f}  {item_id}", markup=False)
+        out.print(f"{score:10.6f}  {item_id}")
     gap = f", at most {answer.certificate.gap:.6f} off" if kind == "bounded" else ""
-    out.print(f"{kind}{gap}; {answer.algorithm} on index {answer.index_version}", style="dim", markup=False)
+    out.print(f"{kind}{gap}; {answer.algorithm} on index {answer.index_version}", style="dim")
     for one in answer.passes:
-        out.print(f"{one.milliseconds:8.3f} ms  {one.name}: {one.items_touched:,} items", style="dim", markup=False)
+        out.print(f"{one.milliseconds:8.3f} ms  {one.name}: {one.items_touched:,} items", style="dim")
 
 
 def _read_vector(path: Path, row: int) -> "npt.NDArray[np.float32]":

@@ -68,7 +68,7 @@ def train(
     from services.offline.training.onnx_graphs import ExportError
     from services.offline.training.run import run_training
 
-    with sentences(ExportError):
+    with sentences(ExportError, no_memory="--preset quick"):
         report = run_training(
             out=out,
             preset_name=preset,

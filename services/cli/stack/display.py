@@ -50,7 +50,7 @@ def showing(console: "Console | None") -> Iterator[Say]:
         yield lambda part, doing: None
         return
     if not console.is_terminal:
-        yield lambda part, doing: console.print(f"{part:18}{doing}", markup=False)
+        yield lambda part, doing: console.print(f"{part:18}{doing}")
         return
     from rich.live import Live
 

@@ -119,7 +119,7 @@ def _recipes(running: Running) -> Iterator[Finding]:
 
 
 def _bundle(running: Running) -> Iterator[Finding]:
-    from services.algorithms.bundle import BundleError, load_bundle
+    from services.algorithms.bundle import ENCODER_ONNX, BundleError, load_bundle
 
     path, why = running.stack.bundle, "every process loads it at its start"
     if not (path / "manifest.json").exists():
@@ -129,6 +129,10 @@ def _bundle(running: Running) -> Iterator[Finding]:
         bundle = load_bundle(path)
     except (BundleError, OSError) as exc:
         yield error("bundle", str(exc), why, "freshet train, or take it from a backup: freshet restore")
+        return
+    if bundle.manifest.encoder is not None and ENCODER_ONNX not in bundle.manifest.files:
+        found = f"{path} holds no {ENCODER_ONNX}"
+        yield error("bundle", found, "the encoder does not start", f"freshet export --bundle {path}")
         return
     yield fine("bundle", f"{bundle.model_version} with {bundle.num_items:,} items, checksums agree")
 

@@ -22,7 +22,7 @@ from services.common.errors import (
     FreshetError,
     PreconditionFailed,
 )
-from services.common.rpc_client import RECONNECT_OPTIONS
+from services.common.rpc_client import PEER_OPTIONS
 from services.common.transport import Tls, inference_options
 from services.encoder.adapters.batches import PADDING_ITEM, IntArray, calls, length_buckets, pad_jobs
 from services.encoder.domain import EncodedStates, EncodeJob
@@ -70,7 +70,7 @@ class InferenceServerEncoder:
             channel_args=[
                 ("grpc.max_send_message_length", -1),
                 ("grpc.max_receive_message_length", -1),
-                *RECONNECT_OPTIONS,
+                *PEER_OPTIONS,
             ],
             **inference_options(tls),
         )

@@ -21,7 +21,7 @@ from tritonclient.utils import InferenceServerException
 from services.algorithms.states import FloatArray
 from services.algorithms.word_pieces import WordPieces
 from services.common.errors import DeadlineExceeded, DependencyUnavailable, FreshetError, PreconditionFailed
-from services.common.rpc_client import RECONNECT_OPTIONS
+from services.common.rpc_client import PEER_OPTIONS
 from services.common.transport import Tls, inference_options
 
 INPUTS = ("input_ids", "attention_mask")
@@ -148,7 +148,7 @@ class InferenceServerText:
         self._output = ""  # known once the server's version was checked
         self._client = InferenceServerClient(
             url=address,
-            channel_args=list(RECONNECT_OPTIONS),
+            channel_args=list(PEER_OPTIONS),
             **inference_options(tls),
         )
 

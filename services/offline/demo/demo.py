@@ -70,12 +70,13 @@ def run_demo(options: DemoOptions, display: Display) -> dict[str, Any]:
 
     The stack is stopped at the end, also after an error or Ctrl-C, unless `keep` is set and all went well.
     """
+    stack = steps.make_stack(options, display)
+    steps.require_free(stack, options)
     options.folder.mkdir(parents=True, exist_ok=True)
     clock = Stopwatch()
-    stack = steps.make_stack(options, display)
     display.step("components", "fetch and build what is not on this machine yet")
     with clock.part("prepare"):
-        steps.prepare(stack, display)
+        steps.prepare(stack)
     display.step("interactions", "real people's, by time: four fifths to learn from, the last fifth to stream")
     with clock.part("data"):
         data, split = _load(options, display)

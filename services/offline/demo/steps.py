@@ -129,13 +129,23 @@ def make_stack(options: DemoOptions, display: Display) -> Stack:
     return Stack(options.state_dir, bundle=options.bundle, ports=ports, say=say)
 
 
-def prepare(stack: Stack, display: Display) -> None:
+def require_free(stack: Stack, options: DemoOptions) -> None:
+    """Raises: StackError where parts run in the state folder, or it keeps a stream that no demo made."""
+    state, other = options.state_dir, "another --state"
+    if running := [part.name for part in stack.status() if part.running]:
+        problem = f"{', '.join(running)} run in {state}; a demo deletes their stream and states"
+        raise StackError("state", problem, advice=f"`freshet down` first, or {other}")
+    kept = [folder for part in _STREAM_DATA if (folder := stack.place.state.data(part)).exists()]
+    if kept and not options.folder.exists():
+        problem = f"{kept[0]} is of no demo; a demo deletes the stream and the states of its folder"
+        raise StackError("state", problem, advice=f"{other}, or move {kept[0].parent} away")
+
+
+def prepare(stack: Stack) -> None:
     """Fetch what is not on this machine yet, and find out now what would stop the demo after minutes of training.
 
-    Stops what runs in this folder. Raises: StackError; PortTaken.
+    Raises: StackError; PortTaken.
     """
-    if stopped := stack.down():
-        display.fact(f"stopped what ran here: {', '.join(stopped)}")
     stack.prepare()
     taken = next(stack.ports.taken(), None)
     if taken is not None:

@@ -20,7 +20,7 @@ from rich.console import Console
 
 from services.algorithms.bundle import Bundle, load_bundle
 from services.algorithms.manifest import BundleError, Manifest
-from services.algorithms.sealed_files import MANIFEST
+from services.algorithms.sealed_files import MANIFEST, require_target
 from services.offline.archive.files import Archive, is_archive
 from services.offline.datasets import Interactions, load_dataset
 from services.offline.retraining.gate import Verdict, judge
@@ -52,6 +52,7 @@ def retrain(
     BundleError for an unusable bundle.
     """
     say: Callable[[str], None] = console.print if console is not None else (lambda text: None)
+    require_target(out)
     old = load_bundle(serving)
     events = data if isinstance(data, Interactions) else load_dataset(data)
     first = _first_judged(events, hours)

@@ -21,6 +21,7 @@ from rich.table import Table
 from services.algorithms.event_schema import DEFAULT_EVENTS, EventSchema, default_schema
 from services.algorithms.native.threads import set_compute_threads
 from services.algorithms.neighbours import ItemNeighbours
+from services.algorithms.sealed_files import require_target
 from services.offline.datasets import Interactions, global_time_split, leave_one_out_split, load_dataset
 from services.offline.datasets.item_attributes import read_item_attributes
 from services.offline.evaluation.common.recall import summary
@@ -84,7 +85,7 @@ def show_report(console: Console, report: Mapping[str, Any]) -> None:
     shares = ", ".join(f"{part} {share:.0%}" for part, share in report["part_shares"].items())
     console.print(
         f"{report['positions']:,} positions in {report['seconds']:.1f} s: "
-        f"[bold]{report['positions_per_s']:,.0f} positions/s[/bold] on {report['threads']} threads ({shares}); "
+        f"{report['positions_per_s']:,.0f} positions/s on {report['threads']} threads ({shares}); "
         f"peak memory {report['peak_memory_bytes'] / 2**20:,.0f} MiB"
     )
     metrics = report["metrics"]
@@ -199,7 +200,8 @@ def run_training(
     default. `attributes`: a table of the items' typed attributes. `actions`: the encoder reads what each event was.
     `threads` sets PyTorch's for this process. With a console, a progress bar with positions/s and loss runs on it, and
     a final table. Checkpoints lie beside `out` until the bundle is written.
-    Raises: ValueError for unknown names or unusable data; BundleError if `out` exists and is no bundle; ExportError.
+    Raises: ValueError for unknown names or unusable data; OSError where `out` cannot be written or is no bundle, before
+    it begins; ExportError.
     """
     config = configure(
         preset_name,
@@ -215,6 +217,7 @@ def run_training(
         raise ValueError(
             "loss, negatives or alpha with head='auto', which chooses them; name a head: mol, dot, wide-dot"
         )
+    require_target(out)
     if threads is not None:
         torch.set_num_threads(threads)
         set_compute_threads(threads)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from services.algorithms.bundle import Bundle, load_bundle
 from services.algorithms.generation.phrases_part import PhraseParts, save_phrases
 from services.algorithms.generation.vocabulary import FIXED_TOKENS, PhraseVocabulary
+from services.algorithms.sealed_files import require_target
 from services.algorithms.text_bundle import TextBundle, TextBundleWriter
 from services.offline.training.int8_graphs import add_int8_graphs
 from services.offline.training.models.text_mol import TextMol
@@ -131,6 +132,7 @@ def train_phrases_part(
 
     Raises: BundleError, ValueError, ExportError as the steps do.
     """
+    require_target(out)
     texts = _texts(load_bundle(bundle), seed)
     said = [text for each in texts.identifiers for text in each]
     trained = train_phrases(
@@ -150,6 +152,7 @@ def train_text_mol_part(
     bundle: Path, out: Path, *, settings: TextMolSettings, seed: int, progress: Progress
 ) -> dict[str, Any]:
     """The text MoL of a catalogue, into the text bundle `out`; what was done. Raises: as `train_phrases_part`."""
+    require_target(out)
     texts = _texts(load_bundle(bundle), seed)
     fit = train_text_mol(
         texts.pairs,

@@ -122,6 +122,18 @@ async def test_with_the_service_config_a_write_is_repeated_when_the_gateway_says
     assert len(scene.interactions.written) == 1
 
 
+async def test_with_the_service_config_a_request_that_is_too_large_is_not_sent() -> None:
+    scene = Scene()
+    event = events_pb2.Interaction(user_id="ann", item_id="c", query="x" * MAX_REQUEST_BYTES)
+    async with gateway(scene, config=SERVICE_CONFIG.read_text()) as stub:
+        for call in (
+            stub.RecordInteractions(gateway_pb2.RecordInteractionsRequest(interactions=[event]), timeout=5),
+            stub.Recommend(gateway_pb2.RecommendRequest(query=event.query), timeout=5),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError, match="CLIENT: Sent message larger than max"):
+                await call
+
+
 async def test_a_request_that_is_too_large_is_refused_unread() -> None:
     request = gateway_pb2.RecommendRequest(user_id="ann", k=2, query="x" * MAX_REQUEST_BYTES)
     async with gateway(Scene()) as stub:

@@ -16,8 +16,9 @@ from fakes import certificates
 from freshet.v1 import candidates_pb2, candidates_pb2_grpc, reranker_pb2, reranker_pb2_grpc
 from prometheus_client import CollectorRegistry
 
+from services.algorithms.bundle import BundleError, write_bundle
 from services.cli.main import app
-from services.cli.stack import Ports, Stack
+from services.cli.stack import Ports, Stack, StackError
 from services.cli.stack.doctor import examine
 from services.cli.stack.findings import Finding
 from services.cli.stack.ports import PARTS
@@ -31,6 +32,7 @@ from services.common.turn_clock import TurnClock
 from services.encoder.metrics import EncoderMetrics
 from services.gateway.api_keys import create_key
 from services.gateway.roles import Role
+from tests.unit.bundle.bundle_scene import content
 
 
 @pytest.fixture(autouse=True)
@@ -98,6 +100,19 @@ def test_every_variable_of_a_command_is_known() -> None:
     known = set().union(*(variables_of(settings_of(row)) for row in PROCESSES.values()))
     assert set(options(typer.main.get_command(app))) <= known | OF_COMMANDS
     assert not known & OF_COMMANDS
+
+
+def test_a_bundle_without_its_encoder_is_told_apart_with_the_command_that_makes_it(
+    stack: Stack, tmp_path: Path
+) -> None:
+    bundle = write_bundle(stack.bundle, content())
+    found = next(one for one in examine(stack) if one.about == "bundle")
+    assert (found.severity, found.found) == ("error", f"{stack.bundle} holds no encoder.onnx")
+    assert found.advice == f"freshet export --bundle {stack.bundle}"
+    with pytest.raises(BundleError, match=f"encoder.onnx is not in the manifest.*{found.advice}` makes it"):
+        bundle.file("encoder.onnx")
+    with pytest.raises(StackError, match=f"holds no model folder `encoder`\n  try: {found.advice}"):
+        stack.components["inference-server"].launch(stack.place)
 
 
 def test_settings_that_cannot_be_shown_are_not(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,7 +90,7 @@ class InferenceServer(Component):
         models = place.bundle / "inference_server"
         if not (models / "encoder" / "config.pbtxt").exists():
             raise StackError(
-                self.name, f"{models} holds no model folder `encoder`", advice="freshet train, or make demo"
+                self.name, f"{models} holds no model folder `encoder`", advice=f"freshet export --bundle {place.bundle}"
             )
         ports = place.ports
         own = {

@@ -1,0 +1,367 @@
+"""What a first user does wrong, or meets: a sentence that names it, before anything is written, and no traceback."""
+
+import json
+import signal
+import socketserver
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from freshet.v1 import gateway_pb2, reranker_pb2
+from typer.testing import CliRunner, Result
+
+from services.cli.main import app
+from services.cli.output import CommandError, printable, report
+from services.cli.stack import Stack
+from services.cli.stack.children import Children
+from services.cli.stack.components.component import Launch
+from tests.unit.cli.gateway_on_loopback import MemoryGateway, running_gateway, serving
+
+MARKUP = "Song [live] 1947 [/x] :smile:"
+ESCAPES = "a\x1b[2J\x1b]0;owned\x07\x9b31mb\u202ec"
+
+
+@pytest.fixture
+def gateway() -> Iterator[tuple[str, MemoryGateway]]:
+    with running_gateway() as running:
+        yield running
+
+
+def run(*arguments: str) -> Result:
+    result = CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"})
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result
+
+
+class Titled(MemoryGateway):
+    """Ids, titles and sentences that steer a terminal, or look like markup."""
+
+    def Recommend(self, request: Any, context: Any) -> Any:
+        answer = gateway_pb2.RecommendResponse(model_version="m[/m]", state_source="stored[/s]")
+        answer.items.add(item_id=MARKUP, source="mol", rules=[ESCAPES])
+        return answer
+
+    def Similar(self, request: Any, context: Any) -> Any:
+        answer = gateway_pb2.GatewayServiceSimilarResponse(index_version="i[/i]")
+        answer.items.add(item_id=ESCAPES, title=MARKUP)
+        return answer
+
+    def Search(self, request: Any, context: Any) -> Any:
+        answer = gateway_pb2.GatewayServiceSearchResponse(text_version=MARKUP)
+        answer.results.add(item_id=MARKUP, title=ESCAPES)
+        return answer
+
+    def Explain(self, request: Any, context: Any) -> Any:
+        similarity = reranker_pb2.ExplainScoreResponse(title=MARKUP + ESCAPES)
+        past = [gateway_pb2.PastInteraction(item_id="1", title=ESCAPES)]
+        return gateway_pb2.ExplainResponse(similarity=similarity, history=past)
+
+    def ForgetUser(self, request: Any, context: Any) -> Any:
+        return gateway_pb2.ForgetUserResponse(found={MARKUP: 1}, left={MARKUP: 0}, is_applied=True, remains=[ESCAPES])
+
+    def PutItems(self, request: Any, context: Any) -> Any:
+        context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"items[0].title={MARKUP + ESCAPES} is wrong")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shows_markup"),
+    [
+        (("recommend", "--user", "[/u]", "--bundle", "nowhere"), True),
+        (("similar", "[/i]"), True),
+        (("search", "words", "--user", "[/u]"), True),
+        (("explain", "[/u]", "[/i]"), True),
+        (("forget", "[/u]", "--yes"), True),
+        (("items", "put", "1"), True),
+    ],
+)
+def test_ids_and_titles_are_shown_letter_by_letter(arguments: tuple[str, ...], shows_markup: bool) -> None:
+    with serving(Titled()) as target:
+        result = run(*arguments, "--gateway", target)
+    assert MARKUP in result.output
+    assert "a[2J]0;owned31mbc" in result.output
+    assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(result.output)
+
+
+def test_an_errors_text_does_not_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    report(CommandError(ESCAPES, advice=ESCAPES), as_json=False)
+    assert capsys.readouterr().err == "error: a[2J]0;owned31mbc\n  try: a[2J]0;owned31mbc\n"
+    assert printable("tab\tand\nline end, Ünïcode 🎬") == "tab\tand\nline end, Ünïcode 🎬"
+
+
+@pytest.mark.parametrize(
+    ("when", "says"),
+    [
+        ("1600000000000", "milliseconds are divided by 1000"),
+        *((text, f"time='{text}' allowed: ISO 8601, or unix seconds") for text in ("inf", "nan", "-inf", "1e300")),
+        ("0001-01-01T00:00:00+14:00", "allowed: ISO 8601, or unix seconds of the years 1 to 9999"),
+        ("yesterday", "time='yesterday' allowed: ISO 8601, or unix seconds"),
+    ],
+)
+def test_a_time_that_the_wire_cannot_carry_is_refused(gateway: tuple[str, MemoryGateway], when: str, says: str) -> None:
+    target, server = gateway
+    result = run("record", "--user", "1", "--item", "2", "--time", when, "--gateway", target)
+    assert result.exit_code == 2
+    assert says in result.stderr
+    assert server.recorded == []
+
+
+@pytest.mark.parametrize(
+    ("when", "nanoseconds"),
+    [("1600000000.123456789", 1_600_000_000_123_456_789), ("2020-01-01T00:00:00.123456Z", 1_577_836_800_123_456_000)],
+)
+def test_a_time_keeps_its_digits(gateway: tuple[str, MemoryGateway], when: str, nanoseconds: int) -> None:
+    target, server = gateway
+    assert run("record", "--user", "1", "--item", "2", "--time", when, "--gateway", target).exit_code == 0
+    assert server.recorded[0].interactions[0].event_time.ToNanoseconds() == nanoseconds
+
+
+@pytest.mark.parametrize("option", ["--max-per-category", "--not-again-answers", "--not-again-minutes", "--k"])
+def test_a_number_that_the_wire_cannot_carry_is_wrong_use(option: str) -> None:
+    assert run("recommend", "--user", "1", option, "4294967296", "--gateway", "127.0.0.1:1").exit_code == 2
+
+
+def test_an_argument_that_is_no_utf8_is_wrong_use() -> None:
+    for arguments in (("recommend", "--user", "\udcff"), ("items", "put", "\udcff"), ("search", "\udcff")):
+        result = run(*arguments, "--gateway", "127.0.0.1:1")
+        assert result.exit_code == 2
+        assert "error: '\\udcff' is not valid UTF-8" in result.stderr
+
+
+def test_a_state_folder_that_cannot_be_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for state in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/state")):
+        for command in ("up", "down", "demo"):
+            result = run(command, "--state", str(state))
+            assert result.exit_code == 2, (state, command)
+            assert result.stderr.splitlines()[-1].startswith(f"error: {state}"), result.stderr
+        assert run("status", "--state", str(state)).exit_code == 3
+
+
+def users_table(path: Path) -> Path:
+    pq.write_table(pa.table({"user_id": ["a"]}), path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("command", "needs_no_log"),
+    [
+        (("recommend", "--batch", "{}", "--gateway", "127.0.0.1:1"), True),
+        (("score", "--users", "{}", "--kafka", "x:1"), False),
+    ],
+)
+def test_a_table_is_not_written_over_itself_nor_where_nothing_can_be(
+    tmp_path: Path, command: tuple[str, ...], needs_no_log: bool
+) -> None:
+    users = users_table(tmp_path / "users.parquet")
+    before = users.read_bytes()
+    arguments = [word.format(users) for word in command]
+    for out, says in (
+        (users, "allowed: a file, and another one than the table of users"),
+        (tmp_path / "." / "x" / ".." / "users.parquet", "and another one than the table of users"),
+        (tmp_path, "allowed: a file"),
+        *(((users / "answers", "users.parquet"), (Path("/proc/answers"), "/proc/answers")) if needs_no_log else ()),
+    ):
+        result = run(*arguments, "--out", str(out))
+        assert (result.exit_code, says in result.stderr) == (2, True), result.stderr
+    assert users.read_bytes() == before
+    assert [one.name for one in tmp_path.iterdir()] == ["users.parquet"]
+
+
+@pytest.mark.parametrize(
+    ("command", "reads"),
+    [
+        (("train",), "services.offline.training.run.load_dataset"),
+        (("retrain", "--serving", "nowhere"), "services.offline.retraining.run.load_bundle"),
+        (("train-text", "all", "--bundle", "nowhere"), "services.offline.training.text_catalogue.load_bundle"),
+    ],
+)
+def test_training_says_at_once_that_its_folder_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...], reads: str
+) -> None:
+    def must_not(*_: Any, **__: Any) -> None:
+        raise AssertionError("it began")
+
+    monkeypatch.setattr(reads, must_not)
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "folder").mkdir()
+    for out in (tmp_path / "file", tmp_path / "folder", tmp_path / "file" / "below", Path("/proc/bundle")):
+        result = run(*command, "--out", str(out))
+        assert result.exit_code in (1, 2)
+        assert result.stderr.startswith("error: /"), result.stderr
+        assert "freshet train` makes" not in result.stderr
+    assert (tmp_path / "file").read_text() == "mine"
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["file", "folder"]
+
+
+@contextmanager
+def running_part(stack: Stack, name: str) -> Iterator[None]:
+    """A process that the stack takes for its part."""
+    children = Children(stack.place.state.run)
+    stack.place.state.make()
+    launch = Launch(
+        argv=[sys.executable, "-c", "import time; time.sleep(60)"], environment={}, cwd=stack.place.state.root
+    )
+    children.spawn(name, launch, stack.log(name))
+    try:
+        yield
+    finally:
+        children.signal(name, signal.SIGKILL)
+        children.wait_gone(name, 5)
+
+
+def test_the_demo_leaves_a_running_stack_and_its_log_alone(tmp_path: Path) -> None:
+    stack = Stack(tmp_path)
+    log = stack.place.state.data("kafka") / "log"
+    log.parent.mkdir(parents=True)
+    log.write_text("everything")
+    with running_part(stack, "redis"):
+        result = run("demo", "--state", str(tmp_path))
+        assert result.exit_code == 3
+        assert f"redis run in {tmp_path}; a demo deletes their stream and states" in result.stderr
+        assert "`freshet down` first, or another --state" in result.stderr
+        assert [part.name for part in stack.status() if part.running] == ["redis"]
+    result = run("demo", "--state", str(tmp_path))
+    assert f"{log.parent} is of no demo" in result.stderr
+    assert log.read_text() == "everything"
+
+
+def test_a_proxy_of_the_environment_is_not_asked_for_this_machine(
+    gateway: tuple[str, MemoryGateway], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, _ = gateway
+    for name in ("http_proxy", "https_proxy", "grpc_proxy", "HTTP_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    for name, value in (("NO_PROXY", "127.0.0.1"), ("no_grpc_proxy", "example.com"), ("no_proxy", "example.com")):
+        monkeypatch.setenv(name, value)
+        assert run("recommend", "--user", "1", "--gateway", target, "--bundle", "nowhere").exit_code == 0
+
+
+def test_a_health_check_asks_no_proxy(gateway: tuple[str, MemoryGateway], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    target, _ = gateway
+    command = [sys.executable, "-m", "services.common.health_check", target]
+    said = subprocess.run(command, capture_output=True, text=True, check=False).stderr
+    assert "UNIMPLEMENTED" in said  # this gateway has no health service, and it answered
+
+
+def test_the_json_port_is_named_as_such() -> None:
+    class Refuses(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(1)
+            self.request.sendall(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n")
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Refuses) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        port = server.server_address[1]
+        result = run("recommend", "--user", "1", "--gateway", f"127.0.0.1:{port}")
+        server.shutdown()
+    assert result.exit_code == 2
+    assert f"127.0.0.1:{port} speaks HTTP/1.1, not gRPC" in result.stderr
+    assert "gRPC's port is the JSON port's less 30" in result.stderr
+
+
+def test_advice_names_only_options_that_the_command_has(tmp_path: Path) -> None:
+    with_it = run("recommend", "--user", "1", "--gateway", "127.0.0.1:1")
+    without = run("model", "status", "--gateways", "127.0.0.1:1", "--state", str(tmp_path))
+    assert "--gateway names another address" in with_it.stderr
+    assert "--gateway " not in without.stderr
+    assert "--timeout-ms" not in without.stderr
+
+
+def test_the_largest_items_go_in_requests_that_the_gateway_takes(
+    gateway: tuple[str, MemoryGateway], tmp_path: Path
+) -> None:
+    target, server = gateway
+    largest = {
+        "title": "t" * 512,
+        "categories": [f"{number:03}" + "c" * 125 for number in range(64)],
+        "attributes": {f"{number:02}" + "n" * 126: "v" * 128 for number in range(32)},
+    }
+    rows = [{"item_id": f"{number:03}" + "i" * 125, **largest} for number in range(450)]
+    (tmp_path / "items.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    result = run("items", "put", "--file", str(tmp_path / "items.jsonl"), "--gateway", target)
+    assert result.exit_code == 0, result.stderr
+    assert [item.item_id for item in server.items] == [row["item_id"] for row in rows]
+
+
+def test_a_size_is_no_overload(gateway: tuple[str, MemoryGateway], tmp_path: Path) -> None:
+    target, _ = gateway
+    (tmp_path / "items.jsonl").write_text(json.dumps({"item_id": "i", "title": "t" * 5_000_000}))
+    for command in (
+        ("items", "put", "--file", str(tmp_path / "items.jsonl")),
+        ("recommend", "--user", "1", "--query", "q" * 5_000_000),
+        (
+            "recommend",
+            "--batch",
+            str(users_table(tmp_path / "u")),
+            "--out",
+            str(tmp_path / "o"),
+            "--query",
+            "q" * 5_000_000,
+        ),
+    ):
+        result = run(*command, "--gateway", target)
+        assert result.exit_code == 2
+        assert "the request is too large for" in result.stderr
+        assert "in a moment" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ('{"item_id": "a", "categories": "Drama|Comedy"}', 'categories="Drama|Comedy" allowed: a list'),
+        ('{"item_id": "a", "categories": ["Drama", null]}', "categories[1]=null allowed: a string"),
+        ('{"item_id": "a", "title": ["x"]}', 'title=["x"] allowed: a string'),
+        ('{"item_id": "a", "available": "no"}', 'available="no" allowed: true or false'),
+        ('{"item_id": null}', "no object with an item_id, which is a string"),
+        ('{"item_id": "a", "title": "\\ud83d"}', r'title="\ud83d" allowed: a string'),
+        ('{"item_id": "a", "attributes": {"price": [1]}}', "attributes['price']=[1] allowed: a number, a date"),
+        ('{"item_id": "a", "attributes": [1]}', "attributes=[1] allowed: an object of numbers, dates and strings"),
+        ("[" * 100_000, "not JSON: "),
+    ],
+    ids=range(9),
+)
+def test_a_line_of_items_that_is_wrong_is_named_with_its_value(
+    gateway: tuple[str, MemoryGateway], tmp_path: Path, line: str, says: str
+) -> None:
+    target, server = gateway
+    (tmp_path / "items.jsonl").write_text('{"item_id": "first", "title": "\u2028"}\n' + line)
+    result = run("items", "put", "--file", str(tmp_path / "items.jsonl"), "--gateway", target)
+    assert result.exit_code == 2
+    assert f"items.jsonl:2: {says}" in result.stderr
+    assert server.items == []
+
+
+def test_an_item_that_the_gateway_refuses_is_named_by_its_line(
+    gateway: tuple[str, MemoryGateway], tmp_path: Path
+) -> None:
+    class Refuses(MemoryGateway):
+        def PutItems(self, request: Any, context: Any) -> Any:
+            found = [place for place, item in enumerate(request.items) if item.item_id == "bad"]
+            if found:
+                context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"items[{found[0]}].title='' allowed: something")
+            return super().PutItems(request, context)
+
+    rows = [f'{{"item_id": "{number}"}}' for number in range(1_200)]
+    rows[1_100] = '\n{"item_id": "bad"}'
+    (tmp_path / "items.jsonl").write_text("\n".join(rows))
+    with serving(Refuses()) as target:
+        result = run("items", "put", "--file", str(tmp_path / "items.jsonl"), "--gateway", target)
+    assert "items.jsonl:1102: items[100].title='' allowed: something (1,000 of 1,200 items were" in result.stderr
+
+
+def test_what_was_never_there_is_not_called_withdrawn_or_taken_back(gateway: tuple[str, MemoryGateway]) -> None:
+    target, _ = gateway
+    assert run("items", "withdraw", "never", "--gateway", target).stdout == (
+        "withdrawals written (ids are not checked): 1 item\n"
+    )
+    undone = run("undo", "--user", "1", "--event-id", "never", "--gateway", target).stdout
+    assert undone.startswith("undo of never, if there is one, recorded  event undo-of-never\n")
