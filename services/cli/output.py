@@ -191,8 +191,10 @@ def _told(error: CommandError | OSError | UnicodeEncodeError) -> CommandError | 
 
 
 def _log_to_stderr() -> None:
-    import structlog
-
+    try:
+        import structlog
+    except ModuleNotFoundError:  # `freshet bench gpu` needs no package that logs
+        return
     # The stream as it is when something is logged: a test's, for one, ends with the test.
     structlog.configure(logger_factory=lambda *_: structlog.PrintLogger(sys.stderr))
 
