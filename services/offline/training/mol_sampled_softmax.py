@@ -6,10 +6,11 @@ elsewhere it is PyTorch over tiles, with pairs along the fast axis and component
 softmax over components a few long vector operations.
 Gradients are accumulated for a sum of losses with equal weight, which is what training asks for.
 
-Letters: N positions, R positions per group (one tile), K negatives, M items, n = R * K pairs, P_q, P_x components,
-P = P_q * P_x, d component width, G gate hidden width.
+Letters: N positions, R positions per group, g groups of one tile, K negatives, M items, n = g * R * K pairs, P_q, P_x
+components, P = P_q * P_x, d component width, G gate hidden width.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -19,6 +20,10 @@ from torch import Tensor
 
 from services.algorithms.ops.mol_gradients import GroupScores
 from services.offline.training.sampled_objectives import Objective, sampled_softmax
+
+# Groups whose passes run together on a card, which is slow to start and wide: 132 groups of a batch of ML-1M make some
+# 6,000 launches one by one. At R K = 16,384 and G = 128 a tile takes 1.5 GB.
+_GROUPS_ON_A_CARD = 32
 
 
 class States(NamedTuple):
@@ -67,7 +72,7 @@ def mol_sampled_softmax(
     objective is -log softmax of the positive among itself and the negatives.
     Dropout: pair weights are dropped with probability `gate_dropout` and the rest renormalised; of the cosines that the
     gate's network reads, each is dropped with probability `pair_dropout` and the rest scaled (global generator).
-    Cost: O(N K P (d + G)) time; memory one tile, R * K * G floats a few times over.
+    Cost: O(N K P (d + G)) time; memory one tile, n * G floats a few times over.
     Raises: ValueError if the groups don't cover the positions.
     """
     groups = -(-len(positive) // negatives.group_size)
@@ -103,20 +108,22 @@ class _MolSampledSoftmax(torch.autograd.Function):
             return summed
         gradients = _Gradients.zeros(args[:9])
         network = _PairNetwork.of(w1, b1, w2, b2)
-        tile = _Tile.empty(network, group_size, rows.shape[1])
         loss: Tensor = positive.new_zeros(())
-        for group, begin in enumerate(range(0, len(positive), group_size)):
-            end = min(begin + group_size, len(positive))
-            if end - begin < group_size:
-                tile = _Tile.empty(network, end - begin, rows.shape[1])
-            chosen = rows[group]
+        tile: _Tile | None = None
+        together = _GROUPS_ON_A_CARD if positive.device.type == "cuda" else 1
+        for first, groups, num_rows in _tiles(len(positive), group_size, together):
+            if tile is None or (tile.num_groups, tile.num_rows) != (groups, num_rows):
+                tile = _Tile.empty(network, groups, num_rows, rows.shape[1])
+            begin, end = first * group_size, first * group_size + groups * num_rows
+            chosen = rows[first : first + groups]
+            of_target = target_rows[begin:end].view(groups, num_rows, 1)
             inputs = _TileInputs(
                 positive=positive[begin:end],
                 query=components[begin:end].transpose(0, 1),
                 query_gate=query_gate[begin:end].t().contiguous(),
-                item=item_components.index_select(0, chosen).transpose(0, 1),
-                item_gate=item_gate.index_select(0, chosen).t().contiguous(),
-                collision=chosen.unsqueeze(0) == target_rows[begin:end].unsqueeze(1),
+                item=item_components.index_select(0, chosen.flatten()).transpose(0, 1),
+                item_gate=item_gate.index_select(0, chosen.flatten()).t().contiguous(),
+                collision=(chosen.unsqueeze(1) == of_target).flatten(0, 1),
             )
             loss += _score_and_differentiate(
                 inputs,
@@ -124,7 +131,7 @@ class _MolSampledSoftmax(torch.autograd.Function):
                 tile,
                 gradients,
                 slice(begin, end),
-                chosen,
+                chosen.flatten(),
                 tau=tau,
                 gate_dropout=gate_dropout,
                 pair_dropout=pair_dropout,
@@ -137,6 +144,15 @@ class _MolSampledSoftmax(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         scaled = [gradient * grads[0] for gradient in ctx.saved_tensors]
         return (*scaled, *([None] * 7))
+
+
+def _tiles(num_positions: int, group_size: int, together: int) -> Iterator[tuple[int, int, int]]:
+    """First group, groups and positions per group of each tile; a last group of fewer positions has its own."""
+    whole = num_positions // group_size
+    for first in range(0, whole, together):
+        yield first, min(together, whole - first), group_size
+    if rest := num_positions - whole * group_size:
+        yield whole, 1, rest
 
 
 def _by_kernel(
@@ -199,6 +215,7 @@ class _PairNetwork:
 class _Tile:
     """Buffers of one tile, allocated once and reused."""
 
+    num_groups: int
     num_rows: int
     num_negatives: int
     cosines: Tensor  # (P + 1, n), last row ones
@@ -207,10 +224,11 @@ class _Tile:
     gate_input: Tensor  # (P, n)
 
     @classmethod
-    def empty(cls, network: _PairNetwork, num_rows: int, num_negatives: int) -> "_Tile":
-        pairs, hidden, n = len(network.out), len(network.hidden), num_rows * num_negatives
+    def empty(cls, network: _PairNetwork, num_groups: int, num_rows: int, num_negatives: int) -> "_Tile":
+        pairs, hidden, n = len(network.out), len(network.hidden), num_groups * num_rows * num_negatives
         new = network.out.new_ones
         return cls(
+            num_groups=num_groups,
             num_rows=num_rows,
             num_negatives=num_negatives,
             cosines=new(pairs + 1, n),
@@ -222,7 +240,8 @@ class _Tile:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _TileInputs:
-    """query (P_q, R, d), query_gate (P, R), item (P_x, K, d), item_gate (P, K), positive (R,), collision (R, K)."""
+    """query (P_q, g R, d), query_gate (P, g R), item (P_x, g K, d), item_gate (P, g K), positive (g R,), collision
+    (g R, K)."""
 
     positive: Tensor
     query: Tensor
@@ -270,8 +289,11 @@ def _score_and_differentiate(
     objective: Objective,
 ) -> Tensor:
     """One tile's summed loss; its gradients are added to `gradients`."""
-    shape = (-1, tile.num_rows, tile.num_negatives)
-    query_PRd, item_PKd = _pair_up(inputs.query, inputs.item)
+    num_groups, num_rows, num_negatives = tile.num_groups, tile.num_rows, tile.num_negatives
+    shape = (-1, num_rows, num_negatives)  # P g matrices
+    query_PRd, item_PKd = _pair_up(inputs.query, inputs.item, num_groups)
+    query_gate = inputs.query_gate.view(-1, num_rows, 1)
+    item_gate = inputs.item_gate.view(-1, 1, num_negatives)
     cosines = tile.cosines[:-1]
     torch.bmm(query_PRd, item_PKd.transpose(1, 2), out=cosines.view(shape))
     read, kept = tile.cosines, None
@@ -281,14 +303,14 @@ def _score_and_differentiate(
     torch.mm(network.hidden, read, out=tile.hidden)
     torch.ops.aten.silu.out(tile.hidden, out=tile.activated[:-1])
     torch.mm(network.out, tile.activated, out=tile.gate_input)
-    tile.gate_input.view(shape).addcmul_(inputs.query_gate.unsqueeze(2), inputs.item_gate.unsqueeze(1))
+    tile.gate_input.view(shape).addcmul_(query_gate, item_gate)
     weights = torch.softmax(torch.nn.functional.silu(tile.gate_input), 0)
     if gate_dropout:
         weights *= torch.rand_like(weights) >= gate_dropout
         weights /= weights.sum(0).clamp_(min=1e-6)
     scores = (weights * cosines).sum(0)
 
-    logits = (scores / tau).view(shape[1:]).masked_fill_(inputs.collision, float("-inf"))
+    logits = (scores / tau).view(-1, num_negatives).masked_fill_(inputs.collision, float("-inf"))
     loss, d_positive, d_logits = objective(inputs.positive / tau, logits)
     d_scores = d_logits.div_(tau).view(-1)
     gradients.positive[positions] = d_positive / tau
@@ -306,20 +328,23 @@ def _score_and_differentiate(
     )
 
     d_gate = d_gate.view(shape)
-    gradients.query_gate[positions] = torch.bmm(d_gate, inputs.item_gate.unsqueeze(2)).squeeze(2).t()
-    d_item_gate = torch.bmm(inputs.query_gate.unsqueeze(1), d_gate).squeeze(1).t()
-    gradients.item_gate.index_add_(0, chosen, d_item_gate)
     num_query, num_item = len(inputs.query), len(inputs.item)
-    d_query = torch.bmm(d_cosines, item_PKd).view(num_query, num_item, tile.num_rows, -1).sum(1)
-    d_item = torch.bmm(d_cosines.transpose(1, 2), query_PRd).view(num_query, num_item, tile.num_negatives, -1).sum(0)
+    pairs = num_query * num_item
+    gradients.query_gate[positions] = torch.bmm(d_gate, item_gate.transpose(1, 2)).view(pairs, -1).t()
+    d_item_gate = torch.bmm(query_gate.transpose(1, 2), d_gate).view(pairs, -1).t()
+    gradients.item_gate.index_add_(0, chosen, d_item_gate)
+    width = inputs.query.shape[2]
+    d_query = torch.bmm(d_cosines, item_PKd).view(num_query, num_item, -1, width).sum(1)
+    d_item = torch.bmm(d_cosines.transpose(1, 2), query_PRd).view(num_query, num_item, -1, width).sum(0)
     gradients.components[positions] = d_query.transpose(0, 1)
     gradients.item_components.index_add_(0, chosen, d_item.transpose(0, 1))
     return loss
 
 
-def _pair_up(query: Tensor, item: Tensor) -> tuple[Tensor, Tensor]:
-    """(P_q, R, d) and (P_x, K, d) -> (P, R, d) and (P, K, d), pair p = p_q * P_x + p_x."""
-    num_query, num_item = len(query), len(item)
-    queries = query.unsqueeze(1).expand(-1, num_item, -1, -1).reshape(num_query * num_item, *query.shape[1:])
-    items = item.unsqueeze(0).expand(num_query, -1, -1, -1).reshape(num_query * num_item, *item.shape[1:])
-    return queries, items
+def _pair_up(query: Tensor, item: Tensor, num_groups: int) -> tuple[Tensor, Tensor]:
+    """(P_q, g R, d) and (P_x, g K, d) -> (P g, R, d) and (P g, K, d), pair p = p_q * P_x + p_x."""
+    num_query, num_item, width = len(query), len(item), query.shape[2]
+    queries = query.unsqueeze(1).expand(-1, num_item, -1, -1)
+    items = item.unsqueeze(0).expand(num_query, -1, -1, -1)
+    batches = num_query * num_item * num_groups
+    return queries.reshape(batches, -1, width), items.reshape(batches, -1, width)
