@@ -141,7 +141,13 @@ def retrieval(
 @app.command("gpu")
 @reports_errors
 def gpu(
-    *, shape: Shapes = None, batch: Batches = None, quick: Quick = False, seed: Seed = 0, as_json: AsJson = False
+    *,
+    shape: Shapes = None,
+    batch: Batches = None,
+    quick: Quick = False,
+    seed: Seed = 0,
+    as_json: AsJson = False,
+    device: Annotated[str, typer.Option(hidden=True)] = "cuda",
 ) -> None:
     """The papers' Table 5 on a card: every algorithm beside its roofline and the paper's times, line by line.
 
@@ -153,10 +159,15 @@ def gpu(
 
     from services.offline.evaluation.gpu import table
 
-    if not torch.cuda.is_available():
+    if device not in ("cuda", "cpu"):
+        raise ValueError(f"device={device!r}; allowed: cuda, or cpu to try the command at 900 items")
+    if device == "cuda" and not torch.cuda.is_available():
         raise CommandError(table.NO_CARD, advice="freshet bench retrieval", status=ExitStatus.UNAVAILABLE)
     with sentences(no_memory="--shape ml-20m"):
-        raise typer.Exit(table.measure(shape or (), batches=batch or (32, 1), seed=seed, quick=quick, as_json=as_json))
+        found = table.measure(
+            shape or (), batches=batch or (32, 1), seed=seed, quick=quick, as_json=as_json, device=device
+        )
+        raise typer.Exit(found)
 
 
 @benchmark(app, "quantization")

@@ -89,8 +89,8 @@ class DeviceScorer:
         self.components = torch.from_numpy(np.array(items.components)).to(device)
         self.gate = None if items.gate is None else torch.from_numpy(np.array(items.gate)).to(device)
         self.magnitudes, self.gate_range, stored = _statistics(items, _half(precision))
-        self._weights = None if pair_gate is None else _weights(pair_gate, device, torch.float32)
-        self._weights_float64 = None if pair_gate is None else _weights(pair_gate, device, torch.float64)
+        self._weights = None if pair_gate is None else gate_weights(pair_gate, device, torch.float32)
+        self._weights_float64 = None if pair_gate is None else gate_weights(pair_gate, device, torch.float64)
         self._error = KernelErrorModel(stored, pair_gate, precision=precision)
         # Half precision also serves first stages, with the bound on cosines that follows from its residuals.
         self.half: torch.Tensor | None = None
@@ -221,13 +221,13 @@ class DeviceScorer:
                 query_components,
                 item_components.to(dtype).expand(len(queries), -1, -1, -1),
             ).flatten(2)
-            out[:, start : start + step] = _mixture(cosines, query_gate, item_gate, weights)
+            out[:, start : start + step] = mixture(cosines, query_gate, item_gate, weights)
         if rows is not None:
             out.masked_fill_(rows < 0, -torch.inf)
         return out
 
 
-def _mixture(
+def mixture(
     cosines: torch.Tensor,
     query_gate: torch.Tensor | None,
     item_gate: torch.Tensor | None,
@@ -246,7 +246,7 @@ def _mixture(
     return (torch.softmax(silu(gate), dim=-1) * cosines).sum(dim=-1)
 
 
-def _weights(pair_gate: PairGate, device: torch.device, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+def gate_weights(pair_gate: PairGate, device: torch.device, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
     """W1 transposed (P, G), b1, W2 transposed (G, P), b2."""
     arrays = (pair_gate.hidden_weight.T, pair_gate.hidden_bias, pair_gate.out_weight.T, pair_gate.out_bias)
     return tuple(torch.from_numpy(np.array(array)).to(device, dtype) for array in arrays)

@@ -29,19 +29,29 @@ from services.algorithms.indexes.gpu.index import (
     DeviceTopKPerEmbedding,
 )
 from services.algorithms.indexes.protocol import TopK, take_queries
-from services.algorithms.ops.mol_scores.device import DeviceScorer
+from services.algorithms.ops.mol_scores.device import DeviceScorer, gate_weights, mixture
+from services.algorithms.states import QueryStates
 from services.offline.evaluation.catalogues.generator import generate
 from services.offline.evaluation.catalogues.scene import Scene, Shape, shape_named
 from services.offline.evaluation.common.recall import recall
 from services.offline.evaluation.common.roofline import Work, average_scan, pair_scan, searched
 from services.offline.evaluation.common.timing import Times
-from services.offline.evaluation.gpu.rates import CardRates, Clock, cuda_events, measure_card
+from services.offline.evaluation.gpu.rates import (
+    STAND_IN,
+    CardRates,
+    Clock,
+    cuda_events,
+    measure_card,
+    wall_clock,
+)
 
 Row = dict[str, Any]
 Say = Callable[[str], None]
 RESULTS = 100
 _AVERAGES = (100, 200, 500, 1000, 2000, 4000)
 _REPEATS = 30
+_TRIED_ITEMS = 900
+_COMPILED_BYTES = 2 << 30  # the largest intermediate of a chunk
 NO_CARD = "no CUDA device: this table needs a card (torch.cuda.is_available() is False); nothing was measured"
 # arXiv:2407.15462, Table 5: milliseconds for 32 queries on an RTX 6000 Ada.
 PAPER_MS = {
@@ -101,12 +111,20 @@ def rows(
     batches: Sequence[int] = (32, 1),
     seed: int = 0,
     quick: bool = False,
+    device: str = "cuda",
     say: Say = lambda line: None,
 ) -> Iterator[Row]:
-    """Every algorithm's rows at the named shapes, as they are measured.
+    """Every algorithm's rows at the named shapes, as they are measured. Device "cpu": a try, at 900 items at most.
 
     Raises: ValueError for an unknown shape; RuntimeError without a card.
     """
+    if device == "cpu":
+        card = Card(device=torch.device("cpu"), rates=STAND_IN, clock=wall_clock)
+        for name in names:
+            shape = shape_named(name)
+            shape = replace(shape, num_items=min(shape.num_items, _TRIED_ITEMS))
+            yield from shape_rows(shape, card, batches, seed=seed, quick=True, say=say)
+        return
     if not torch.cuda.is_available():
         raise RuntimeError(NO_CARD)
     rates = measure_card()
@@ -171,6 +189,7 @@ class _Run:
         brute_force = algorithms(self._shape.num_items)[0]
         yield from self._measured(replace(brute_force, name="brute_force in bfloat16"), "bfloat16")
         yield from self._faiss()
+        yield from self._compiled()
 
     def _measured(self, algorithm: Algorithm, precision: str) -> Iterator[Row]:
         scorer = self._scorers[precision]
@@ -268,6 +287,55 @@ class _Run:
             ):
                 yield self._frame(name, batch, statistics.median(self._card.clock(call, self._repeats)))
 
+    def _compiled(self) -> Iterator[Row]:
+        """The plain formula as `torch.compile` makes it: the same scores without a bound on their error."""
+        device, batch = self._card.device, max(self._batches)
+        group = take_queries(self._scene.queries, 0, batch)
+        backend = "inductor" if device.type == "cuda" else "eager"
+        for dtype in (torch.float32, torch.float16):
+            name = f"plain PyTorch, {str(dtype)[6:]}, torch.compile"
+            self._say(f"{self._shape.name}: {name}")
+            try:
+                self._scorers.clear()
+                torch.cuda.empty_cache()
+                best = _compiled_best(self._scene, group, device=device, dtype=dtype, backend=backend)
+                row = self._frame(name, batch, statistics.median(self._card.clock(best, 3)))
+                yield {**row, "recall_100": recall(best(0).cpu().numpy(), self._exact.item_indices[:batch])}
+            except Exception as error:
+                traceback.print_exc(file=sys.stderr)
+                yield {"shape": self._shape.name, "algorithm": name, "error": f"{type(error).__name__}: {error}"[:300]}
+
+
+def _compiled_best(
+    scene: Scene, queries: QueryStates, *, device: torch.device, dtype: torch.dtype, backend: str
+) -> Callable[[int], torch.Tensor]:
+    """A call that finds the top K rows (B, K) by `torch.compile` of the formula in `dtype`, chunk by chunk."""
+
+    def moved(array: npt.NDArray[np.float32] | None) -> torch.Tensor | None:
+        return None if array is None else torch.from_numpy(np.array(array)).to(device, dtype)
+
+    items, gate = torch.from_numpy(np.array(scene.items.components)).to(device, dtype), moved(scene.items.gate)
+    components, query_gate = torch.from_numpy(np.array(queries.components)).to(device, dtype), moved(queries.gate)
+    weights = None if scene.pair_gate is None else gate_weights(scene.pair_gate, device, dtype)
+
+    def plain(some: torch.Tensor, some_gate: torch.Tensor | None) -> torch.Tensor:
+        cosines = torch.einsum("bqd,xpd->bxqp", components, some).flatten(2)
+        return mixture(cosines, None if query_gate is None else query_gate[:, None], some_gate, weights)
+
+    compiled = torch.compile(plain, dynamic=False, backend=backend)
+    shape, out = scene.shape, torch.empty((len(components), len(items)), dtype=dtype, device=device)
+    widest = max(shape.gate_hidden, shape.num_pairs) * len(components) * dtype.itemsize
+    # Chunks of one size, so that there is one program: the last begins where it ends with the items.
+    step = -(-len(items) // -(-len(items) * widest // _COMPILED_BYTES))
+
+    def call(_: int) -> torch.Tensor:
+        for start in range(0, len(items), step):
+            chunk = slice(min(start, len(items) - step), min(start, len(items) - step) + step)
+            out[:, chunk] = compiled(items[chunk], None if gate is None else gate[None, chunk])
+        return torch.topk(out, RESULTS, dim=1).indices
+
+    return call
+
 
 def _in_groups(index: DeviceIndex, scene: Scene, size: int) -> TopK:
     """Answers to all queries of a scene, `size` at a time."""
@@ -295,9 +363,12 @@ def _wrong_proofs(answers: TopK, exact: TopK) -> int:
     return int((proven & ~(same_rows & same_scores)).sum())
 
 
-def measure(shapes: Sequence[str], *, batches: Sequence[int], seed: int, quick: bool, as_json: bool) -> int:
+def measure(
+    shapes: Sequence[str], *, batches: Sequence[int], seed: int, quick: bool, as_json: bool, device: str = "cuda"
+) -> int:
     """Print a line as each row is measured, and with `as_json` one object with `rows` at last. 1: a failure; else 0.
 
+    Device "cpu": as of `rows`.
     Raises: ValueError for an unknown shape; RuntimeError without a card.
     """
     # The largest first: if time runs out, what matters most is there.
@@ -309,14 +380,14 @@ def measure(shapes: Sequence[str], *, batches: Sequence[int], seed: int, quick: 
         sys.stderr.write(f"[{time.perf_counter() - started:6.1f} s] {line}\n")
         sys.stderr.flush()
 
-    for row in rows(names, batches=batches, seed=seed, quick=quick, say=say):
+    for row in rows(names, batches=batches, seed=seed, quick=quick, device=device, say=say):
         found.append(row)
         sys.stdout.write(table_line(row) + "\n")
         sys.stdout.flush()
     if as_json:
-        record = {"rows": found, "device": torch.cuda.get_device_name(), "seed": seed}
+        record = {"rows": found, "device": torch.cuda.get_device_name() if device == "cuda" else device, "seed": seed}
         sys.stdout.write(json.dumps(record) + "\n")
-    failed = any("milliseconds" not in row and not row["cuda_graphs"] for row in found)
+    failed = any("milliseconds" not in row and row.get("cuda_graphs") is False for row in found)
     wrong = sum(row.get("wrong_proofs", 0) for row in found)
     return 1 if failed or wrong else 0
 

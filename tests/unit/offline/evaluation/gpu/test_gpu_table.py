@@ -1,7 +1,7 @@
 """The GPU table's whole path on a small catalogue, with the CPU as the card: what a lent card must not be wasted on."""
 
-import time
-from collections.abc import Callable
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from services.cli.main import app
 from services.offline.evaluation.catalogues.scene import Shape
-from services.offline.evaluation.gpu.rates import CardRates
+from services.offline.evaluation.gpu.rates import STAND_IN, wall_clock
 from services.offline.evaluation.gpu.table import NO_CARD, Card, algorithms, shape_rows, table_line
 
 SMALL = Shape(
@@ -17,18 +17,8 @@ SMALL = Shape(
 )
 
 
-def wall_clock(call: Callable[[int], object], repeats: int) -> list[float]:
-    found = []
-    for number in range(repeats):
-        started = time.perf_counter()
-        call(number)
-        found.append(1e3 * (time.perf_counter() - started))
-    return found
-
-
 def test_every_algorithm_has_a_row_per_batch_and_proofs_are_right() -> None:
-    rates = CardRates(multiply_adds=1e9, exponentials=1e8, bytes_moved=1e9)
-    card = Card(device=torch.device("cpu"), rates=rates, clock=wall_clock)
+    card = Card(device=torch.device("cpu"), rates=STAND_IN, clock=wall_clock)
     rows = list(shape_rows(SMALL, card, (4, 1), seed=0, quick=True))
     assert not [row for row in rows if "error" in row]
     names = {row["algorithm"] for row in rows}
@@ -37,7 +27,10 @@ def test_every_algorithm_has_a_row_per_batch_and_proofs_are_right() -> None:
         assert row["milliseconds"] > 0
         assert row["speedup"] > 0
         assert table_line(row)
-    measured = [row for row in rows if "recall_100" in row and row["recall_100"] is not None]
+    rivals = {row["algorithm"]: row["recall_100"] for row in rows if row["algorithm"].endswith("torch.compile")}
+    assert rivals["plain PyTorch, float32, torch.compile"] == 1
+    assert rivals["plain PyTorch, float16, torch.compile"] > 0.98
+    measured = [row for row in rows if "wrong_proofs" in row]
     assert {row["batch"] for row in measured} == {1, 4}
     for row in measured:
         assert row["wrong_proofs"] == 0
@@ -52,3 +45,12 @@ def test_without_a_card_the_command_says_so_and_fails() -> None:
     result = CliRunner().invoke(app, ["bench", "gpu", "--shape", "books"])
     assert result.exit_code == 3
     assert NO_CARD in result.stderr
+
+
+def test_the_command_needs_no_package_that_a_lent_card_lacks() -> None:
+    absent = ("structlog", "pyarrow", "yaml", "safetensors", "grpc", "pydantic_settings", "scipy", "psutil")
+    code = f"import sys; sys.modules.update(dict.fromkeys({absent})); from services.cli.main import main; main()"
+    command = [sys.executable, "-c", code, "bench", "gpu", "--device", "cpu", "--shape", "nowhere"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "shape='nowhere'; allowed: ml-1m, ml-20m, books, nq320k" in done.stderr
+    assert "ModuleNotFoundError" not in done.stderr
