@@ -32,3 +32,10 @@ def test_every_kernel_compiles_for_hopper_and_fits_its_shared_memory(tmp_path: P
         assert kernel["wgmma"] == (kernel["name"] != "collect-values"), kernel
         scores = not any(part in kernel["name"] for part in ("cosines", "maxima", "collect"))
         assert kernel["tanh"] == scores, kernel
+
+
+def test_what_a_card_is_to_be_asked_fits_these_kernels(tmp_path: Path) -> None:
+    code = "from tests.gpu import questions, training, updates; questions._without_squares()"
+    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(Path.cwd()), "TMPDIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]

@@ -1,0 +1,196 @@
+"""One training at the paper's size on a card, for so many seconds: histories from arrays, a curve, a checkpoint.
+
+    python -m tests.gpu.training prepare ml-1m .freshet/ml-1m.npz      # where the data and all packages are
+    python -m tests.gpu.training train .freshet/ml-1m.npz --seconds 200 --checkpoint RESULTS/training
+
+Model, loss, batches and split are the trainer's own (`services.offline.training`). HR@10 is leave-one-out against the
+whole catalogue without what a user has seen, as docs/benchmarks/quality.md has it: the last event is the test, the last
+but one validates, and neither is trained on (the paper trains on all but the last).
+"""
+
+# ruff: noqa: T201
+import argparse
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+import tests.gpu.bare  # noqa: F401 - before what imports the packages that it stands in for
+from services.algorithms.ops.mol_scores.device import DeviceScorer
+from services.algorithms.states import QueryStates
+from services.offline.datasets import Interactions, from_columns, leave_one_out_split, load_dataset
+from services.offline.evaluation.common.recall import summary
+from services.offline.training.evaluation import ModelScorer, rank_events
+from services.offline.training.loop import Step, dense_users, train
+from services.offline.training.models.sequential import Dropouts, SequentialModel
+from services.offline.training.presets import TrainConfig, preset, with_dot_head
+
+_SECONDS_BETWEEN_EVALUATIONS = 10.0
+_LAST_SECONDS = 8.0  # for the last evaluation
+_VALIDATION_EVENTS = 4_000
+_TRIED_USERS = 60
+PUBLISHED = {"mol": 0.3465, "dot": 0.3332}
+
+
+class TimeIsUp(Exception):
+    """The training has had its seconds."""
+
+
+class _PlainScores:
+    """Scores of all items in float32 on the model's device."""
+
+    def __init__(self, model: SequentialModel) -> None:
+        device = model.item_embedding.weight.device
+        self._scorer = DeviceScorer(model.all_item_states(), model.pair_gate(), device=device, kernels=False)
+
+    def scores(self, queries: QueryStates) -> np.ndarray:
+        upper, lower = self._scorer.bounds(self._scorer.prepare(queries))
+        return ((upper.double() + lower.double()) / 2).cpu().numpy()
+
+
+class _Scorer(ModelScorer):
+    """As `ModelScorer`, without the compiled kernels of a processor."""
+
+    def __init__(self, model: SequentialModel, user_index: np.ndarray | None) -> None:
+        self._model, self._user_index, self._scorer = model.eval(), user_index, _PlainScores(model)
+
+
+class _Curve:
+    """Judges the model every few seconds, and ends the training when its time is up."""
+
+    def __init__(self, head: str, interactions: Interactions, users: np.ndarray | None, options: argparse.Namespace):
+        split = leave_one_out_split(interactions)
+        self._head, self._users, self._options, self._interactions = head, users, options, split.interactions
+        self._valid = split.valid_rows[:: -(-len(split.valid_rows) // _VALIDATION_EVENTS)]
+        self._test = split.test_rows
+        self._started = self._judged = self._told = time.monotonic()
+        self._every = _SECONDS_BETWEEN_EVALUATIONS if options.device == "cuda" else 0.0
+        self._model: SequentialModel | None = None
+        self._step: Step | None = None
+        self.best: tuple[float, str] = (-1.0, "not once judged")
+
+    def step(self, step: Step) -> None:
+        """Raises: TimeIsUp."""
+        self._step = step
+        if time.monotonic() - self._told > _SECONDS_BETWEEN_EVALUATIONS:
+            self._told = time.monotonic()
+            print(
+                f"{self._head}: {step.positions} positions, {step.positions_per_s:.0f}/s, loss {step.loss:.4f}",
+                flush=True,
+            )
+        if time.monotonic() - self._started > self._options.seconds - _LAST_SECONDS:
+            if self._model is not None:
+                self._judge(self._model)
+            raise TimeIsUp
+
+    def validate(self, model: SequentialModel) -> float:
+        """Called after each epoch."""
+        self._model = model
+        if time.monotonic() - self._judged < self._every:
+            return -1.0
+        return self._judge(model)
+
+    def _judge(self, model: SequentialModel) -> float:
+        assert self._step is not None
+        seconds, began = time.monotonic() - self._started, time.monotonic()
+        scorer = _Scorer(model, self._users)
+        valid, test = (
+            summary(rank_events(scorer, self._interactions, rows).ranks) for rows in (self._valid, self._test)
+        )
+        model.train()
+        step = self._step
+        figures = " ".join(f"{name.upper()} {test[name]:.4f}" for name in ("hr@1", "hr@10", "hr@50", "hr@200", "mrr"))
+        line = (
+            f"{self._head}: {seconds:6.1f} s, epoch {step.epoch + 1} of {step.num_epochs}, "
+            f"{step.positions_per_s:.0f}/s, loss {step.loss:.4f}, validation HR@10 {valid['hr@10']:.4f}, "
+            f"test {figures}, judged in {time.monotonic() - began:.1f} s"
+        )
+        print(line, flush=True)
+        if valid["ndcg@10"] > self.best[0]:
+            self.best = (valid["ndcg@10"], line)
+        self._judged = time.monotonic()
+        return valid["ndcg@10"]
+
+
+def prepare(options: argparse.Namespace) -> None:
+    """Write the events of a data set, items of five and more, as arrays: 3 MB for ml-1m."""
+    events, out = load_dataset(options.name, options.root, download=False).keep_frequent(min_per_item=5), options.out
+    out.parent.mkdir(parents=True, exist_ok=True)
+    columns = {"users": events.users.astype(np.uint16), "items": events.items.astype(np.uint16)}
+    # Sorted by time: steps are small numbers.
+    np.savez_compressed(out, **columns, steps=np.diff(events.timestamps, prepend=0), name=np.array(options.name))
+    print(
+        f"{out}: {len(events)} events, {events.num_users} users, {events.num_items} items, {out.stat().st_size} bytes"
+    )
+
+
+def interactions_of(path: Path, users: int | None) -> Interactions:
+    """What `prepare` wrote, of the first `users` users."""
+    with np.load(path) as arrays:
+        codes, items, timestamps = arrays["users"].astype(np.int64), arrays["items"], np.cumsum(arrays["steps"])
+        name = str(arrays["name"])
+    kept = slice(None) if users is None else codes < users
+    vocabularies = [[str(code) for code in range(int(column.max()) + 1)] for column in (codes, items)]
+    return from_columns(
+        users=(codes[kept], vocabularies[0]),
+        items=(items[kept].astype(np.int64), vocabularies[1]),
+        timestamps=timestamps[kept],
+        name=name,
+        source=str(path),
+    )
+
+
+def config_of(head: str, device: str, epochs: int) -> TrainConfig:
+    """The paper's size; on the CPU one block and narrow layers, to try the path."""
+    config = preset("ml-1m", epochs=epochs)
+    if device == "cpu":
+        encoder = replace(config.encoder, num_blocks=1, width=16, d_qk=8, d_v=8, max_history=20)
+        shape = replace(config.head, num_query_components=2, num_item_components=2, component_width=8, gate_hidden=8)
+        config = replace(config, encoder=encoder, head=shape, dropouts=Dropouts(), num_negatives=8, batch_sequences=8)
+    return config if head == "mol" else with_dot_head(config)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True)
+    made = commands.add_parser("prepare")
+    made.add_argument("name")
+    made.add_argument("out", type=Path)
+    made.add_argument("--root", type=Path)
+    made.set_defaults(call=prepare)
+    run = commands.add_parser("train")
+    run.add_argument("histories", type=Path)
+    run.add_argument("--head", choices=("mol", "dot"), default="mol")
+    run.add_argument("--seconds", type=float, required=True)
+    run.add_argument("--checkpoint", type=Path, help="kept here, and gone on from where there is one")
+    run.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    run.add_argument("--epochs", type=int, default=101)
+    run.set_defaults(call=trained)
+    options = parser.parse_args()
+    options.call(options)
+
+
+def trained(options: argparse.Namespace) -> None:
+    interactions = interactions_of(options.histories, _TRIED_USERS if options.device == "cpu" else None)
+    config, split = config_of(options.head, options.device, options.epochs), leave_one_out_split(interactions)
+    curve = _Curve(options.head, interactions, dense_users(config, split.train), options)
+    print(f"{options.head}: {interactions.num_users} users, {interactions.num_items} items, {len(split.train)} events")
+    try:
+        report = train(
+            config,
+            split.train,
+            out=options.checkpoint,
+            resume=options.checkpoint is not None,
+            device=options.device,
+            progress=curve.step,
+            validate=curve.validate,
+        )
+        print(f"{options.head}: all {options.epochs} epochs; shares of time {report.part_shares}")
+    except TimeIsUp:
+        print(f"{options.head}: {options.seconds:.0f} s are over")
+    print(f"SUMMARY best by validation: {curve.best[1]}; published {PUBLISHED[options.head]}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
