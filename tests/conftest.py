@@ -31,7 +31,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FilesAn
     return FilesAndStack(config, log)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        # By its folder, so that no file can forget to say it: `make test-fast` starts nothing.
+        if item.nodeid.startswith(STACK_FOLDERS):
+            item.add_marker("integration")
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: not item.nodeid.startswith(STACK_FOLDERS))
 
