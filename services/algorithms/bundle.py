@@ -2,7 +2,7 @@
 
 It knows the files, their checksums and their shapes, and refuses what disagrees, naming file and both values. It needs
 NumPy, Arrow and the safetensors format alone: no PyTorch, no ONNX, so a process that only carries item ids stays
-light. Arrays are memory-mapped when first asked for.
+light. Arrays are read when first asked for; large ones are memory-mapped (`tensor_file.py`).
 
 Letters: X items, P_q, P_x query and item components, P = P_q * P_x, d component width, G gate hidden width.
 """

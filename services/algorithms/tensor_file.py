@@ -1,7 +1,9 @@
-"""Reading safetensors files by memory mapping, with NumPy alone.
+"""Reading safetensors files, with NumPy alone: small ones into memory, large ones by memory mapping.
 
-The library's NumPy reader copies every array; item states are the largest thing that a serving process holds, and the
-mapped pages are shared between processes. The format: 8 bytes of header length, a JSON header, then the arrays.
+Mapped pages are shared between processes, but they are the file's: who writes into it changes this process's arrays,
+and who truncates it kills the process. So only files are mapped whose copies would cost memory, and `changed_in_place`
+says when one was written to. Replacing a file by renaming another one to its name harms neither.
+The format: 8 bytes of header length, a JSON header, then the arrays.
 """
 
 import json
@@ -14,15 +16,42 @@ import numpy.typing as npt
 
 from services.algorithms.manifest import BundleError
 
+# Item states of some 150,000 items. Several processes of one machine have a copy each.
+LOADED_BYTES = 64 << 20
+# The mapped files of this process: inode, size and time of writing.
+_mapped: dict[Path, tuple[int, int, int]] = {}
 _DTYPES = {"F32": np.float32, "F16": np.float16, "F64": np.float64, "I64": np.int64, "I32": np.int32, "U8": np.uint8}
 
 
 def read_tensors(path: Path) -> dict[str, npt.NDArray[Any]]:
-    """The arrays of a safetensors file, memory-mapped: writing to one changes this process's copy, never the file.
+    """The arrays of a safetensors file, mapped where it has more than LOADED_BYTES: writing to one changes this
+    process's copy, never the file.
 
     Raises: BundleError if the header is not one or an array runs past the end of the file.
     """
-    return {name: _map_tensor(path, *place) for name, place in tensor_places(path).items()}
+    written = _written(path)
+    is_mapped = written[1] > LOADED_BYTES
+    if is_mapped:
+        _mapped[path] = written
+    return {name: _read_tensor(path, *place, is_mapped=is_mapped) for name, place in tensor_places(path).items()}
+
+
+def changed_in_place() -> str:
+    """Which mapped file of this process was written to since, in a sentence; empty where none was."""
+    for path, before in list(_mapped.items()):
+        try:
+            now = _written(path)
+        except OSError:
+            del _mapped[path]  # removed or renamed: the mapping keeps what it had
+            continue
+        if now[0] == before[0] and now != before:
+            return f"{path} was written to while it serves; replace files by renaming, and start this process again"
+    return ""
+
+
+def _written(path: Path) -> tuple[int, int, int]:
+    found = path.stat()
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def tensor_places(path: Path) -> dict[str, tuple[np.dtype[Any], tuple[int, ...], int]]:
@@ -59,7 +88,11 @@ def tensor_places(path: Path) -> dict[str, tuple[np.dtype[Any], tuple[int, ...],
     return places
 
 
-def _map_tensor(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int) -> npt.NDArray[Any]:
+def _read_tensor(
+    path: Path, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int, *, is_mapped: bool
+) -> npt.NDArray[Any]:
     if 0 in shape:
         return np.zeros(shape, dtype)
+    if not is_mapped:
+        return np.fromfile(path, dtype, math.prod(shape), offset=offset).reshape(shape)
     return np.asarray(np.memmap(path, dtype=dtype, mode="c", offset=offset, shape=shape))

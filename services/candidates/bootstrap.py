@@ -31,6 +31,7 @@ from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.ops.quantized_scan import Coder, vectors_coded
 from services.algorithms.pefa.votes import VotingIndex
 from services.algorithms.states import PairGate
+from services.algorithms.tensor_file import changed_in_place
 from services.candidates.audit import TRUTH, Audit
 from services.candidates.choice import algorithms_for
 from services.candidates.config import MEMORY_VARIABLE, CandidatesSettings
@@ -306,7 +307,7 @@ async def opened(
 
 async def run(settings: CandidatesSettings) -> None:
     """Serve until a signal. Raises: BundleError, MemoryError, PortTaken."""
-    tracing, health = configure_tracing("candidates", settings.otlp_endpoint), HealthState()
+    tracing, health = configure_tracing("candidates", settings.otlp_endpoint), HealthState(check=changed_in_place)
     kept = 1 if settings.shard.is_all else VERSIONS_KEPT
     async with opened(settings, health, tracing, versions_kept=kept) as (servicer, _):
 

@@ -53,12 +53,16 @@ class HealthState:
     one that hangs cannot say so itself.
     """
 
-    def __init__(self, *, ready: bool = False, look_every_s: float = 1.0) -> None:
+    def __init__(
+        self, *, ready: bool = False, look_every_s: float = 1.0, check: Callable[[], str] | None = None
+    ) -> None:
+        """check: says why the process must take no work, or ""; asked every `look_every_s`."""
         self._ready, self._why_not = ready, ""
         self._draining = False
         self._look_every_s = look_every_s
         self._loops: dict[str, TurnClock] = {}
         self._hanging: frozenset[str] = frozenset()
+        self._check, self._failed = check, ""
         self.services: list[str] = [""]
         self._servicer: health.aio.HealthServicer | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -75,6 +79,8 @@ class HealthState:
         """Why the process takes no work; empty when it does."""
         if self._draining:
             return "draining"
+        if self._failed:
+            return self._failed
         if self._hanging:
             return f"a loop hangs: {', '.join(sorted(self._hanging))}"
         return "" if self._ready else self._why_not or "starting, or a part that it needs does not answer"
@@ -97,7 +103,7 @@ class HealthState:
         self.services = ["", *services]
         self._loop = asyncio.get_running_loop()
         await self.publish()
-        if self._loops:
+        if self._loops or self._check:
             self._looking = self._loop.create_task(self._look())
 
     async def drain(self) -> None:
@@ -126,11 +132,12 @@ class HealthState:
         while True:
             hanging = frozenset(name for name, turns in self._loops.items() if turns.is_stuck)
             before, self._hanging = self._hanging, hanging
+            failed_before, self._failed = self._failed, self._check() if self._check else ""
             for name in sorted(hanging - before):
                 log.error("loop_hangs", loop=name)
             for name in sorted(before - hanging):
                 log.info("loop_goes_on", loop=name)
-            if hanging != before:
+            if (hanging, self._failed) != (before, failed_before):
                 await self.publish()
             await asyncio.sleep(self._look_every_s)
 

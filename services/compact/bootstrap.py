@@ -3,6 +3,7 @@
 from functools import partial
 
 from services.algorithms.live_catalogue import VERSIONS_KEPT
+from services.algorithms.tensor_file import changed_in_place
 from services.candidates.bootstrap import opened
 from services.candidates.config import CandidatesSettings
 from services.common.config import ConfigError, load_settings
@@ -29,7 +30,7 @@ class LaterWorkersCandidates(CandidatesSettings):
 async def run(settings: CompactSettings) -> None:
     """Serve until a signal; items are held once, for both stages. Raises: as the three's own `run`; ConfigError for a
     shard."""
-    tracing, health = configure_tracing("gateway", settings.otlp_endpoint), HealthState()
+    tracing, health = configure_tracing("gateway", settings.otlp_endpoint), HealthState(check=changed_in_place)
     ranking = load_settings(RerankerSettings)
     followed = load_settings(LaterWorkersCandidates if settings.worker else CandidatesSettings)
     if not followed.shard.is_all:

@@ -1,10 +1,10 @@
 """Several workers behind one port: the kernel gives each new connection to one of them (SO_REUSEPORT).
 
 The process that was started serves nothing. It starts the workers, starts one again that ended, and ends them with
-itself. Each is a whole gateway with candidates and the reranker in it, on a core of its own; the bundle's files are
-mapped, so the machine holds them once. Nobody takes the port before all are ready: whoever came early would get every
-connection. What is done once, the first does (dead letters, snapshots); API keys' rates are kept in files, and what one
-of them signed all take back.
+itself. Each is a whole gateway with candidates and the reranker in it, on a core of its own; large files of the bundle
+are mapped, so the machine holds them once. Nobody takes the port before all are ready: whoever came early would get
+every connection. What is done once, the first does (dead letters, snapshots); API keys' rates are kept in files, and
+what one of them signed all take back.
 """
 
 import asyncio

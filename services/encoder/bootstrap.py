@@ -14,6 +14,7 @@ from freshet.v1 import encoder_pb2_grpc
 from services.algorithms.actions import Actions
 from services.algorithms.aversion import Aversion
 from services.algorithms.bundle import ENCODER_ONNX, ENCODER_STEP_ONNX, Bundle, load_bundle
+from services.algorithms.tensor_file import changed_in_place
 from services.common.kafka import BulkProducer
 from services.common.memory import require_memory
 from services.common.process import configure_tracing
@@ -293,7 +294,7 @@ async def run(settings: EncoderSettings) -> None:
         log.warning("development_pseudonym_key", advice="set FRESHET_PSEUDONYM_KEY before real users' events come")
     tracing = configure_tracing("encoder", settings.otlp_endpoint)
     metrics = EncoderMetrics()
-    health = HealthState()
+    health = HealthState(check=changed_in_place)
     encoder = model_encoder(settings, bundle)
     metrics.watch_cache(encoder.cache_counts)
     store = state_writer(settings)

@@ -20,6 +20,7 @@ from services.algorithms.generation.phrases_part import load_phrases
 from services.algorithms.manifest import BundleError
 from services.algorithms.native.threads import set_compute_threads
 from services.algorithms.pefa.policy import SharePolicy
+from services.algorithms.tensor_file import changed_in_place
 from services.algorithms.text_bundle import TextBundle
 from services.common.catalogue_follower import CatalogueFollower, catalogue_reader
 from services.common.errors import PreconditionFailed
@@ -234,7 +235,7 @@ async def run(settings: GeneratorSettings) -> None:
     set_compute_threads(settings.compute_threads)
     sources, encoders = await asyncio.to_thread(load_sources, settings, metrics)
     tracing = configure_tracing("generator", settings.otlp_endpoint)
-    health = HealthState()
+    health = HealthState(check=changed_in_place)
     ready = Ready({"items", *(() if sources.text is None else ("clicks",))}, health)
     servicer = make_servicer(settings, sources, metrics, next_item=lambda: follower.next_item, is_ready=ready)
     changed = make_watch(sources, servicer, metrics)

@@ -13,6 +13,7 @@ from services.algorithms.pefa.content import TextStates
 from services.algorithms.pefa.decay import ForwardDecay
 from services.algorithms.pefa.policy import FeedbackPolicy, SharePolicy
 from services.algorithms.pefa.share_choice import share_of_length
+from services.algorithms.tensor_file import changed_in_place
 from services.common.config import ConfigError
 from services.common.kafka import BulkProducer
 from services.common.process import configure_tracing
@@ -177,7 +178,7 @@ async def run(settings: RefresherSettings) -> None:
     rules = await asyncio.to_thread(fold_rules, settings, bundle)
     tracing = configure_tracing("refresher", settings.otlp_endpoint)
     metrics = RefresherMetrics()
-    health = HealthState()
+    health = HealthState(check=changed_in_place)
     registry = PartitionRegistry()
     withdrawn: dict[str, bool] = {}
     publisher = Publisher(

@@ -21,6 +21,7 @@ from services.algorithms.live_catalogue import VERSIONS_KEPT, LiveCatalogue
 from services.algorithms.native.threads import set_compute_threads
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.states import PairGate
+from services.algorithms.tensor_file import changed_in_place
 from services.common.catalogue_changes import CatalogueChanges
 from services.common.catalogue_follower import CatalogueFollower, catalogue_reader
 from services.common.catalogue_gate import CatalogueGate
@@ -73,7 +74,7 @@ async def run(settings: RerankerSettings) -> None:
     rerank = make_rerank(settings, catalogue, metrics)
     tracing = configure_tracing("reranker", settings.otlp_endpoint)
     log.info("catalogue_loaded", model_version=catalogue.base.model_version, items=catalogue.base.num_items)
-    health = HealthState()
+    health = HealthState(check=changed_in_place)
     gate = CatalogueGate("reranker", health)
     merge = BackgroundMerge(catalogue.index)
     kept = CatalogueSnapshots(

@@ -197,6 +197,16 @@ async def test_a_loop_that_goes_on_makes_nobody_ready_who_was_not() -> None:
         await _until(channel, health_pb2.HealthCheckResponse.SERVING)
 
 
+async def test_a_process_is_not_serving_while_its_check_says_why() -> None:
+    said = [""]
+    state = HealthState(ready=True, look_every_s=0.001, check=lambda: said[0])
+    async with running(_ok, state) as (channel, _, _):
+        assert await _health(channel) == health_pb2.HealthCheckResponse.SERVING
+        said[0] = "a file was written to"
+        await _until(channel, health_pb2.HealthCheckResponse.NOT_SERVING)
+        assert state.why_not == "a file was written to"
+
+
 async def test_reflection_lists_the_services() -> None:
     async with running(_ok) as (channel, _, _):
         stub = reflection_pb2_grpc.ServerReflectionStub(channel)

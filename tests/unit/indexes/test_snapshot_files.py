@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from mutable_scene import MODEL, States, restore
 
+from services.algorithms import tensor_file
 from services.algorithms.indexes.brute_force import BruteForce
 from services.algorithms.indexes.mutable.index import MutableIndex, only
 from services.algorithms.indexes.mutable.item_batch import ItemBatch
@@ -66,7 +67,10 @@ def test_a_snapshot_brings_everything_back_and_goes_on_from_there(states: States
     assert again.search(queries, 200).item_ids == index.search(queries, 200).item_ids
 
 
-def test_states_are_mapped_from_the_file_not_copied(states: States, tmp_path: Path) -> None:
+def test_large_states_are_mapped_from_the_file_not_copied(
+    states: States, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tensor_file, "LOADED_BYTES", 0)
     snapshot = load_snapshot(write_snapshot(tmp_path, make_index(states)), model_version=MODEL)
     index = restore(snapshot, states.pair_gate, build=only(BruteForce))
     assert index.version.main is not None

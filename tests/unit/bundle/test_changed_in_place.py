@@ -1,0 +1,101 @@
+"""What a process answers from is what it checked: files that are changed under it change nothing, or are told."""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from bundle_scene import content
+
+from services.algorithms import tensor_file
+from services.algorithms.bundle import Bundle, load_bundle, write_bundle
+from services.algorithms.manifest import NeighbourShape
+from services.algorithms.neighbours import ItemNeighbours
+
+# Loads, cuts every file to nothing, and says what it has then.
+CUT = """
+import os, sys
+from services.algorithms.bundle import load_bundle
+bundle = load_bundle(sys.argv[1])
+states = bundle.item_states
+held = [states.components, states.gate, bundle.pair_gate.hidden_weight, bundle.neighbours.weights]
+for name in bundle.manifest.files:
+    os.truncate(bundle.path / name, 0)
+print(*(float(array.sum()) for array in held))
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    near = ItemNeighbours(
+        shape=NeighbourShape(num_neighbours=2, decay=0.7, model_share=0.5),
+        items=np.ones((5, 2), np.int32),
+        weights=np.full((5, 2), 0.25, np.float32),
+    )
+    return write_bundle(tmp_path / "bundle", replace(content(), neighbours=near)).path
+
+
+def arrays(bundle: Bundle) -> list[Any]:
+    assert bundle.pair_gate is not None
+    assert bundle.neighbours is not None
+    return [
+        bundle.item_states.components,
+        bundle.item_states.gate,
+        bundle.pair_gate.hidden_weight,
+        bundle.neighbours.weights,
+        np.array(bundle.item_ids),
+    ]
+
+
+def write_into(path: Path) -> None:
+    """Other bytes in the same file."""
+    with path.open("r+b") as file:
+        file.seek(-8, os.SEEK_END)
+        file.write(b"\x3f" * 8)
+
+
+def test_a_bundle_whose_files_are_written_to_stays_as_it_was_loaded(path: Path) -> None:
+    bundle = load_bundle(path)
+    held = arrays(bundle)
+    before = [array.copy() for array in held]
+    for name in bundle.manifest.files:
+        write_into(path / name)
+    for array, wanted in zip(held, before, strict=True):
+        np.testing.assert_array_equal(array, wanted)
+    with pytest.raises(ValueError, match=r"manifest\.json says"):
+        load_bundle(path)
+
+
+def test_a_bundle_whose_files_are_truncated_kills_nobody(path: Path) -> None:
+    wanted = [float(array.sum()) for array in arrays(load_bundle(path))[:4]]
+    done = subprocess.run(
+        [sys.executable, "-c", CUT, str(path)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [float(one) for one in done.stdout.split()] == wanted
+
+
+def test_a_mapped_file_that_is_written_to_is_told_and_one_that_is_replaced_is_not(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tensor_file, "LOADED_BYTES", 0)
+    monkeypatch.setattr(tensor_file, "_mapped", {})
+    bundle = load_bundle(path)
+    held = arrays(bundle)
+    before = [array.copy() for array in held]
+    assert tensor_file.changed_in_place() == ""
+    write_bundle(path, replace(content(seed=1), neighbours=bundle.neighbours))
+    assert tensor_file.changed_in_place() == ""
+    for array, wanted in zip(held, before, strict=True):
+        np.testing.assert_array_equal(array, wanted)
+    load_bundle(path).item_states  # noqa: B018
+    write_into(path / "item_states.safetensors")
+    assert tensor_file.changed_in_place().startswith(
+        f"{path / 'item_states.safetensors'} was written to while it serves"
+    )
+    (path / "item_states.safetensors").unlink()
+    assert tensor_file.changed_in_place() == ""
