@@ -46,22 +46,20 @@ def enlarged(bundle: Bundle, num_items: int, path: Path, *, seed: int) -> Bundle
 
 
 def queries(bundle: Bundle, count: int, *, seed: int) -> QueryStates:
-    """States of `count` histories of 50 random items each."""
+    """States of `count` histories of 50 random items each, or as many as the encoder reads."""
     generator = np.random.default_rng(seed + 1)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     session = onnxruntime.InferenceSession(str(bundle.file(ENCODER_ONNX)), options)
-    times = 1_000_000_000_000 + np.sort(generator.integers(0, 100_000_000, (count, _HISTORY)), axis=1)
+    length = min(_HISTORY, bundle.max_history)
+    times = 1_000_000_000_000 + np.sort(generator.integers(0, 100_000_000, (count, length)), axis=1)
     given = {
-        "item_index": generator.integers(1, bundle.num_items, (count, _HISTORY)),
+        "item_index": generator.integers(1, bundle.num_items, (count, length)),
         "event_time": times,
-        "position": np.full((count, 1), _HISTORY - 1),
+        "position": np.full((count, 1), length - 1),
         "user_index": np.full(count, -1),
     }
     wanted = {one.name: given[one.name] for one in session.get_inputs()}
-    components, gate = session.run(["components", "gate"], wanted)
-    # As they cross the wire.
-    return QueryStates(
-        components=components[:, 0].astype(np.float16).astype(np.float32),
-        gate=gate[:, 0].astype(np.float16).astype(np.float32),
-    )
+    # As they cross the wire; a dot product has no gate.
+    found = [array[:, 0].astype(np.float16).astype(np.float32) for array in session.run(None, wanted)]
+    return QueryStates(**dict(zip([one.name for one in session.get_outputs()], found, strict=True)))

@@ -1,12 +1,27 @@
-"""A synthetic item is as near to the trained one that it was made of, whatever the components' width."""
+"""A synthetic item is as near to the trained one that it was made of, whatever the components' width, and queries are
+the encoder's, of whatever head."""
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 from retrieval_scene import make_bundle
 
-from services.offline.evaluation.large.catalogue import enlarged
+from services.algorithms.bundle import Bundle, load_bundle
+from services.algorithms.indexes.brute_force import BruteForce
+from services.algorithms.ops.mol_scores import MolScorer
+from services.algorithms.states import QueryStates
+from services.offline.evaluation.common.report import Request
+from services.offline.evaluation.large import rows
+from services.offline.evaluation.large.catalogue import enlarged, queries
+from services.offline.evaluation.scale.records import record_bytes
+from services.offline.evaluation.shards.compare import states_of
+from services.offline.training import PRESETS
+from services.offline.training.presets import with_sasrec
+from services.offline.training.run import run_training
+from tests.unit.offline.training.training_scene import CONFIG, cyclic_interactions
 
 
 @pytest.mark.parametrize("width", [32, 50, 128])
@@ -17,3 +32,42 @@ def test_a_copys_cosine_with_its_original_does_not_depend_on_the_width(tmp_path:
     cosines = np.einsum("xpd,ypd->xyp", items, trained.item_states.components)
     nearest = cosines.mean(axis=2).max(axis=1)
     assert nearest.mean() == pytest.approx(0.87, abs=0.01)
+
+
+@pytest.fixture(scope="module")
+def dot_product(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    out = tmp_path_factory.mktemp("dot") / "bundle"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(PRESETS, "quick", with_sasrec(CONFIG))
+        run_training(out=out, interactions=cyclic_interactions(), split="none", head="dot", epochs=1)
+    return load_bundle(out)
+
+
+@contextmanager
+def in_process(path: Path, algorithms: Sequence[str]) -> Iterator[rows.Served]:
+    bundle = load_bundle(path)
+    index = BruteForce(MolScorer(bundle.item_states, bundle.pair_gate))
+
+    def search(query: QueryStates, algorithm: str) -> list[str]:
+        assert algorithm in algorithms
+        return [bundle.item_ids[row] for row in index.search(query, rows.K).item_indices[0]]
+
+    yield rows.Served(
+        search=search, start_s=1.0, resident_bytes=lambda: 1, peak_bytes=lambda: 1, processor_s=lambda: 1.0
+    )
+
+
+def test_a_dot_products_queries_are_its_encoders_and_cross_the_wire_without_a_gate(dot_product: Bundle) -> None:
+    asked = queries(dot_product, 3, seed=0)
+    assert asked.gate is None
+    np.testing.assert_allclose(np.linalg.norm(asked.components, axis=2), 1, atol=2e-3)
+    assert [one.gate for one in states_of(dot_product, asked)] == [b""] * 3
+    found = {row["what"]: row["bytes"] for row in record_bytes(dot_product)}
+    assert found["item delta"] < found["attribution"] < found["history"]
+
+
+def test_large_catalogues_of_a_dot_product_are_measured(dot_product: Bundle, tmp_path: Path) -> None:
+    request = Request(how="freshet bench large", out=tmp_path, quick=True, seed=0)
+    report = rows.run(request, bundle=dot_product.path, sizes=[2_000], algorithms=rows.ALGORITHMS, serve=in_process)
+    assert [row["algorithm"] for row in report["rows"]] == list(rows.ALGORITHMS)
+    assert report["rows"][-1]["recall_100"] == 1
