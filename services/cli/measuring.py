@@ -23,7 +23,8 @@ _DOCS, _SCRATCH = Path("docs/benchmarks"), Path(".freshet/bench")
 
 Quick = Annotated[bool, typer.Option("--quick", help="Minutes instead of an hour: fewer queries and settings.")]
 Out = Annotated[
-    Path | None, typer.Option(help="Where tables and plots go. Default: docs/benchmarks; with --quick .freshet/bench.")
+    Path | None,
+    typer.Option(help="Where tables and plots go. Default: .freshet/bench; in a checkout, without --quick, its pages."),
 ]
 Seed = Annotated[int, typer.Option(min=0, help="Equal seeds make equal catalogues and queries.")]
 AsJson = Annotated[bool, typer.Option("--json", help="End with one JSON object that holds `rows`.")]
@@ -77,7 +78,9 @@ def measured(
 
     from services.offline.evaluation.common.report import Request
 
-    folder = out or (_SCRATCH if quick else _DOCS)
+    # Only Freshet's own checkout has pages to replace; any other working directory is somebody's.
+    is_checkout = (_DOCS / "render.py").is_file()
+    folder = out or (_DOCS if is_checkout and not quick else _SCRATCH)
     how = shlex.join(["freshet", *sys.argv[1:]])
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console(stderr=True), transient=True) as progress:

@@ -47,6 +47,20 @@ def test_the_figure_of_universality_stands_beside_its_page_and_report(tmp_path: 
     assert {path.suffix for path in tmp_path.iterdir()} == {".md", ".json", ".png"}
 
 
+@pytest.mark.parametrize("is_checkout", [True, False], ids=["checkout", "elsewhere"])
+def test_pages_are_written_into_a_checkout_alone(
+    is_checkout: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if is_checkout:
+        pages = tmp_path / "docs" / "benchmarks"
+        pages.mkdir(parents=True)
+        (pages / "render.py").touch()
+    assert RUNNER.invoke(app, ["bench", "universality"]).exit_code == 0
+    (page,) = tmp_path.rglob("universality.md")
+    assert str(page.relative_to(tmp_path).parent) == ("docs/benchmarks" if is_checkout else ".freshet/bench")
+
+
 def test_an_unknown_shape_is_a_usage_error_that_names_the_known_ones() -> None:
     result = RUNNER.invoke(app, ["bench", "retrieval", "--shape", "netflix", "--json"])
     assert result.exit_code == 2
