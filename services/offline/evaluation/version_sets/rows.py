@@ -4,7 +4,6 @@ Two models of the same data that differ by their seed, a whole stack, recommenda
 answer is held against both models.
 """
 
-import shutil
 import tempfile
 import time
 from collections.abc import Sequence
@@ -167,5 +166,4 @@ def _trained(request: Request, out: Path, past: Any, seed: int, epochs: int) -> 
     request.say(f"training seed {seed} on {len(past):,} events")
     # Without neighbours a score is the model's alone, so that it can be told from the other's.
     run_training(out=out, preset_name="quick", interactions=past, epochs=epochs, seed=seed, split=NONE, head="mol")
-    shutil.rmtree(out.with_suffix(".checkpoints"), ignore_errors=True)
     return out
