@@ -135,6 +135,12 @@ class Bundle:
         return np.asarray(self._items.column("count").to_numpy(), dtype=np.int64)
 
     @cached_property
+    def untrained(self) -> frozenset[str]:
+        """Items that training never saw: their states say nothing. Empty where the bundle counts no interactions."""
+        counts = self.counts
+        return frozenset(self.item_ids[row] for row in np.flatnonzero(counts == 0)) if counts.any() else frozenset()
+
+    @cached_property
     def item_index(self) -> dict[str, int]:
         return {item_id: index for index, item_id in enumerate(self.item_ids)}
 

@@ -79,7 +79,8 @@ class QueryStates(_States):
 class ItemStates(_States):
     """X item states, precomputed so that scoring a pair never touches the encoder.
 
-    Shapes: components (X, P_x, d), l2-normalised; gate (X, P), or None for a plain dot product.
+    Shapes: components (X, P_x, d), rows l2-normalised or zero (an item that training never saw); gate (X, P), or None
+    for a plain dot product.
     """
 
     axes = "(X, P_x, d)"

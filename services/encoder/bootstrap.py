@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import numpy as np
 import structlog
 from freshet.v1 import encoder_pb2_grpc
 
@@ -70,7 +69,7 @@ def vocabulary_of(bundle: Bundle) -> Vocabulary:
         user_index=bundle.user_index,
         max_history=bundle.max_history,
         num_item_buckets=bundle.encoder.num_item_buckets,
-        untrained=frozenset(bundle.item_ids[row] for row in np.flatnonzero(bundle.counts == 0)),
+        untrained=bundle.untrained,
         schema=bundle.event_schema,
         actions=Actions(bundle.event_schema, bundle.encoder.actions) if bundle.encoder.actions else None,
         aversion=Aversion(

@@ -61,6 +61,7 @@ def model_items(bundle: Bundle) -> ModelItems:
         num_query_components=bundle.num_query_components,
         states=bundle.item_states,
         index=bundle.item_index,
+        untrained=bundle.untrained,
         pair_gate=bundle.pair_gate,
         leave_out=bundle.num_query_components - 1 if uses_users else None,
     )
@@ -138,8 +139,13 @@ def content_states(settings: RefresherSettings, bundle: Bundle) -> ContentStates
         encoder = MiniLM(model_folder())
     except ValueError as exc:
         raise ConfigError(f"FRESHET_REFRESHER_TEXT_ENCODER={settings.text_encoder!r}: {exc}") from exc
+    trained = [row for row, item_id in enumerate(bundle.item_ids) if item_id not in bundle.untrained]
     texts = TextStates(
-        encoder, titles=bundle.titles, categories=bundle.categories, items=bundle.item_states, counts=bundle.counts
+        encoder,
+        titles=[bundle.titles[row] for row in trained],
+        categories=[bundle.categories[row] for row in trained],
+        items=bundle.item_states.take(trained),
+        counts=bundle.counts[trained],
     )
     log.info(
         "text_encoder_fitted",

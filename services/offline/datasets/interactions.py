@@ -111,14 +111,27 @@ class Interactions:
             )
         return self.select(is_encoded)
 
+    def seen(self, schema: EventSchema) -> RowArray:
+        """Rows of the events whose items count as seen, by a schema: what was only shown is not among them."""
+        return np.flatnonzero(np.array([schema.of(name).seen for name in self.type_names], dtype=bool)[self.types])
+
+    def speaking_for(self, schema: EventSchema) -> npt.NDArray[np.bool_]:
+        """Which events speak for their items (N,), by a schema: neither what was turned down nor a low rating."""
+        said, which = self._kinds()
+        return np.array([schema.speaks_for(*one) for one in said], dtype=bool)[which]
+
+    def _kinds(self) -> tuple[list[tuple[str, float]], RowArray]:
+        """The distinct pairs of type and value, and each event's among them (N,)."""
+        kinds, which = np.unique(np.rec.fromarrays([self.types, self.values]), return_inverse=True)
+        return [(self.type_names[kind], float(value)) for kind, value in kinds.tolist()], which
+
     def with_actions(self, schema: EventSchema, names: Sequence[str] | None = None) -> tuple["Interactions", list[str]]:
         """The events that an encoder with these actions reads, with what each was; and the actions' names.
 
         Without names they are those of MIN_EVENTS events and more. Raises: ValueError as `encoded`.
         """
         self.encoded(schema)  # where nobody took anything there is nothing to learn
-        kinds, which = np.unique(np.rec.fromarrays([self.types, self.values]), return_inverse=True)
-        said = [(self.type_names[kind], float(value)) for kind, value in kinds.tolist()]
+        said, which = self._kinds()
         if names is None:
             counts = Counter[str]()
             for (kind, value), count in zip(said, np.bincount(which).tolist(), strict=True):
@@ -127,8 +140,7 @@ class Interactions:
             names = sorted(name for name, count in counts.items() if count >= MIN_EVENTS)
         actions = Actions(schema, names)
         rows = np.array([actions.row(*one) for one in said], dtype=np.int16)[which]
-        against = np.array([not schema.speaks_for(*one) for one in said], dtype=bool)[which]
-        return replace(self, actions=rows, outcomes=rows * against).select(rows >= 0), list(names)
+        return replace(self, actions=rows, outcomes=rows * ~self.speaking_for(schema)).select(rows >= 0), list(names)
 
     def by_user(self) -> tuple[RowArray, RowArray]:
         """Rows grouped by user, each user's oldest first.

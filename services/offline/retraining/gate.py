@@ -1,8 +1,9 @@
 """Is a new model fit to take the serving one's place? Both answer the events after a moment, as they would be served.
 
-Each event is ranked from everything that its person did before it, by the bundle's own ONNX encoder, half-precision
-states, mixture and item neighbours; people of whom a model knows nothing get its popular items. The new model is held
-back where it may lose overall, or loses beyond doubt in a stratum: among new people, say, who are few (decision 059).
+What people took, as the event schema says, is ranked from everything that they did before it, by the bundle's own ONNX
+encoder, half-precision states, mixture and item neighbours; people of whom a model knows nothing get its popular items.
+The new model is held back where it may lose overall, or loses beyond doubt in a stratum: among new people, say, who are
+few (decision 059).
 
 Letters: E events, B of them at a time, X items of the data.
 """
@@ -65,9 +66,12 @@ def judge(
 ) -> Verdict:
     """Compare two bundles on up to 6,000 of the events from row `first` on, which neither may have learnt.
 
+    The new bundle's event schema says which of them speak for their items, and what people have seen.
     Raises: ValueError where fewer than 100 of them can be predicted.
     """
-    rows = np.arange(first, len(data), dtype=np.int64)
+    seen = data.seen(new.event_schema)
+    data, first = data.select(seen), int(np.searchsorted(seen, first))
+    rows = first + np.flatnonzero(data.speaking_for(new.event_schema)[first:])
     rows = rows[np.linspace(0, len(rows) - 1, min(_MAX_EVENTS, len(rows))).astype(np.int64)] if len(rows) else rows
     if len(rows) < MIN_EVENTS:
         raise ValueError(f"{len(rows)} events to judge by; allowed: {MIN_EVENTS} and more, so judge by more hours")
@@ -79,7 +83,8 @@ def judge(
     ranked = [rank_events(one, data, rows) for one in scorers]
     old_hits, new_hits = ((one.ranks[None] < _CUT).astype(np.float64) for one in ranked)
     users = ranked[0].users
-    known = np.isin(data.item_ids, serving.item_ids)[Histories.of(data).items[ranked[0].events]]
+    trained = [item_id for item_id in serving.item_ids if item_id not in serving.untrained]
+    known = np.isin(data.item_ids, trained)[Histories.of(data).items[ranked[0].events]]
     groups = [("all", "all", np.ones(len(users), dtype=bool)), *strata(split, ranked[0])]
     groups += [("item", "of the serving model", known), ("item", "new to it", ~known)]
     compared = [

@@ -7,6 +7,7 @@ checkpoint, and one with the same data and settings as the last does nothing. It
 
 import json
 import shutil
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
@@ -16,11 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 from rich.console import Console
 
-from services.algorithms.bundle import Bundle, load_bundle
+from services.algorithms.bundle import ATTRIBUTES, Bundle, load_bundle
+from services.algorithms.event_schema import EVENTS_YAML
 from services.algorithms.manifest import BundleError, Manifest
-from services.algorithms.sealed_files import MANIFEST, require_target
+from services.algorithms.sealed_files import MANIFEST, read_table, require_target
 from services.offline.archive.files import Archive, is_archive
 from services.offline.datasets import Interactions, load_dataset
 from services.offline.retraining.gate import Verdict, judge
@@ -46,8 +49,9 @@ def retrain(
 
     A bundle that lay at `out` becomes `out`.before.
 
-    `settings`: as `run_training` takes them (preset_name, epochs, seed, ...). Returns a report of plain values:
-    lineage, the verdict, and whether anything was done.
+    `settings`: as `run_training` takes them (preset_name, epochs, seed, ...). What they leave out of the event schema,
+    the attributes and the actions is the serving model's. Returns a report of plain values: lineage, the verdict, and
+    whether anything was done.
     Raises: ValueError for data without times, too few events to judge by, or a serving model that has learnt them;
     BundleError for an unusable bundle.
     """
@@ -66,14 +70,17 @@ def retrain(
             say(f"{path} was made of these events with these settings already: nothing to do")
             return done | {"bundle": str(path), "is_new": False}
     if _noted(aside, lineage) is None:
+        past = events.select(slice(0, first))
         # Only what people had by then is in the new model's catalogue.
-        known = events.select(slice(0, first)).keep_frequent(min_per_item=1)
+        known = past.select(past.seen(old.event_schema)).keep_frequent(min_per_item=1)
         if aside.exists():
             shutil.rmtree(aside)
-        train(out=aside, interactions=known, split=NONE, resume=True, console=console, **settings)
+        with tempfile.TemporaryDirectory() as scratch:
+            told = {**_told_by(old, Path(scratch)), **settings}
+            train(out=aside, interactions=known, split=NONE, resume=True, console=console, **told)
         _note(aside, lineage=lineage)
     new = load_bundle(aside)
-    say(f"Judging by {len(events) - first:,} events from {_text(events.timestamps[first])} on")
+    say(f"Judging by what people took of {len(events) - first:,} events from {_text(events.timestamps[first])} on")
     verdict = judge(old, new, events, first, clock=clock)
     report = {"lineage": lineage, "gate": _plain(verdict), "model_version": new.model_version}
     _note(aside, **report)
@@ -106,6 +113,18 @@ def _check_unseen(serving: Bundle, events: Interactions, first: int) -> None:
             f"the serving model {serving.model_version} has learnt events up to {_text(learnt)} and would be judged "
             f"by those from {_text(begin)} on; allowed: newer data, or fewer hours"
         )
+
+
+def _told_by(serving: Bundle, scratch: Path) -> dict[str, Any]:
+    """What people told the serving model beside interactions, as `run_training` takes it."""
+    told: dict[str, Any] = {"actions": bool(serving.encoder.actions)}
+    if EVENTS_YAML in serving.manifest.files:
+        told["events"] = serving.file(EVENTS_YAML)
+    if ATTRIBUTES in serving.manifest.files:
+        table = read_table(serving.file(ATTRIBUTES), with_nulls=True)
+        told["attributes"] = scratch / ATTRIBUTES
+        pq.write_table(table.append_column("item_id", [serving.item_ids]), told["attributes"])
+    return told
 
 
 def _lineage(

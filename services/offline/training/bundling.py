@@ -5,11 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import torch
 
 from services.algorithms.bundle import Bundle, BundleContent, write_bundle
 from services.algorithms.neighbours import ItemNeighbours
+from services.algorithms.pefa.contribution import mean_gate
+from services.algorithms.states import ItemStates
 from services.offline.datasets import Interactions
 from services.offline.training.loop import TrainReport
 from services.offline.training.models.sequential import SequentialModel
@@ -27,8 +30,12 @@ def save_bundle(
     events_yaml: bytes | None = None,
     attributes: pa.Table | None = None,
 ) -> Bundle:
-    """Write the trained model as a bundle. `interactions` is what it was trained on (counts, vocabularies)."""
+    """Write the trained model as a bundle. `interactions` is what it was trained on (counts, vocabularies).
+
+    An item without an event there gets a new item's state, not the one that it has from initialisation.
+    """
     model = report.model
+    counts = interactions.item_counts()
     user_ids: list[str] = []
     if report.user_index is not None:
         user_ids = [interactions.user_ids[code] for code in np.flatnonzero(report.user_index >= 0)]
@@ -38,12 +45,12 @@ def save_bundle(
             encoder=model.encoder_shape,
             head=model.head_shape,
             weights={name: value.cpu().numpy() for name, value in model.state_dict().items()},
-            item_states=model.all_item_states(),
+            item_states=_without_untrained(model.all_item_states(), counts),
             pair_gate=model.pair_gate(),
             item_ids=interactions.item_ids,
             titles=interactions.titles,
             categories=interactions.categories,
-            counts=interactions.item_counts(),
+            counts=counts,
             user_ids=user_ids,
             data=data,
             metrics=metrics,
@@ -53,6 +60,14 @@ def save_bundle(
             attributes=attributes,
         ),
     )
+
+
+def _without_untrained(states: ItemStates, counts: npt.NDArray[np.int64]) -> ItemStates:
+    """States (X,), those of items without an event as `cold_start_items` has them: no components, the mean gate."""
+    states.components[counts == 0] = 0
+    if states.gate is not None:
+        states.gate[counts == 0] = mean_gate(states.take(np.flatnonzero(counts)))
+    return states
 
 
 def load_model(bundle: Bundle) -> SequentialModel:

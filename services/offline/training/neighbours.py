@@ -108,13 +108,16 @@ class WithNeighbours:
 
 
 def choosing_rows(interactions: Interactions) -> IntArray:
-    """Rows of the events that choose the model's share: last ones of users with three and more; none where too few."""
+    """Rows of the events that choose the model's share: last ones of users with three and more, of items that the other
+    rows have too; none where too few."""
     rows, offsets = interactions.by_user()
     last = np.sort(rows[offsets[1:][np.diff(offsets) >= 3] - 1])
     count = min(_MAX_EVENTS, int(_MAX_SHARE * len(interactions)), len(last))
     if count < _MIN_EVENTS:
         return np.zeros(0, dtype=np.int64)
-    return last[np.linspace(0, len(last) - 1, count).astype(np.int64)]
+    chosen = last[np.linspace(0, len(last) - 1, count).astype(np.int64)]
+    left = interactions.item_counts() - np.bincount(interactions.items[chosen], minlength=interactions.num_items)
+    return chosen[left[interactions.items[chosen]] > 0]
 
 
 def with_share(neighbours: ItemNeighbours, model_share: float) -> ItemNeighbours:

@@ -90,7 +90,7 @@ class Partition:
         )
         self.ledger = Ledger()
         self.pending = Pending(rules.max_pending)
-        # Per item in the sums that the bundle lacks: a hash of the user for each interaction.
+        # Per new item in the sums: a hash of the user for each interaction.
         self.contributor_hashes: dict[str, array[int]] = {}
         self.leaving: dict[str, Mapping[int, int]] = {}
         self.returning: list[int] = []
@@ -119,14 +119,14 @@ class Partition:
         return item_id in self.rules.items.index or item_id in self.listed
 
     def num_users(self, item_id: str) -> int:
-        """Distinct users behind an item's sums. Cost: O(interactions held) for an item of the bundle."""
+        """Distinct users behind an item's sums. Cost: O(interactions held) for one that is not new."""
         users = self.contributor_hashes.get(item_id)
         if users is None and item_id in self.sums:
             return len(np.unique(self.ledger.of_item(self.item_numbers[item_id])["users"]))
         return len(set(users or ()))
 
     def has_users(self, item_id: str, least: int) -> bool:
-        """Whether at least so many users stand behind an item that the bundle lacks; stops counting there."""
+        """Whether at least so many users stand behind a new item; stops counting there."""
         found: set[int] = set()
         for user in self.contributor_hashes.get(item_id, ()):
             found.add(user)
@@ -320,10 +320,10 @@ class Partition:
 
         At most `_JUDGED` items, by the hash of their ids. New items that readers hold are published again.
         """
-        index = self.rules.items.index
-        in_bundle = [item_id for item_id in self.sums if item_id in index]
-        counts = self.sums.counts(in_bundle)
-        used = [item_id for item_id, count in zip(in_bundle, counts, strict=True) if count >= _WELL_USED]
+        is_new = self.rules.items.is_new
+        learnt = [item_id for item_id in self.sums if not is_new(item_id)]
+        counts = self.sums.counts(learnt)
+        used = [item_id for item_id, count in zip(learnt, counts, strict=True) if count >= _WELL_USED]
         known = sorted(nsmallest(_JUDGED, used, key=lambda item_id: (crc32(item_id.encode()), item_id)))
         policy = (
             new_item_share_from_sums(self.rules.items.rows(known), self.sums.of(known)) if known else NEW_ITEM_SHARE
@@ -331,7 +331,7 @@ class Partition:
         if policy != self.new_item_policy:
             self.new_item_policy = policy
             for item_id in self.published:
-                if item_id not in index:
+                if is_new(item_id):
                     self.dirty_items.setdefault(item_id, False)
 
     def show_memory(self) -> None:
@@ -403,7 +403,7 @@ class Partition:
         self.sums.add(part.item_ids, part.contributions, part.weights, part.seconds)
         for interaction in part.interactions:
             self._touch(interaction.item_id)
-            if interaction.item_id not in self.rules.items.index:
+            if self.rules.items.is_new(interaction.item_id):
                 owner = owner_of(interaction.source_position) if owner_of else hash_text(interaction.user)
                 self.contributor_hashes.setdefault(interaction.item_id, array("Q")).append(owner)
 

@@ -6,7 +6,7 @@ not continued. It knows nothing of records or files.
 Letters: X items, n rows asked for, P_x item components, P pairs, d component width.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -20,7 +20,8 @@ from services.algorithms.states import FloatArray, ItemStates, PairGate
 
 @dataclass(frozen=True, kw_only=True)
 class ModelItems:
-    """One model's X items. index: the row of each id; leave_out: the query component that names the user, if any."""
+    """One model's X items. index: the row of each id; untrained: those that are new items, for training never saw them;
+    leave_out: the query component that names the user, if any."""
 
     model_version: str
     num_query_components: int
@@ -28,6 +29,11 @@ class ModelItems:
     index: Mapping[str, int]
     pair_gate: PairGate | None
     leave_out: int | None = None
+    untrained: Set[str] = frozenset()
+
+    def is_new(self, item_id: str) -> bool:
+        """Whether the model has learnt nothing of the item."""
+        return item_id not in self.index or item_id in self.untrained
 
     @property
     def num_components(self) -> int:

@@ -316,11 +316,11 @@ def _fitting(values: Mapping[str, Any], number: int, rules: Rules, listed: Conta
 
 
 def _find_contributors(state: Partition) -> None:
-    """Who stands behind the items that the bundle lacks, from the ledger's rows."""
+    """Who stands behind new items, from the ledger's rows."""
     new = [
         number
         for number, item_id in enumerate(state.item_ids)
-        if item_id in state.sums and item_id not in state.rules.items.index
+        if item_id in state.sums and state.rules.items.is_new(item_id)
     ]
     if not new:
         return
@@ -357,7 +357,7 @@ def _of_old_file(
         # Both are in the order of the items' ids.
         for user, second in zip(users, seconds[start : start + length], strict=True):
             state.ledger.add_contribution(user, item, second)
-        if item_id not in rules.items.index:
+        if rules.items.is_new(item_id):
             state.contributor_hashes[item_id] = array("Q", users)
         start += length
     pending = unpack_text(arrays["parked.items"], values["num_parked"])

@@ -92,7 +92,7 @@ class Publisher:
                 reasons.append(UNKNOWN)
             elif not sums.counts[row]:
                 reasons.append(NOTHING)
-            elif item_id not in state.rules.items.index and not state.has_users(item_id, self.min_users):
+            elif state.rules.items.is_new(item_id) and not state.has_users(item_id, self.min_users):
                 reasons.append(TOO_FEW)
             else:
                 reasons.append("" if sums.sums[row].any() else NO_DIRECTION)
@@ -100,7 +100,7 @@ class Publisher:
 
     def model_weights(self, state: Partition, item_ids: Sequence[str]) -> Floats:
         """lambda of each item (n,): 0 for one that the model never saw."""
-        return np.where(_in_bundle(state, item_ids), self._lambdas(state, item_ids, state.sums.of(item_ids)), 0.0)
+        return np.where(_in_model(state, item_ids), self._lambdas(state, item_ids, state.sums.of(item_ids)), 0.0)
 
     def sweep(self, state: Partition) -> None:
         """Mark those of the next items to sweep whose model weight has moved since, as stream time went on."""
@@ -157,8 +157,10 @@ class Publisher:
             return found
         sums = state.sums.of(live)
         lambdas = self._lambdas(state, live, sums)
-        states = refreshed(state.rules.items.rows(live), sums.sums, lambdas)
-        lambdas = np.where(_in_bundle(state, live), lambdas, 0.0)
+        known, base = _in_model(state, live), state.rules.items.rows(live)
+        base.components[~known] = 0
+        states = refreshed(base, sums.sums, lambdas)
+        lambdas = np.where(known, lambdas, 0.0)
         for row, item_id in enumerate(live):
             model_weights[item_id] = float(lambdas[row])
             found.append(
@@ -173,7 +175,7 @@ class Publisher:
         return found
 
     def _speaks_by_text(self, state: Partition, item_id: str, reason: str) -> bool:
-        new = item_id not in state.rules.items.index
+        new = state.rules.items.is_new(item_id)
         return self.content is not None and new and reason in _STANDS_IN and item_id in self.content
 
     def _by_text(self, item_ids: Sequence[str], model_weights: dict[str, float]) -> list[ItemDelta]:
@@ -196,11 +198,11 @@ class Publisher:
         ages = state.age_seconds(np.where(sums.counts > 0, sums.last_seconds, state.stream_ms // 1000))
         known = self.weight_policy.model_share(sums.evidence, sums.coherence, ages)
         new = (self.new_item_policy or state.new_item_policy).model_share(sums.evidence, sums.coherence, ages)
-        return np.where(_in_bundle(state, item_ids), known, new)
+        return np.where(_in_model(state, item_ids), known, new)
 
 
-def _in_bundle(state: Partition, item_ids: Sequence[str]) -> npt.NDArray[np.bool_]:
-    return np.array([item_id in state.rules.items.index for item_id in item_ids], bool)
+def _in_model(state: Partition, item_ids: Sequence[str]) -> npt.NDArray[np.bool_]:
+    return np.array([not state.rules.items.is_new(item_id) for item_id in item_ids], bool)
 
 
 def _entries(state: Partition, entry_ids: Sequence[str]) -> list[MemoryDelta]:

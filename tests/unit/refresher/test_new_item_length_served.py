@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from refresher_scene import D, World, interaction, readers_view
+from refresher_scene import D, World, interaction, make_rules, readers_view, unit
 
 from services.algorithms.bundle import load_bundle, write_bundle
 from services.algorithms.event_schema import default_schema
@@ -77,3 +77,22 @@ def test_after_three_interactions_a_new_item_is_found_by_people_like_those_who_t
     assert place_of_the_new_item(share_from(tmp_path, 0.9)) == 0
     # What is served without a word from anywhere is too short for this model.
     assert place_of_the_new_item(share_from(tmp_path, None)) == 12
+
+
+def test_an_item_of_the_bundle_that_training_never_saw_is_a_new_item() -> None:
+    rules = make_rules()
+    rules = replace(rules, items=replace(rules.items, untrained=frozenset({"item-0"})))
+    world, rng = World(rules), np.random.default_rng(0)
+    for n, user in enumerate(("a", "a", "b", "b")):
+        for item in ("item-0", "item-1"):
+            world.log.append(0, interaction(rng, place=(0, 2 * n + (item == "item-1")), item=item, user=f"user-{user}"))
+    running = world.refresher(min_users=3, new_item_policy=SharePolicy(kind="fixed", least=0.4))
+    running.settle()
+    assert readers_view(world.outbox.deltas)[0].keys() == {"item-1"}
+    world.log.append(0, interaction(rng, place=(0, 8), item="item-0", user="user-c"))
+    running.settle()
+    published = readers_view(world.outbox.deltas)[0]
+    sums = running.held.partitions[0].sums.of(["item-0"]).sums
+    np.testing.assert_allclose(published["item-0"].components, 0.6 * unit(sums)[0], atol=1e-6)
+    assert published["item-0"].model_share == 0
+    assert published["item-1"].model_share > 0.8

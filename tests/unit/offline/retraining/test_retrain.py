@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from services.algorithms.bundle import load_bundle
@@ -142,6 +144,86 @@ def test_scores_are_those_of_the_model_with_its_neighbours(bundles: tuple[Path, 
     served = ServedScorer(bundle, moved).scores(Histories.of(moved), events, users)
     assert served[:, :-1] == pytest.approx(wanted, abs=2e-3)  # states in half precision
     assert np.isneginf(served[:, -1]).all()
+
+
+def shown_and_turned_down(data: Interactions) -> Interactions:
+    """The same events; after each of them its user is shown the next item twice, and after everything turns it down."""
+    following = (data.items + 1) % data.num_items
+    last = np.zeros(len(data), dtype=bool)
+    last[np.unique(data.users[::-1], return_index=True)[1]] = True
+    last = last[::-1]
+    parts = [
+        (np.arange(len(data)), data.items, 0, 1.0),
+        *[(np.arange(len(data)), following, 1, 1.0)] * 2,
+        (np.flatnonzero(last), following[last], 2, 1.0),
+        (np.flatnonzero(last), following[last], 3, 2.0),
+    ]
+    row, items, kind, value = (
+        np.concatenate([np.broadcast_to(part[column], len(part[0])) for part in parts]) for column in range(4)
+    )
+    # What turns down comes after everything, so that nothing else is predicted from it.
+    order = np.lexsort((kind, row, kind > 1))
+    end = int(data.timestamps[-1])
+    return replace(
+        data,
+        users=data.users[row[order]],
+        items=items[order].astype(np.int32),
+        timestamps=np.where(kind[order] > 1, end, data.timestamps[row[order]]),
+        values=value[order].astype(np.float32),
+        types=kind[order].astype(np.int16),
+        type_names=["click", "impression", "dislike", "rating"],
+    )
+
+
+def test_what_was_shown_or_turned_down_judges_nobody(bundles: tuple[Path, Path]) -> None:
+    data, first = everything(), 4_500
+    serving, new = (load_bundle(path) for path in bundles)
+    wanted = judge(serving, new, data, first, clock=ticks())
+    mixed = shown_and_turned_down(data)
+    found = judge(serving, new, mixed, int(np.flatnonzero(mixed.types == 0)[first]), clock=ticks())
+    assert found == wanted
+
+
+def test_the_new_model_keeps_what_the_serving_one_was_told(tmp_path: Path) -> None:
+    data = replace(everything(), type_names=["took"])
+    events, attributes = tmp_path / "events.yaml", tmp_path / "attributes.parquet"
+    events.write_text("types: {took: {role: positive}, banner: {role: exposure}}")
+    pq.write_table(pa.table({"item_id": data.item_ids, "price": np.arange(150.0)}), attributes)
+    told: dict[str, Any] = {"events": events, "attributes": attributes, "actions": True}
+    serving = tmp_path / "serving"
+    run_training(interactions=data.select(slice(0, 3_000)), out=serving, split=NONE, export=False, **told, **SETTINGS)
+    said: dict[str, Any] = {}
+
+    def note(**options: Any) -> Mapping[str, Any]:
+        said.update(options, attributes=pq.read_table(options["attributes"]), events=options["events"].read_text())
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        retrain(serving=serving, data=data, out=tmp_path / "next", hours=HOURS, settings=SETTINGS, train=note)
+    assert said["events"] == events.read_text()
+    assert said["actions"]
+    assert (
+        said["attributes"].sort_by("price").to_pydict()
+        == pq.read_table(attributes).select(said["attributes"].column_names).to_pydict()
+    )
+
+
+def test_what_was_only_shown_is_in_no_new_catalogue(bundles: tuple[Path, Path], tmp_path: Path) -> None:
+    data = everything()
+    known: list[Interactions] = []
+
+    def note(*, interactions: Interactions, **options: Any) -> Mapping[str, Any]:
+        known.append(interactions)
+        raise InterruptedError
+
+    mixed = replace(
+        data,
+        types=(data.items == 7).astype(np.int16),
+        type_names=["click", "impression"],
+    )
+    with pytest.raises(InterruptedError):
+        retrain(serving=bundles[0], data=mixed, out=tmp_path / "n", hours=HOURS, settings=SETTINGS, train=note)
+    assert set(data.item_ids) - set(known[0].item_ids) == {"item-7"}
 
 
 def compared(stratum: str, mean: float, low: float, p_worse: float, *, serving: float = 0.2) -> Compared:

@@ -98,6 +98,19 @@ def test_a_hundredth_of_the_events_chooses_and_few_choose_nothing() -> None:
     assert len(choosing_rows(cyclic_interactions())) == 0
 
 
+def test_an_items_only_events_choose_nothing() -> None:
+    data = cyclic_interactions(num_users=200, events=15_000)
+    lonely = choosing_rows(data)[::2]
+    items = data.items.copy()
+    items[lonely] = 30
+    items[lonely[-2:]] = 31
+    data = replace(data, items=items, item_ids=[*data.item_ids, "30", "31"], titles=[""] * 32, categories=[()] * 32)
+    rows = choosing_rows(data)
+    assert set(rows.tolist()).isdisjoint(lonely.tolist())
+    learnt = data.select(np.setdiff1d(np.arange(len(data)), rows))
+    np.testing.assert_array_equal(learnt.item_counts() > 0, data.item_counts() > 0)
+
+
 @pytest.mark.parametrize("head", ["mol", "dot"])
 def test_training_writes_the_neighbours_that_win_and_says_so(
     head: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -21,6 +21,8 @@ from services.offline.training.export import export_bundle, max_difference
 from services.offline.training.onnx_graphs import ExportError, session
 from services.offline.training.presets import default_epochs, with_dot_head, with_sasrec
 from services.offline.training.run import configure, fit_split, run_training
+from services.refresher.bootstrap import fold_rules
+from services.refresher.config import RefresherSettings
 
 VARIANTS = {
     "hstu + mol": CONFIG,
@@ -204,6 +206,26 @@ def test_training_learns_from_what_people_took_alone(tmp_path: Path, monkeypatch
     assert mixed.model_version == took.model_version
     assert mixed.counts.sum() == len(data) // 4
     assert f"Left out: {3 * len(data) // 4} events" in shown.getvalue()
+
+
+def test_items_that_training_never_saw_are_new_items(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PRESETS, "quick", replace(ONE_GRAPH, epochs=1))
+    data = cyclic_interactions(events=2400)
+    types = np.zeros(len(data), dtype=np.int16)
+    types[np.isin(data.items, [3, 4])] = 1
+    data = replace(data, types=types, type_names=["click", "impression"])
+    run_training(out=tmp_path / "bundle", interactions=data, split="none", head="mol", export=False)
+    bundle = load_bundle(tmp_path / "bundle")
+    assert bundle.untrained == {"item-3", "item-4"}
+    states, model = bundle.item_states, load_model(bundle).all_item_states()
+    trained = np.setdiff1d(np.arange(30), [3, 4])
+    np.testing.assert_array_equal(states.components[trained], model.components[trained])
+    assert not states.components[[3, 4]].any()
+    assert states.gate is not None
+    assert model.gate is not None
+    np.testing.assert_allclose(states.gate[[3, 4]], np.tile(model.gate[trained].mean(axis=0), (2, 1)), atol=1e-6)
+    rules = fold_rules(RefresherSettings(), bundle)
+    assert {item_id for item_id in data.item_ids if rules.items.is_new(item_id)} == {"item-3", "item-4"}
 
 
 def test_a_schema_of_ones_own_says_what_training_learns_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
