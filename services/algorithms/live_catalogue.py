@@ -149,6 +149,14 @@ class LiveCatalogue:
         description = self._described.get(item_id)
         return description is not None and not description.is_served
 
+    def absence_of(self, item_id: str) -> str:
+        """Why no answer holds an item that has no state in the newest version, as the end of a sentence."""
+        if self.is_hidden(item_id):
+            return "is withdrawn or not available"
+        if item_id in self._described:
+            return "has no state yet: nobody has taken it since it was put, and no text speaks for it"
+        return "is no item of this index"
+
     def categories_of(self, item_id: str) -> Sequence[str]:
         description = self._described.get(item_id)
         if description is not None:

@@ -117,7 +117,7 @@ class Search:
     def similar(self, item_id: str, k: int, wanted: ItemFilter, components: FloatArray | None = None) -> SimilarAnswer:
         """The items most like one item, whose components, (P_x, d) flat, another shard may have said.
 
-        Raises: InvalidRequest naming the field; NotFound for an unknown item.
+        Raises: InvalidRequest naming the field; NotFound for an item without a state, saying why.
         """
         validate_id("item_id", item_id)
         _check_k(k)
@@ -126,7 +126,7 @@ class Search:
         if components is None:
             components = components_of(served.version, item_id)
         if components is None:
-            raise NotFound(f"item_id={item_id!r}: no item of this index ({served.name})")
+            raise NotFound(f"item_id={item_id!r} {self._catalogue.absence_of(item_id)} ({served.name})")
         shape = self._catalogue.index.shape
         if components.size != shape.num_components * shape.width or not np.isfinite(components).all():
             allowed = f"{shape.num_components} x {shape.width} finite ones, as this model's"

@@ -87,7 +87,8 @@ class Rerank:
         self._check_query(asked.query, asked.model_version)
         item = self._catalogue.explain(asked.item_id)
         if item is None:
-            raise NotFound(f"item_id={asked.item_id!r} has no state in index {self._catalogue.served.name!r}")
+            why = self._catalogue.absence_of(asked.item_id)
+            raise NotFound(f"item_id={asked.item_id!r} {why} ({self._catalogue.served.name})")
         parts = score_parts(
             asked.query,
             item.state,

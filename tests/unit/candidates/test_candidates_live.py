@@ -353,12 +353,15 @@ async def test_similar_items_follow_the_stream(running: Running) -> None:
     assert after.index_freshness.deltas_offset == 4
     wanted = common_pb2.Filter(exclude_seen=True)
     assert other not in (await similar(item_id=one, filter=wanted, seen_item_ids=[other])).item_ids
-    for fields, code in (
-        ({"item_id": "nowhere"}, grpc.StatusCode.NOT_FOUND),
-        ({"item_id": ""}, grpc.StatusCode.INVALID_ARGUMENT),
-        ({"item_id": one, "k": 0}, grpc.StatusCode.INVALID_ARGUMENT),
-        ({"item_id": one, "k": 10_001}, grpc.StatusCode.INVALID_ARGUMENT),
+    running.changes.describe([CatalogueItem(item_id="put")])
+    for fields, code, says in (
+        ({"item_id": "nowhere"}, grpc.StatusCode.NOT_FOUND, "item_id='nowhere' is no item of this index"),
+        ({"item_id": "put"}, grpc.StatusCode.NOT_FOUND, "item_id='put' has no state yet"),
+        ({"item_id": ""}, grpc.StatusCode.INVALID_ARGUMENT, "item_id"),
+        ({"item_id": one, "k": 0}, grpc.StatusCode.INVALID_ARGUMENT, "k=0"),
+        ({"item_id": one, "k": 10_001}, grpc.StatusCode.INVALID_ARGUMENT, "k=10001"),
     ):
         with pytest.raises(grpc.aio.AioRpcError) as raised:
             await similar(**fields)
         assert raised.value.code() is code
+        assert (raised.value.details() or "").startswith(says)

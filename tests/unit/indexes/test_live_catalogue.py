@@ -150,6 +150,16 @@ def test_a_snapshot_with_states_longer_than_1_is_refused(tmp_path: Path) -> None
     assert (catalogue.served.name, answer(catalogue)) == (catalogue.base.index_version, before)
 
 
+def test_why_an_item_has_no_state_is_told() -> None:
+    catalogue = live()
+    catalogue.describe([Description(item_id="i1", is_served=False), Description(item_id="put", title="Put")])
+    assert [catalogue.absence_of(item_id) for item_id in ("i1", "put", "other")] == [
+        "is withdrawn or not available",
+        "has no state yet: nobody has taken it since it was put, and no text speaks for it",
+        "is no item of this index",
+    ]
+
+
 def test_a_reader_finds_a_version_at_each_moment_of_a_reset() -> None:
     catalogue = live(versions_kept=4)
     catalogue.apply(1, [refreshed("i3", 1)])

@@ -239,12 +239,19 @@ async def test_a_score_is_explained_by_pairs_and_shares(running: Running) -> Non
     assert untouched.score == pytest.approx(running.exact[5])
 
 
-async def test_explaining_an_item_without_a_state_says_that_there_is_none(running: Running) -> None:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await running.stub.ExplainScore(
-            reranker_pb2.ExplainScoreRequest(query_state=running.state(), item_id="nowhere")
-        )
-    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+async def test_explaining_an_item_without_a_state_says_why_there_is_none(running: Running) -> None:
+    running.changes.describe([CatalogueItem(item_id="put"), CatalogueItem(item_id="item-4", withdrawn=True)])
+    for item_id, why in (
+        ("nowhere", "is no item of this index"),
+        ("put", "has no state yet: nobody has taken it"),
+        ("item-4", "is withdrawn or not available"),
+    ):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await running.stub.ExplainScore(
+                reranker_pb2.ExplainScoreRequest(query_state=running.state(), item_id=item_id)
+            )
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+        assert (caught.value.details() or "").startswith(f"item_id='{item_id}' {why}")
 
 
 async def test_info_tells_version_items_bytes_and_freshness(running: Running) -> None:
