@@ -194,4 +194,4 @@ def _freshness(served: Served) -> common_pb2.IndexFreshness:
 
 
 def _certificate(certificate: Certificate) -> common_pb2.Certificate:
-    return common_pb2.Certificate(kind=_KINDS[certificate.kind], gap=certificate.gap or 0.0)
+    return common_pb2.Certificate(kind=_KINDS[certificate.kind], gap=certificate.gap)

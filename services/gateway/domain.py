@@ -52,6 +52,11 @@ class Certificate:
     kind: CertificateKind
     gap: float = 0.0
 
+    @property
+    def proven_gap(self) -> float | None:
+        """None where nothing is proven."""
+        return self.gap if self.kind in (CertificateKind.EXACT, CertificateKind.BOUNDED) else None
+
 
 ESTIMATE = Certificate(CertificateKind.ESTIMATE)
 

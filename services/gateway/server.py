@@ -269,7 +269,7 @@ def _answer_message(answer: Recommendation) -> gateway_pb2.RecommendResponse:
         index_version=answer.index_version,
         token_honoured=answer.token_honoured,
         degradations=degradations,
-        certificate=common_pb2.Certificate(kind=kind, gap=answer.certificate.gap),
+        certificate=common_pb2.Certificate(kind=kind, gap=answer.certificate.proven_gap),
         stage_times=gateway_pb2.StageTimes(
             queue_ms=times.queue_ms,
             encode_ms=times.encode_ms,
@@ -334,7 +334,7 @@ def _similar_message(answer: SimilarAnswer) -> gateway_pb2.GatewayServiceSimilar
         ],
         model_version=answer.model_version,
         index_version=found.index_version,
-        certificate=common_pb2.Certificate(kind=kind, gap=found.certificate.gap),
+        certificate=common_pb2.Certificate(kind=kind, gap=found.certificate.proven_gap),
         degradations=degradations,
         total_ms=answer.total_ms,
         request_id=request_context.request_id.get(),

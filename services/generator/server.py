@@ -153,4 +153,4 @@ def _source_answer(said: SourceAnswer) -> generator_pb2.SourceAnswer:
 
 
 def _certificate(certificate: Certificate) -> common_pb2.Certificate:
-    return common_pb2.Certificate(kind=f"KIND_{certificate.kind.upper()}", gap=certificate.gap or 0.0)
+    return common_pb2.Certificate(kind=f"KIND_{certificate.kind.upper()}", gap=certificate.gap)

@@ -128,7 +128,7 @@ def _response(ranked: Ranked, queue_s: float, model_version: str) -> reranker_pb
             common_pb2.ScoredItem(item_id=item_id, score=score, source="mol", rules=rules)
             for item_id, score, rules in zip(ranked.item_ids, ranked.scores, ranked.rules, strict=True)
         ],
-        certificate=common_pb2.Certificate(kind=f"KIND_{certificate.kind.upper()}", gap=certificate.gap or 0.0),
+        certificate=common_pb2.Certificate(kind=f"KIND_{certificate.kind.upper()}", gap=certificate.gap),
         dropped_items=ranked.dropped_items,
         model_version=model_version,
         queue_ms=queue_s * 1000,

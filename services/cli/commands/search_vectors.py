@@ -67,7 +67,7 @@ def search_vectors(
         emit_json(
             {
                 "items": [{"item_id": i, "score": s} for i, s in zip(answer.item_ids, answer.scores, strict=True)],
-                "certificate": {"kind": kind, "gap": answer.certificate.gap},
+                "certificate": {"kind": kind, "gap": None if kind == "estimate" else answer.certificate.gap},
                 "algorithm": answer.algorithm,
                 "index_version": answer.index_version,
                 "passes": [client.plain(one) for one in answer.passes],

@@ -154,6 +154,7 @@ async def test_top_k_avg_says_how_far_off_it_can_be(running: Running) -> None:
     answer = await running.stub.Search(running.request(algorithm="top_k_avg"))
     kinds = common_pb2.Certificate
     assert answer.certificate.kind in (kinds.KIND_EXACT, kinds.KIND_BOUNDED, kinds.KIND_ESTIMATE)
+    assert answer.certificate.HasField("gap") is (answer.certificate.kind != kinds.KIND_ESTIMATE)
     if answer.certificate.kind == kinds.KIND_BOUNDED:
         left_out = [running.exact[0][row] for row in range(60) if f"item-{row}" not in answer.item_ids]
         assert max(left_out) <= answer.scores[-1] + answer.certificate.gap

@@ -112,6 +112,13 @@ async def test_an_answer_is_grpcs_answer_as_json() -> None:
         assert found == by_grpc
 
 
+async def test_a_gap_is_there_where_something_is_proven() -> None:
+    async with doors(Scene()) as door:
+        for user_id, expected in (("ann", {"kind": "KIND_EXACT", "gap": 0.0}), ("nobody", {"kind": "KIND_ESTIMATE"})):
+            _, answer, _ = await door.post("Recommend", {"userId": user_id, "k": 2})
+            assert answer["certificate"] == expected
+
+
 async def test_events_and_items_are_written_by_it() -> None:
     scene = Scene()
     async with doors(scene) as door:

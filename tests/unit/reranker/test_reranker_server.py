@@ -91,6 +91,7 @@ async def test_the_bound_becomes_the_certificate(running: Running) -> None:
     ):
         answer = await running.stub.Rerank(running.request(bound=bound))
         assert answer.certificate.kind == kind
+        assert answer.certificate.HasField("gap") is (kind != KINDS.KIND_ESTIMATE)
         assert answer.certificate.gap == pytest.approx(gap, abs=1e-9)
 
 
