@@ -21,6 +21,7 @@ class Process:
 
     memory_mb: resident MiB at most, on the CPU, with a bundle of a few megabytes and no load.
     holds: a file of the bundle or text bundle -> how many times its bytes come on top, at most.
+    options: a setting -> MiB that come on top where it is not empty.
     extra: its role: of pyproject.toml's optional dependencies, and the target of deploy/Dockerfile that is its image.
     needs: what has to have started before it -> whether that has to be healthy, too.
     state: folders that it reads or writes, as mounted in a container.
@@ -34,6 +35,7 @@ class Process:
     extra: str
     cpu_shares: int = FULL_CPU_SHARES
     holds: Mapping[str, int] = field(default_factory=dict)
+    options: Mapping[str, int] = field(default_factory=dict)
     needs: Mapping[str, bool] = field(default_factory=dict)
     state: tuple[str, ...] = (BUNDLE,)
     has_http: bool = False
@@ -90,6 +92,8 @@ _ROWS = (
         cpu_shares=FULL_CPU_SHARES // 8,
         # Beside the bundle's states, sums of every item in twice their bytes.
         holds={"item_states.safetensors": 3},
+        # PyTorch 500, MiniLM's weights 95, the fit on 3,000 titles 100.
+        options={"FRESHET_REFRESHER_TEXT_ENCODER": 700},
         needs={"kafka": True, "redis": True},
         state=(BUNDLE, CHECKPOINTS),
         lag={"a change published by the refresher": "freshet_refresher_event_to_delta_seconds"},

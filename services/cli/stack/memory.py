@@ -5,7 +5,8 @@ processes check their own part exactly when they load it.
 """
 
 import json
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from services.cli.stack.errors import StackError
@@ -15,8 +16,10 @@ from services.common.memory import available_bytes
 _MIB = 1 << 20
 
 
-def needed_bytes(bundle: Path, parts: Iterable[str], *, text: Path | None = None) -> dict[str, int]:
-    """Bytes per part for this bundle, and the text bundle if there is one at `text`.
+def needed_bytes(
+    bundle: Path, parts: Iterable[str], *, text: Path | None = None, settings: Mapping[str, str] = os.environ
+) -> dict[str, int]:
+    """Bytes per part for this bundle, the text bundle if there is one at `text`, and the options that are set.
 
     Raises: StackError when a manifest can't be read.
     """
@@ -26,7 +29,8 @@ def needed_bytes(bundle: Path, parts: Iterable[str], *, text: Path | None = None
     needed = {}
     for part in parts:
         files = sum(sizes.get(name, 0) * times for name, times in PARTS[part].holds.items())
-        needed[part] = PARTS[part].memory_mb * _MIB + files
+        options = sum(mib for name, mib in PARTS[part].options.items() if settings.get(name))
+        needed[part] = (PARTS[part].memory_mb + options) * _MIB + files
     return needed
 
 

@@ -19,7 +19,7 @@ from services.common.processes import PROCESSES
 class Part:
     """One part. ports: its main port first, under its own name. stop_s: SIGTERM drains, whoever takes longer is killed.
 
-    memory_mb, holds and needs as in `processes.Process`.
+    memory_mb, holds, options and needs as in `processes.Process`.
     """
 
     name: str
@@ -27,6 +27,7 @@ class Part:
     memory_mb: int
     stop_s: float = 10.0
     holds: Mapping[str, int] = field(default_factory=dict)
+    options: Mapping[str, int] = field(default_factory=dict)
     needs: Mapping[str, bool] = field(default_factory=dict)
     needs_bundle: bool = True
 
@@ -58,6 +59,7 @@ _ROWS = (
             },
             memory_mb=row.memory_mb,
             holds=row.holds,
+            options=row.options,
             needs=row.needs,
         )
         for row in PROCESSES.values()

@@ -253,6 +253,14 @@ def test_memory_grows_with_the_text_bundle(tmp_path: Path) -> None:
     assert needed_bytes(bundle, ["generator"], text=text)["generator"] == (PARTS["generator"].memory_mb + 3 + 4) << 20
 
 
+def test_memory_grows_with_the_options_that_are_set(tmp_path: Path) -> None:
+    bundle = bundle_of(tmp_path, item_bytes=0)
+    for said, more in (("", 0), ("minilm", PARTS["refresher"].options["FRESHET_REFRESHER_TEXT_ENCODER"])):
+        need = needed_bytes(bundle, ["refresher"], settings={"FRESHET_REFRESHER_TEXT_ENCODER": said})
+        assert need == {"refresher": (PARTS["refresher"].memory_mb + more) << 20}
+    assert more >= 600
+
+
 def test_no_memory_for_the_model_names_need_and_have(tmp_path: Path) -> None:
     bundle = bundle_of(tmp_path, item_bytes=1 << 30)
     with pytest.raises(StackError, match=r"needs about 2,398 MiB for 1 parts .*; 100 MiB are available"):
