@@ -41,10 +41,10 @@ def read_users(path: Path, out: Path) -> list[str]:
         raise ValueError(f"{path}: {error}; allowed: a Parquet table with a column user_id") from error
     if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
         raise ValueError(f"{path}: user_id is {column.type}; allowed: string, ids as they were recorded")
-    users = list(dict.fromkeys(column.to_pylist()))
+    users = list(dict.fromkeys(ids := column.to_pylist()))
     for user in users:
         if not user or len(user.encode()) > 128:
-            raise ValueError(f"{path}: user_id={user!r} allowed: 1 to 128 bytes of UTF-8")
+            raise ValueError(f"{path} row {ids.index(user)}: user_id={user!r} allowed: 1 to 128 bytes of UTF-8")
     if not users:
         raise ValueError(f"{path} has no rows; allowed: one at least")
     return users

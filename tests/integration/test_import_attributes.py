@@ -29,9 +29,8 @@ PEOPLE = SimulatorConfig(
 
 
 @pytest.fixture
-def empty_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stack]:
+def empty_stack(tmp_path: Path) -> Iterator[Stack]:
     """Kafka and Redis of their own: an import wants an empty topic. The model runs in the importing process."""
-    monkeypatch.setenv("FRESHET_ENCODER_ENGINE", "in-process")
     stack = Stack(tmp_path / "state", ports=Ports.free())
     stack.up(["kafka", "redis"])
     yield stack
@@ -54,7 +53,7 @@ def test_an_import_attributes_each_interaction_that_has_a_past_once(empty_stack:
     past = simulate(PEOPLE)
     vocabulary = vocabulary_of(load_bundle(small_bundle))
     places = {"bundle": small_bundle, "kafka": empty_stack.kafka_bootstrap, "redis_url": empty_stack.redis_url}
-    report = import_interactions(past, inference_server="127.0.0.1:9", **places)  # type: ignore[arg-type]
+    report = import_interactions(past, inference_server=None, **places)  # type: ignore[arg-type]
     assert (report.interactions, report.written, report.users_filled) == (len(past), len(past), past.num_users)
 
     expected = 0
@@ -70,7 +69,7 @@ def test_an_import_attributes_each_interaction_that_has_a_past_once(empty_stack:
     assert all(message.recorded_time.seconds >= time.time() - 600 for message in found)
 
     # Again: it is found to be done.
-    again = import_interactions(past, inference_server="127.0.0.1:9", **places)  # type: ignore[arg-type]
+    again = import_interactions(past, inference_server=None, **places)  # type: ignore[arg-type]
     assert (again.written, again.users_filled, again.attributions) == (0, 0, 0)
 
     # Redis lost and somebody forgotten: the rest comes back, nothing is attributed a second time.
@@ -83,7 +82,7 @@ def test_an_import_attributes_each_interaction_that_has_a_past_once(empty_stack:
     producer.close()
     store = StateWriter(empty_stack.redis_url)
     store._redis.flushall()
-    filled = import_interactions(past, inference_server="127.0.0.1:9", **places)  # type: ignore[arg-type]
+    filled = import_interactions(past, inference_server=None, **places)  # type: ignore[arg-type]
     assert (filled.written, filled.users_filled, filled.attributions) == (0, past.num_users, 0)
     users = store.load_users(past.user_ids, store.epoch() or "")
     store.close()

@@ -5,7 +5,7 @@ An item needs no training: put it, and it is found after its first interactions.
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -23,7 +23,7 @@ _DATE = re.compile(r"\d{4}-\d\d-\d\d")
 # In one request. The largest items, of 17 kB, are then within its 4 MB.
 _BATCH = 200
 # How the gateway begins when it refuses one item of a request.
-_NAMED = re.compile(r"items\[(\d+)\]")
+_REFUSED = re.compile(r"items\[(\d+)\]")
 _FIELDS = frozenset({"item_id", "title", "categories", "attributes", "available", "withdrawn"})
 
 
@@ -59,18 +59,17 @@ def put(
 
     if bool(item) == (file is not None):
         raise usage_error("give either one item id or --file", 'freshet items put new-1 --title "A Trip to the Moon"')
-    places: list[str] = []
     if file is not None:
-        found = list(_read(file))
-        places, messages = [place for place, _ in found], [item for _, item in found]
+        named = dict(_read(file))
     else:
-        messages = [events_pb2.Item(item_id=item, title=title, categories=category or [], available=not unavailable)]
+        one = events_pb2.Item(item_id=item, title=title, categories=category or [], available=not unavailable)
+        named = {item: one}
         for pair in attribute or ():
             name, equals, value = pair.partition("=")
             if not equals or not name:
                 raise usage_error(f"attribute={pair!r} is not name=value", "for example --attribute price=9.5")
-            client.put_attribute(messages[0], name, value)
-    _write(messages, gateway=gateway, timeout_ms=timeout_ms, as_json=as_json, done="put", places=places)
+            client.put_attribute(one, name, value)
+    _write(named, gateway=gateway, timeout_ms=timeout_ms, as_json=as_json, done="put")
 
 
 @app.command()
@@ -88,32 +87,24 @@ def withdraw(
     """
     from freshet.v1 import events_pb2
 
-    messages = [events_pb2.Item(item_id=item_id, withdrawn=True) for item_id in item]
+    named = {item_id: events_pb2.Item(item_id=item_id, withdrawn=True) for item_id in item}
     done = "withdrawals written (ids are not checked)"
-    _write(messages, gateway=gateway, timeout_ms=timeout_ms, as_json=as_json, done=done)
+    _write(named, gateway=gateway, timeout_ms=timeout_ms, as_json=as_json, done=done)
 
 
-def _write(
-    messages: "list[events_pb2.Item]",
-    *,
-    gateway: str,
-    timeout_ms: int,
-    as_json: bool,
-    done: str,
-    places: Sequence[str] = (),
-) -> None:
-    """places: where each is from, "items.jsonl:7"."""
+def _write(named: "dict[str, events_pb2.Item]", *, gateway: str, timeout_ms: int, as_json: bool, done: str) -> None:
+    """named: each item by what an error calls it, its id or "items.jsonl:7"."""
     from freshet.v1 import gateway_pb2
 
-    written = 0
+    names, messages, written = list(named), list(named.values()), 0
     with client.gateway(gateway) as stub:
         for start in range(0, len(messages), _BATCH):
             request = gateway_pb2.PutItemsRequest(items=messages[start : start + _BATCH])
             try:
                 answer = client.call(stub.PutItems, request, target=gateway, timeout_s=timeout_ms / 1000)
             except CommandError as error:
-                if places and (named := _NAMED.match(error.message)):
-                    error.message = f"{places[start + int(named[1])]}: {error.message}"
+                if refused := _REFUSED.match(error.message):
+                    error.message = f"{names[start + int(refused[1])]}: {error.message}"
                 if written:
                     error.message += f" ({written:,} of {len(messages):,} items were written before)"
                 raise

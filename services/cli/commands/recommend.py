@@ -41,16 +41,12 @@ def recommend(
     allow_categories: options.AllowCategories = "",
     deny_categories: options.DenyCategories = "",
     where: options.Where = None,
-    max_per_category: Annotated[
-        int, typer.Option(min=0, max=1000, help="At most this many per category; 0: no limit.")
-    ] = 0,
+    max_per_category: Annotated[int, typer.Option(min=0, max=1000, help="At most this many; 0: no limit.")] = 0,
     diversity: Annotated[float, typer.Option(help="0 orders by score alone, towards 1 prefers unlike items.")] = 0.0,
     query: Annotated[str, typer.Option(help="Words: what they find joins the pool that is ranked.")] = "",
     page_depth: Annotated[int, typer.Option(min=0, max=1000, help="Keep a list of so many items for more pages.")] = 0,
     page_token: Annotated[str, typer.Option(help="Of an earlier page: the next one.")] = "",
-    not_again_answers: Annotated[
-        int, typer.Option(min=0, max=50, help="Leave out the items of the last so many answers.")
-    ] = 0,
+    not_again_answers: Annotated[int, typer.Option(min=0, max=50, help="Leave out the last so many answers.")] = 0,
     not_again_minutes: Annotated[int, typer.Option(min=0, max=1440, help="And those of the last so many minutes.")] = 0,
     rules: Annotated[Path | None, typer.Option(help="Rules for this request: a YAML file (docs/rules.md).")] = None,
     context: options.Context = None,

@@ -197,8 +197,8 @@ def test_parts_of_another_batch_are_not_taken(tmp_path: Path) -> None:
     ("users", "kind", "says"),
     [
         ([1, 2], None, "user_id is int64; allowed: string"),
-        (["a", ""], None, "user_id='' allowed: 1 to 128 bytes"),
-        (["a", None], None, "user_id=None allowed: 1 to 128 bytes"),
+        (["a", ""], None, "row 1: user_id='' allowed: 1 to 128 bytes"),
+        (["a", None], None, "row 1: user_id=None allowed: 1 to 128 bytes"),
         (["ä" * 65], None, "allowed: 1 to 128 bytes"),
         ([], pa.string(), "has no rows"),
     ],

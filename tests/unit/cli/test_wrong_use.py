@@ -20,9 +20,10 @@ from typer.testing import CliRunner, Result
 
 from services.cli.main import app
 from services.cli.output import CommandError, printable, report
-from services.cli.stack import Stack
+from services.cli.stack import Ports, Stack
 from services.cli.stack.children import Children
 from services.cli.stack.components.component import Launch
+from services.encoder.config import EncoderSettings
 from tests.unit.cli.gateway_on_loopback import MemoryGateway, running_gateway, serving
 
 MARKUP = "Song [live] 1947 [/x] :smile:"
@@ -266,6 +267,24 @@ def test_the_json_port_is_named_as_such() -> None:
     assert result.exit_code == 2
     assert f"127.0.0.1:{port} speaks HTTP/1.1, not gRPC" in result.stderr
     assert "gRPC's port is the JSON port's less 30" in result.stderr
+
+
+def test_the_past_is_encoded_where_the_stack_has_what_encodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[EncoderSettings] = []
+
+    def stop(settings: EncoderSettings, *_: Any, **__: Any) -> None:
+        asked.append(settings)
+        raise ValueError("far enough")
+
+    monkeypatch.setattr("services.offline.backfill.jobs.run_import", stop)
+    rows = [f"{number % 9},{number % 5},{1_600_000_000 + number}" for number in range(90)]
+    (tmp_path / "past.csv").write_text("\n".join(["user,item,timestamp", *rows]))
+    for profile in ("compact", "split"):
+        note = Stack(tmp_path / profile).place.state.run / "stack.json"
+        note.parent.mkdir(parents=True)
+        note.write_text(json.dumps({"ports": dict(Ports.default().numbers), "bundle": "b", "profile": profile}))
+        assert "far enough" in run("import", str(tmp_path / "past.csv"), "--state", str(tmp_path / profile)).stderr
+    assert [settings.engine for settings in asked] == ["in-process", "inference-server"]
 
 
 def test_advice_names_only_options_that_the_command_has(tmp_path: Path) -> None:
