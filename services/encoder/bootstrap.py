@@ -21,6 +21,7 @@ from services.common.pseudonyms import DEVELOPMENT_PSEUDONYM_KEY, pseudonym_key
 from services.common.redis_leases import RedisLeases
 from services.common.rpc_server import HealthState, serve
 from services.common.state_store import StateReader, StateWriter
+from services.common.stream.ports import Offsets
 from services.common.stream.reader import TopicReader
 from services.common.stream.topics.dead_letters import SUFFIX
 from services.common.stream.topics.forgets import FORGETS
@@ -251,6 +252,11 @@ def stream_consumer(
         popularity_half_life_s=settings.popularity_half_life_hours * 3600,
         tracing=tracing,
     )
+    stream = kafka_stream(settings)
+
+    def ends() -> Offsets:
+        return {partition: end for partition, (_, end) in stream.bounds(range(stream.num_partitions())).items()}
+
     forgets = ForgetUsers(
         log=forget_log(settings),
         store=store,
@@ -264,9 +270,10 @@ def stream_consumer(
         earlier_keys=earlier_keys(settings),
         keep=keep,
         check_in_step=handler.check_in_step,
+        ends=ends,
     )
     consumer = Consumer(
-        stream=kafka_stream(settings),
+        stream=stream,
         outbox=outbox,
         encoder=encoder,
         handler=handler,

@@ -50,12 +50,13 @@ class Forgotten:
         return highest
 
 
-def check_same_log(forgotten: Forgotten, ends: Mapping[int, int]) -> None:
-    """ends: one past the last record, of those partitions of `interactions` that are looked at.
+def check_same_log(named: Mapping[int, int], ends: Mapping[int, int]) -> None:
+    """named: per partition the highest offset that any forget names. ends: one past the last record, of those
+    partitions of `interactions` that are looked at.
 
     Raises: PreconditionFailed when a forget names a position that the topic does not have: it speaks of another log.
     """
-    for partition, offset in forgotten.last().items():
+    for partition, offset in named.items():
         if offset >= ends.get(partition, offset + 1):
             raise PreconditionFailed(
                 f"partition {partition} of the topic ends before offset {ends[partition]}, but {FORGETS!r} voids a "

@@ -10,11 +10,11 @@ again. What is to stay is written to `histories` before, so that no history that
 
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import structlog
 
-from services.common.errors import Conflict, FreshetError
+from services.common.errors import Conflict, DependencyUnavailable, FreshetError
 from services.common.kafka import partition_for
 from services.common.pseudonyms import pseudonym_of
 from services.common.state_layout import PackedHistory, home_of, num_partitions_of
@@ -22,7 +22,7 @@ from services.common.state_store import ForgetsApplied, UserHistory, UserUpdate
 from services.common.stream.ports import Offsets
 from services.common.stream.position import Position
 from services.common.stream.record import DeadLetter
-from services.common.stream.retraction import ForgetUpTo, Undo, covers, is_covered
+from services.common.stream.retraction import ForgetUpTo, Undo, covers, furthest, is_covered
 from services.common.stream.topics.attributions import Attributed
 from services.common.stream.topics.forgets import Forget
 from services.encoder.encoding import cache_key
@@ -36,7 +36,8 @@ log = structlog.get_logger()
 @dataclass(kw_only=True, eq=False)
 class ForgetUsers:
     """Applies `forgets`. reader: names all who share the stream in the progress that they note. keep: the durable
-    histories. check_in_step: raises Conflict where the store is not the one whose records were applied."""
+    histories. check_in_step: raises Conflict where the store is not the one whose records were applied. ends: one past
+    the last record of each partition of `interactions`."""
 
     log: ForgetLog
     store: Store
@@ -50,6 +51,7 @@ class ForgetUsers:
     earlier_keys: Sequence[bytes] = ()
     keep: KeepHistories | None = None
     check_in_step: Callable[[], None] = lambda: None
+    ends: Callable[[], Offsets] = dict
     _epoch: str = field(default="", init=False)
     # Of this process's partitions; and how far those of all partitions were when the store was asked last.
     _progress: ForgetsApplied = field(default_factory=lambda: ForgetsApplied("", {}, {}), init=False)
@@ -57,6 +59,11 @@ class ForgetUsers:
     # The latest of each user, as compaction keeps them; and what could not be read and is no dead letter yet.
     _latest: dict[str, ForgetRecord] = field(default_factory=dict, init=False)
     _unreadable: list[ForgetRecord] = field(default_factory=list, init=False)
+    # Read and not compared with the log's ends yet; whether some were ahead of them when it was tried last; and per
+    # partition the furthest that any forget names.
+    _compared_next: list[ForgetRecord] = field(default_factory=list, init=False)
+    _was_ahead: bool = field(default=False, init=False)
+    _named: Mapping[int, int] = field(default_factory=dict, init=False)
     # Of what `applied_up_to` asks for.
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
@@ -68,7 +75,7 @@ class ForgetUsers:
         Raises: PreconditionFailed when a forget names a position that the topic does not have (it is another one).
         """
         self._read()
-        check_same_log(self.forgotten, ends)
+        check_same_log(self._named, ends)
         found = self.store.forgets_applied(self.reader, epoch)
         with self._lock:
             self._epoch, self._offsets = epoch, dict(found.offsets)
@@ -104,16 +111,29 @@ class ForgetUsers:
         self.log.close()
 
     def _read(self) -> list[ForgetRecord]:
-        found = []
-        for record in self.log.read():
-            if record.forget is None:
+        self._compared_next += self.log.read()
+        ends = self.ends() if self._compared_next else {}
+        found = [_within(ends, record) for record in self._compared_next]
+        ahead = [one.record.offset for one, within in zip(self._compared_next, found, strict=True) if within is not one]
+        was_ahead, self._was_ahead = self._was_ahead, bool(ahead)
+        if ahead and not was_ahead:  # a leader that was just elected may not know its end yet
+            raise DependencyUnavailable(
+                f"forgets {ahead[:10]} name positions behind the log's end; they are read again"
+            )
+        if ahead:
+            log.error("forgets_ahead_of_log", offsets=ahead, ends=dict(ends))
+        readable = []
+        for record, within in zip(self._compared_next, found, strict=True):
+            if record.forget is None or within.forget is None:
                 self._unreadable.append(record)
                 continue
+            self._named = furthest(self._named, record.forget.up_to)
             with self._lock:
-                self.forgotten.add(record.forget)
-                self._latest[record.forget.user_id] = record
-            found.append(record)
-        return found
+                self.forgotten.add(within.forget)
+                self._latest[within.forget.user_id] = within
+            readable.append(within)
+        self._compared_next = []
+        return readable
 
     def _apply(self, records: Sequence[ForgetRecord]) -> int:
         if not records and not self._unreadable:
@@ -213,3 +233,13 @@ class ForgetUsers:
             seen_times=seen_in(rest.events),
             forgotten=rest.forgotten,
         )
+
+
+def _within(ends: Offsets, record: ForgetRecord) -> ForgetRecord:
+    """The record itself; one that names positions which the log does not have yet with the log's end in their place:
+    what the user does later counts, whoever wrote the record."""
+    if record.forget is None:
+        return record
+    named = record.forget.up_to
+    up_to = {partition: min(offset, ends.get(partition, offset + 1) - 1) for partition, offset in named.items()}
+    return record if up_to == named else replace(record, forget=replace(record.forget, up_to=up_to))

@@ -106,7 +106,7 @@ class ArchiveInteractions:
                 if record.forget is not None:
                     self._forgotten.add(record.forget)
             bounds = self._log.bounds(self._log.partitions())
-            check_same_log(self._forgotten, {partition: end for partition, (_, end) in bounds.items()})
+            check_same_log(self._forgotten.last(), {partition: end for partition, (_, end) in bounds.items()})
             if archive.partitions:
                 check_continues(archive, self._log)
             for partition, (first, _) in bounds.items():

@@ -152,7 +152,7 @@ class BulkImport:
             for record in self._forgets.read():
                 if record.forget is not None:
                     self._forgotten.add(record.forget)
-            check_same_log(self._forgotten, self._stream.end_offsets())
+            check_same_log(self._forgotten.last(), self._stream.end_offsets())
             present = self._check_topic(past, layout)
             written = self._write(past, layout, present)
             filled_from = time.perf_counter()

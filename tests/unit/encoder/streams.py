@@ -99,6 +99,7 @@ def forgets_on(
     forgotten: Forgotten,
     plan: Callable[[str], str] = lambda _: "no",
     encoder: HashEncoder | None = None,
+    **given: Any,
 ) -> ForgetUsers:
     """A process's share of forgetting, reading the log from its beginning."""
     return ForgetUsers(
@@ -110,6 +111,7 @@ def forgets_on(
         model_version=VOCABULARY.model_version,
         pseudonym_key=b"key",
         reader="test",
+        **given,
     )
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from fakes.encoder import HashEncoder, MemoryForgetLog, MemoryOutbox, MemoryStream
@@ -36,11 +37,12 @@ class Process:
         outbox: MemoryOutbox,
         forgets: MemoryForgetLog,
         plan: Callable[[str], str] = lambda _: "no",
+        **given: Any,
     ) -> None:
         self.stream, forgotten = stream, Forgotten()
         self.encoder = HashEncoder()
         self.apply = handler_on(store, outbox, plan=plan, forgotten=forgotten)
-        self.forgets = forgets_on(forgets, store, outbox, forgotten, plan, self.encoder)
+        self.forgets = forgets_on(forgets, store, outbox, forgotten, plan, self.encoder, **given)
         self.resync()
 
     def resync(self, partitions: Collection[int] | None = None) -> None:
@@ -63,8 +65,8 @@ class World:
         self.stream, self.store = MemoryStream(num_partitions), MemoryStore()
         self.outbox, self.forgets = MemoryOutbox(), MemoryForgetLog()
 
-    def process(self, plan: Callable[[str], str] = lambda _: "no") -> Process:
-        return Process(self.stream, self.store, self.outbox, self.forgets, plan)
+    def process(self, plan: Callable[[str], str] = lambda _: "no", **given: Any) -> Process:
+        return Process(self.stream, self.store, self.outbox, self.forgets, plan, **given)
 
     def settle(self, fates: list[str] | None = None, batch: int = 1_000) -> None:
         """Run processes until one gets through; each of `fates` is one call's."""
@@ -245,6 +247,27 @@ def test_a_user_who_returns_counts_again() -> None:
     assert [event.item_id for event in world.users()["user-0"].events] == ["item-9", "item-8"]
     assert {place: a.item_id for place, a in folded(world.outbox).items()} == {(0, 4): "item-8"}
     assert set(world.store.seen["user-0"]) == {"item-9", "item-8"}
+
+
+def test_a_forget_far_ahead_of_the_log_voids_nothing_that_comes_later() -> None:
+    world = World()
+    three_events(world)
+    world.settle()
+    process = world.process(ends=world.stream.end_offsets)
+    world.forgets.append(forget(0, p0=10**9, p1=10**9))
+    with pytest.raises(DependencyUnavailable, match=r"forgets \[0\] name positions behind the log's end"):
+        process.turn()
+    process.forgets.resync(process.apply.epoch, {})  # the log is known to be the same
+    voided = [one for one in world.outbox.attributions if isinstance(one, ForgetUpTo)]
+    assert [one.up_to for one in voided] == [{0: 2, 1: -1}]
+    for item in (9, 8):
+        append(world.stream, interaction(0, item, event_id=f"new {item}"))
+        process.turn()
+    user = world.users()["user-0"]
+    assert ([event.item_id for event in user.events], user.forgotten) == (["item-9", "item-8"], {0: 2, 1: -1})
+    world.forgets.append(forget(0, "all", p0=4))
+    process.turn()
+    assert world.users()["user-0"].events == []
 
 
 def test_a_lost_state_store_stays_without_the_forgotten() -> None:
