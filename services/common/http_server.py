@@ -106,8 +106,9 @@ class _Application(ConnectASGIApplication[None]):
 class _Explained:
     """Says what is allowed where Connect refuses a path, an HTTP method or a content type without a body."""
 
-    def __init__(self, application: Any, paths: Collection[str]) -> None:
-        self._application, self._paths = application, ", ".join(sorted(paths))
+    def __init__(self, application: Any, paths: Collection[str], most: int) -> None:
+        """most: bytes of a body. Connect has the status of overload for a longer one, which a client may repeat."""
+        self._application, self._paths, self._most = application, ", ".join(sorted(paths)), most
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         refused = False
@@ -115,6 +116,8 @@ class _Explained:
         async def told(message: Any) -> None:
             nonlocal refused
             headers = message.get("headers", ())
+            if message.get("status") == 429 and int(dict(scope["headers"]).get(b"content-length", b"0")) > self._most:
+                message = {**message, "status": 413}
             begins = message["type"] == "http.response.start" and all(name != b"content-type" for name, _ in headers)
             if begins and (text := self._words(message["status"], scope)):
                 refused = True
@@ -186,7 +189,7 @@ class HttpServer:
             read_max_bytes=max_request_bytes,
             codecs=cast(Any, [_Codec(is_json=True), _Codec(is_json=False)]),
         )
-        explained = _Explained(application, endpoints)
+        explained = _Explained(application, endpoints, max_request_bytes)
         self._application = explained if knows_callers else _OnLoopback(explained)
         self._server: _Server | None = None
         self._serving: asyncio.Task[None] | None = None

@@ -85,4 +85,4 @@ def render(story: Story, title: Callable[[str], str]) -> "RenderableType":
             mark = movement(story.after[rank], rank, story.before)
         style = {"new": "bold green", "=": "dim"}.get(mark, "yellow")
         table.add_row(str(rank + 1), old, Text(new, style="bold" if mark == "new" else ""), Text(mark, style=style))
-    return Panel(Group(lines, table), title=f"user {story.user_id}", title_align="left")
+    return Panel(Group(lines, table), title=Text(f"user {story.user_id}"), title_align="left")

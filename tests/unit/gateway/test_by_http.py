@@ -191,7 +191,8 @@ async def test_errors_have_grpcs_words_and_https_status() -> None:
         status, error, _ = await door.post("Recommend", None)
         assert (status, error["message"]) == (405, "method='GET' allowed: POST")
         too_large = b'{"userId": "' + b"a" * MAX_REQUEST_BYTES + b'"}'
-        assert (await door.post("Recommend", too_large))[1]["code"] == "resource_exhausted"
+        status, error, _ = await door.post("Recommend", too_large)
+        assert (status, error["code"]) == (413, "resource_exhausted")
 
 
 async def test_a_bug_is_told_without_its_text(monkeypatch: pytest.MonkeyPatch) -> None:
