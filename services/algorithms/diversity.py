@@ -1,8 +1,9 @@
-"""Choosing K of a ranked pool with category limits and maximal marginal relevance (MMR).
+"""Choosing K of a ranked pool with pins, category limits, caps and maximal marginal relevance (MMR).
 
 MMR (Carbonell and Goldstein, 1998) takes, one by one, the item that is largest in
 (1 - w) * s - w * (largest likeness to what was taken). The likeness of two items is the mean cosine of their
-components, so both terms are in the same units. What is passed over for a category limit is skipped, never an error.
+components, so both terms are in the same units. What is passed over for a limit is skipped, never an error. Pinned
+items are taken first, so that every limit counts them.
 
 Letters: n pool size, P_x item components, d component width, K results.
 """
@@ -11,6 +12,8 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
+
+from services.algorithms.filters import Mask
 
 Positions = npt.NDArray[np.int64]
 
@@ -32,13 +35,15 @@ def select(
     diversity: float = 0.0,
     categories: Sequence[Sequence[int]] | None = None,
     max_per_category: int = 0,
-    caps: Sequence[tuple[npt.NDArray[np.bool_], int]] = (),
+    caps: Sequence[tuple[Mask, int]] = (),
+    pins: Sequence[tuple[Mask, int]] = (),
 ) -> Positions:
     """Positions of at most `k` chosen items, in the order they should be shown.
 
     `scores` (n,) come best first; ties keep the pool's order. `components` (n, P_x, d) are needed when `diversity`,
     the weight w in [0, 1], is above 0. `categories`: each item's category codes; `max_per_category` 0 is no limit.
-    `caps`: which items (n,), and at most how many of them.
+    `caps`: which items (n,), and at most how many of them. `pins`: which items (n,), and the position, from 1, of the
+    first of them that the limits admit; of two pins of a position the first counts.
     Raises: ValueError naming what is out of range or missing.
     Cost: O(K n P_x d) with diversity, O(n) without.
     """
@@ -49,11 +54,23 @@ def select(
     if max_per_category < 0 or (max_per_category and categories is None):
         raise ValueError(f"max_per_category={max_per_category} allowed: at least 0, and above 0 only with categories")
     limits = _Limits(len(scores), categories if max_per_category else None, max_per_category, caps)
-    if diversity == 0:
-        return _first_within_limits(len(scores), k, limits)
-    if components is None:
+    if diversity and components is None:
         raise ValueError(f"diversity={diversity} needs the items' components")
-    return _marginal_relevance(scores, k, likeness_vectors(components), diversity, limits)
+    pinned: dict[int, int] = {}
+    for mask, position in pins:
+        named = () if position - 1 in pinned else np.flatnonzero(mask).tolist()
+        row = next((row for row in named if row not in pinned.values() and limits.admits(row)), None)
+        if row is not None:
+            limits.take(row)
+            pinned[position - 1] = row
+    taken = list(pinned.values())
+    if diversity == 0 or components is None:
+        chosen = _first_within_limits(len(scores), k, limits, taken)
+    else:
+        chosen = _marginal_relevance(scores, k, likeness_vectors(components), diversity, limits, taken)
+    for position, row in sorted(pinned.items()):
+        chosen.insert(position, row)  # behind the end it is the end
+    return np.array(chosen[:k], dtype=np.int64)
 
 
 class _Limits:
@@ -64,7 +81,7 @@ class _Limits:
         num_items: int,
         categories: Sequence[Sequence[int]] | None,
         limit: int,
-        caps: Sequence[tuple[npt.NDArray[np.bool_], int]],
+        caps: Sequence[tuple[Mask, int]],
     ) -> None:
         self._groups: list[list[int]] | None = None
         self._room: dict[int, int] = {}
@@ -85,24 +102,32 @@ class _Limits:
             self._room[group] -= 1
 
 
-def _first_within_limits(num_items: int, k: int, limits: _Limits) -> Positions:
+def _first_within_limits(num_items: int, k: int, limits: _Limits, taken: Sequence[int]) -> list[int]:
     chosen: list[int] = []
     for position in range(num_items):
         if len(chosen) == k:
             break
-        if limits.admits(position):
+        if position not in taken and limits.admits(position):
             limits.take(position)
             chosen.append(position)
-    return np.array(chosen, dtype=np.int64)
+    return chosen
 
 
 def _marginal_relevance(
-    scores: npt.NDArray[np.float64], k: int, vectors: npt.NDArray[np.float32], weight: float, limits: _Limits
-) -> Positions:
+    scores: npt.NDArray[np.float64],
+    k: int,
+    vectors: npt.NDArray[np.float32],
+    weight: float,
+    limits: _Limits,
+    taken: Sequence[int],
+) -> list[int]:
     relevance = (1 - weight) * scores
     nearest = np.full(len(scores), -np.inf)
     available = np.ones(len(scores), dtype=bool)
-    value = np.where(available, scores, -np.inf)
+    for row in taken:
+        available[row] = False
+        np.maximum(nearest, vectors @ vectors[row], out=nearest)
+    value = np.where(available, relevance - weight * nearest if taken else scores, -np.inf)
     chosen: list[int] = []
     while len(chosen) < k and available.any():
         best = int(np.argmax(value))
@@ -114,4 +139,4 @@ def _marginal_relevance(
         chosen.append(best)
         np.maximum(nearest, vectors @ vectors[best], out=nearest)
         value = np.where(available, relevance - weight * nearest, -np.inf)
-    return np.array(chosen, dtype=np.int64)
+    return chosen

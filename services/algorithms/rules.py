@@ -52,26 +52,3 @@ def bound_with_boosts(bound: float | None, boosts: Sequence[tuple[float, float |
         total += boost
         found = max(found, min(bound, own) + total)
     return found
-
-
-def pinned_first(rules: Sequence[Rule], masks: Sequence[Mask]) -> dict[int, int]:
-    """By position, from 0, the row that is pinned there: the first of a ranking that the rule names and none before it
-    took. masks are in the order of the ranking."""
-    found: dict[int, int] = {}
-    for rule, mask in zip(rules, masks, strict=True):
-        if rule.pin and rule.pin - 1 not in found:
-            row = next((row for row in np.flatnonzero(mask).tolist() if row not in found.values()), None)
-            if row is not None:
-                found[rule.pin - 1] = row
-    return found
-
-
-def with_pins(chosen: Sequence[int], pins: dict[int, int], k: int) -> list[int]:
-    """The chosen rows with the pinned ones at their positions, k in all; a position beyond the end is the end."""
-    rest = [row for row in chosen if row not in pins.values()]
-    found: list[int] = []
-    for position, row in sorted(pins.items()):
-        found += rest[: position - len(found)]
-        rest = [one for one in rest if one not in found]
-        found.append(row)
-    return (found + rest)[:k]

@@ -38,10 +38,10 @@ def with_favours(found: Ranking, among: Ranking, favour: Mapping[str, float], k:
         replace(item, score=favoured(item), source=item.source if item.item_id in own else "popular")
         for item in sorted(items, key=favoured, reverse=True)[:k]
     ]
-    return replace(found, items=best, certificate=_of_both(found, among))
+    return replace(found, items=best, certificate=of_both(found, among))
 
 
-def _of_both(found: Ranking, among: Ranking) -> Certificate:
+def of_both(found: Ranking, among: Ranking) -> Certificate:
     """What holds of both searches; nothing where the index changed in between."""
     if found.index_version != among.index_version:
         return Certificate(CertificateKind.ESTIMATE)

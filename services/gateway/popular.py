@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from services.algorithms.attributes import AttributeColumns, AttributeTable, Values, no_attributes
+from services.algorithms.filters import ItemFilter, Mask, passing
 from services.gateway.domain import Filter, ScoredItem
 
 # What an interaction of training counts beside one of now (docs/decisions/057).
@@ -158,17 +159,18 @@ class PopularItems:
                     break
         return items
 
-    def limit_categories(self, item_ids: Iterable[str], k: int, max_per_category: int) -> list[int]:
-        """Rows of the first k of `item_ids` that keep at most `max_per_category` (0: any number) of a category."""
-        room = _CategoryRoom(max_per_category)
-        rows: list[int] = []
-        for row, item_id in enumerate(item_ids):
-            at = self._row.get(item_id)
-            if room.take(() if at is None else self._categories[at]):
-                rows.append(row)
-                if len(rows) == k:
-                    break
-        return rows
+    def categories_of(self, item_id: str) -> Sequence[str]:
+        row = self._row.get(item_id)
+        return () if row is None else self._categories[row]
+
+    def named(self, which: Filter, item_ids: Sequence[str]) -> Mask:
+        """Which of n items the ids, categories and conditions name: (n,)."""
+        wanted = ItemFilter(allow_item_ids=which.allow_item_ids, allow_categories=which.allow_categories)
+        found = passing(wanted, item_ids, [self.categories_of(item_id) for item_id in item_ids])
+        if which.where:
+            meets = np.append(self._attributes.mask(which.where), False)
+            found &= meets[[min(self._row.get(item_id, len(meets)), len(meets) - 1) for item_id in item_ids]]
+        return found
 
     def _rows(self, wanted: Filter, now: _Now) -> Iterator[int]:
         """Rows worth looking at, by count and without repetition."""

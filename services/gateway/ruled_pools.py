@@ -1,14 +1,21 @@
-"""Pools for rules: what a boost or a pin names may lie far behind the pool, and is searched for by itself.
+"""Pools for rules: what a boost or a pin names may lie far behind the pool, and is searched for by itself. And limits,
+caps and pins where the reranker does not apply them.
 
 The bounds of these searches say how much what was left out could score with its boosts (`algorithms.rules`).
 """
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
+
+from services.algorithms.diversity import select
+from services.algorithms.filters import MAX_CATEGORIES, MAX_IDS
 from services.algorithms.rules import bound_with_boosts
-from services.gateway.domain import AskedRule, Filter, Pool
+from services.gateway.domain import AskedRule, Filter, Pool, RecommendQuery, ScoredItem
+from services.gateway.popular import PopularItems
 
 
 def searched_for(rule: AskedRule, wanted: Filter) -> Filter | None:
@@ -40,21 +47,84 @@ def with_own_pools(pool: Pool, own: Sequence[tuple[AskedRule, Pool | None]]) -> 
 
     A search that gave nothing, or of another version of the index, leaves no proof where the rule adds something.
     """
-    votes = dict(zip(pool.item_ids, pool.votes or [0.0] * len(pool.item_ids), strict=True))
     boosts: list[tuple[float, float | None]] = []
+    joined = pool
     for rule, found in own:
         fits = found is not None and found.index_version == pool.index_version
         if rule.boost:
             boosts.append((rule.boost, found.bound if found is not None and fits else None))
         if found is not None and fits:
-            for item_id, vote in zip(found.item_ids, found.votes or [0.0] * len(found.item_ids), strict=True):
-                votes.setdefault(item_id, vote)
+            joined = with_items_of(joined, found)
+    return replace(joined, bound=_bound(pool, boosts))
+
+
+def with_items_of(pool: Pool, other: Pool) -> Pool:
+    """The pool, then what only the other one has."""
+    there = set(pool.item_ids)
+    rows = [row for row, item_id in enumerate(other.item_ids) if item_id not in there]
     return replace(
         pool,
-        item_ids=list(votes),
-        votes=list(votes.values()) if pool.votes else (),
-        bound=_bound(pool, boosts),
+        item_ids=[*pool.item_ids, *(other.item_ids[row] for row in rows)],
+        scores=[*pool.scores, *(other.scores[row] for row in rows)],
+        votes=[*pool.votes, *(other.votes[row] if other.votes else 0.0 for row in rows)] if pool.votes else (),
     )
+
+
+def with_room(wanted: Filter, answer: Sequence[ScoredItem], query: RecommendQuery, popular: PopularItems) -> Filter:
+    """Of what is wanted that for which category limits and caps leave room beside the answer; a cap that no filter can
+    say is left out."""
+    item_ids = [item.item_id for item in answer]
+    counts = Counter(name for item_id in item_ids for name in set(popular.categories_of(item_id)))
+    categories = [name for name, count in counts.items() if 0 < query.max_per_category <= count]
+    ids: list[str] = []
+    for rule in query.rules:
+        which = rule.which
+        is_one = not which.where and bool(which.allow_item_ids) != bool(which.allow_categories)
+        if rule.cap and is_one and popular.named(which, item_ids).sum() >= rule.cap:
+            ids += which.allow_item_ids
+            categories += which.allow_categories
+    return replace(
+        wanted,
+        deny_item_ids=tuple(dict.fromkeys([*wanted.deny_item_ids, *ids]))[:MAX_IDS],
+        deny_categories=tuple(dict.fromkeys([*wanted.deny_categories, *categories]))[:MAX_CATEGORIES],
+    )
+
+
+def rescored(
+    items: Sequence[ScoredItem], query: RecommendQuery, discounts: Mapping[str, float], popular: PopularItems
+) -> list[ScoredItem]:
+    """The items with boosts, buries and discounts in their scores, best first."""
+    item_ids = [item.item_id for item in items]
+    moving = [(rule, popular.named(rule.which, item_ids)) for rule in query.rules if rule.boost or rule.bury]
+    moved = [[rule for rule, mask in moving if mask[row]] for row in range(len(items))]
+    found = [
+        replace(
+            item,
+            score=item.score + sum(one.boost - one.bury for one in rules) - discounts.get(item.item_id, 0.0),
+            rules=tuple(one.name for one in rules),
+        )
+        for item, rules in zip(items, moved, strict=True)
+    ]
+    return sorted(found, key=lambda item: -item.score)
+
+
+def within_rules(
+    items: Sequence[ScoredItem], k: int, query: RecommendQuery, popular: PopularItems, *, pins: bool = True
+) -> list[ScoredItem]:
+    """The first k of the items, best first, that category limits and caps admit, and pins at their positions."""
+    item_ids = [item.item_id for item in items]
+    masks = [(rule, popular.named(rule.which, item_ids)) for rule in query.rules if rule.cap or rule.pin]
+    names = [popular.categories_of(item_id) for item_id in item_ids] if query.max_per_category else ()
+    codes = {name: code for code, name in enumerate({name for one in names for name in one})}
+    rows = select(
+        -np.arange(len(items), dtype=np.float64),
+        k,
+        categories=[tuple({codes[name] for name in one}) for one in names] if query.max_per_category else None,
+        max_per_category=query.max_per_category,
+        caps=[(mask, rule.cap) for rule, mask in masks if rule.cap],
+        pins=[(mask, rule.pin) for rule, mask in masks if rule.pin and pins],
+    )
+    return [items[row] for row in rows.tolist()]
 
 
 def _bound(pool: Pool, boosts: Sequence[tuple[float, float | None]]) -> float | None:

@@ -18,7 +18,7 @@ from services.algorithms.indexes.mutable.lookup import FoundItems, find_items
 from services.algorithms.indexes.protocol import ESTIMATE, Scores, certificate
 from services.algorithms.indexes.ranking import order_by_score_then_id
 from services.algorithms.live_catalogue import NO_CHANGE, LiveCatalogue, Served
-from services.algorithms.rules import MAX_RULES, Mask, Rule, added, pinned_first, with_pins
+from services.algorithms.rules import MAX_RULES, Mask, Rule, added
 from services.algorithms.states import QueryStates
 from services.common.batching import Batcher
 from services.common.errors import InvalidRequest, NotFound, PreconditionFailed
@@ -200,12 +200,17 @@ class Rerank:
             scores = scores + added(request.rules, masks)
         order, scores = order_by_score_then_id(scores, _ranks(items.item_ids), tolerance=2 * error)
         masks = [mask[order] for mask in masks]
+        scored = time.perf_counter()
+        ruled = list(zip(request.rules, masks, strict=True))
+        chosen = self._chosen(request, items, order, scores, ruled)
         proof = ESTIMATE
         if is_the_pools:
-            kth = float(scores[request.k - 1]) - 2 * error if len(items) >= request.k else None
+            # Limits look further down than the k best of the pool; what is pinned stands there whatever it scores.
+            shown = dict(enumerate(chosen.tolist(), start=1))
+            pinned = {shown[rule.pin] for rule, mask in ruled if rule.pin in shown and mask[shown[rule.pin]]}
+            rows = list({*shown.values()} - pinned | {request.k - 1})
+            kth = float(scores[rows].min()) - 2 * error if len(items) >= request.k else None
             proof = certificate(bound=_scaled(request.bound, model_weight), kth_score=kth)
-        scored = time.perf_counter()
-        chosen = self._chosen(request, items, order, scores, masks)
         ended = time.perf_counter()
         self._metrics.verify.observe(verified - started)
         self._metrics.score.observe(scored - verified)
@@ -217,7 +222,7 @@ class Rerank:
             dropped_items=len(request.candidate_item_ids) - len(items),
             rerank_s=ended - started,
             index_version=served.name,
-            rules=_names(request.rules, masks, chosen),
+            rules=_names(ruled, chosen),
         )
 
     def _version(self, request: RerankQuery) -> tuple[Served, bool]:
@@ -237,7 +242,12 @@ class Rerank:
         return find_items(served.version, visible)
 
     def _chosen(
-        self, request: RerankQuery, items: FoundItems, order: np.ndarray, scores: Scores, masks: Sequence[Mask]
+        self,
+        request: RerankQuery,
+        items: FoundItems,
+        order: np.ndarray,
+        scores: Scores,
+        ruled: Sequence[tuple[Rule, Mask]],
     ) -> np.ndarray:
         """Indices into `order` of what to show, in that order."""
         categories = None
@@ -246,32 +256,22 @@ class Rerank:
             codes = {name: code for code, name in enumerate({name for one in names for name in one})}
             categories = [tuple(codes[name] for name in dict.fromkeys(one)) for one in names]
         components = items.components()[order] if request.diversity and len(items) else None
-        pins = pinned_first(request.rules, masks)
-        pinned = list(pins.values())
-        chosen = select(
+        return select(
             scores,
             request.k,
             components=components,
             diversity=request.diversity if components is not None else 0.0,
             categories=categories,
             max_per_category=request.max_per_category,
-            caps=[
-                (mask & ~np.isin(np.arange(len(mask)), pinned), max(0, rule.cap - int(mask[pinned].sum())))
-                for rule, mask in zip(request.rules, masks, strict=True)
-                if rule.cap
-            ],
+            caps=[(mask, rule.cap) for rule, mask in ruled if rule.cap],
+            pins=[(mask, rule.pin) for rule, mask in ruled if rule.pin],
         )
-        return np.array(with_pins(chosen.tolist(), pins, request.k), dtype=np.int64) if pins else chosen
 
 
-def _names(rules: Sequence[Rule], masks: Sequence[Mask], chosen: np.ndarray) -> list[list[str]]:
+def _names(ruled: Sequence[tuple[Rule, Mask]], chosen: np.ndarray) -> list[list[str]]:
     """By item of the answer, the rules that moved its score or pinned it where it stands."""
     return [
-        [
-            rule.name
-            for rule, mask in zip(rules, masks, strict=True)
-            if mask[row] and (rule.boost or rule.pin == position + 1)
-        ]
+        [rule.name for rule, mask in ruled if mask[row] and (rule.boost or rule.pin == position + 1)]
         for position, row in enumerate(chosen.tolist())
     ]
 

@@ -1,9 +1,11 @@
 """Catalogues and queries for the retrieval tests: random ones, and a small bundle on disk with real checksums."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from services.algorithms.bundle import Bundle, BundleContent, EncoderShape, HeadShape, write_bundle
 from services.algorithms.manifest import NeighbourShape
@@ -47,9 +49,19 @@ def make_pair_gate(rng: np.random.Generator, pairs: int, hidden: int, *, scale: 
 
 
 def make_bundle(
-    path: Path, *, seed: int = 0, count: int = 60, p_q: int = 4, p_x: int = 2, d: int = 8, hidden: int = 16
+    path: Path,
+    *,
+    seed: int = 0,
+    count: int = 60,
+    p_q: int = 4,
+    p_x: int = 2,
+    d: int = 8,
+    hidden: int = 16,
+    categories: Sequence[Sequence[str]] | None = None,
+    attributes: pa.Table | None = None,
 ) -> Bundle:
-    """A bundle of `count` items "item-0".."item-<count-1>", item i in category i % 4; a dot product for 1 x 1."""
+    """A bundle of `count` items "item-0".."item-<count-1>", item i in category i % 4 where `categories` says nothing; a
+    dot product for 1 x 1."""
     rng = np.random.default_rng(seed)
     pairs = p_q * p_x
     items = make_items(rng, count, p_q, p_x, d)
@@ -72,8 +84,9 @@ def make_bundle(
             pair_gate=make_pair_gate(rng, pairs, hidden) if pairs > 1 else None,
             item_ids=[f"item-{row}" for row in range(count)],
             titles=[f"Title {row}" for row in range(count)],
-            categories=[(CATEGORIES[row % 4],) for row in range(count)],
+            categories=categories or [(CATEGORIES[row % 4],) for row in range(count)],
             counts=np.arange(count, dtype=np.int64),
+            attributes=attributes,
         ),
     )
 

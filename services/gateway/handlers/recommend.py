@@ -7,23 +7,27 @@ Words only widen the pool: the user's model orders it. Knows ports, not processe
 """
 
 import asyncio
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from random import Random
 
 from services.algorithms.attributes import Kinds
 from services.algorithms.event_schema import EventSchema
 from services.algorithms.rank_fusion import reciprocal_rank_fusion
-from services.algorithms.reserved import draw_slots
+from services.algorithms.reserved import MAX_POSITIONS, draw_slots
 from services.common import admission
 from services.common.errors import DependencyUnavailable
 from services.common.query_state import PackedQueryState
 from services.common.state_layout import ANSWERS, IMPRESSIONS, PAGES
 from services.common.state_store import StoredState, UserView
 from services.gateway.domain import (
+    ESTIMATE,
     AskedRule,
     Degradation,
+    Filter,
     FreshnessToken,
     HistoryEvent,
     Pool,
@@ -35,13 +39,20 @@ from services.gateway.domain import (
     seen_in,
 )
 from services.gateway.exposures import Exposures
-from services.gateway.favoured import MAX_FAVOURED, favours, with_favours
+from services.gateway.favoured import MAX_FAVOURED, favours, of_both, with_favours
 from services.gateway.lag import AcknowledgedLag
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.pages import KEPT_S, MAX_LISTS, PageTokens, Place, ServedList, find_list, packed_list
 from services.gateway.popular import PopularItems
 from services.gateway.ports import Ports
-from services.gateway.ruled_pools import searched_for, with_own_pools
+from services.gateway.ruled_pools import (
+    rescored,
+    searched_for,
+    with_items_of,
+    with_own_pools,
+    with_room,
+    within_rules,
+)
 from services.gateway.shown_before import (
     ANSWERS_KEPT_S,
     MAX_ANSWERS,
@@ -58,6 +69,8 @@ from services.gateway.token_waits import TokenWaits, is_reached
 from services.gateway.validation import MAX_K, check_query, with_times
 
 MAX_POOL = 10_000
+# How often a pool is widened for an answer that limits left short. One more is rare on catalogues with 18 categories.
+MAX_WIDENINGS = 8
 # So many of the newest items are looked at, and reserved positions drawn from so many of the person's best of them.
 MAX_NEW, NEW_DRAWN_FROM = 500, 20
 
@@ -307,14 +320,19 @@ class Recommend:
         """From candidates alone, unless words widen the choice or rules look at more than the k best."""
         query = work.query
         by_words: Sequence[str] = ()
+        # Category limits, diversity and caps choose among the pool: give them more to choose from.
+        chooses = query.max_per_category or query.diversity or any(rule.cap for rule in query.rules)
+        size = max(self.limits.pool_size, query.k * (4 if chooses else 2)) + len(work.discounts)
+        size = min(MAX_POOL, size)
         if query.query:
-            pool, by_words = await asyncio.gather(self._propose(work, state), self._find(work))
-        elif query.max_per_category or query.diversity or query.rules:
-            pool = await self._propose(work, state)
+            proposed = self._propose(work, state, query.filter, size)
+            pool, by_words = await asyncio.gather(proposed, self._find(work))
+        elif chooses or query.rules:
+            pool = await self._propose(work, state, query.filter, size)
         else:
             found = await self._searched(work, state, query.k + len(work.discounts))
             return found if found is None or not work.discounts else discounted(found, work.discounts, query.k)
-        return None if pool is None else await self._rank(work, state, pool, by_words)
+        return None if pool is None else await self._rank(work, state, pool, by_words, size)
 
     async def _searched(self, work: Work[RecommendQuery], state: PackedQueryState, k: int) -> Ranking | None:
         """The k best, popular ones favoured where the person has had few items."""
@@ -334,40 +352,66 @@ class Recommend:
         self, work: Work[RecommendQuery], state: PackedQueryState, ranking: Ranking, asked_ms: int
     ) -> Ranking:
         """The ranking with some of its positions given to the person's best new items."""
+        query, items = work.query, ranking.items
         since_ms = asked_ms - round(self.limits.new_item_age_s * 1000)
-        asked_for = work.query.filter.allow_item_ids
-        fresh = self.popular.newest(since_ms, MAX_NEW)
-        if asked_for:
-            fresh = [item_id for item_id in fresh if item_id in asked_for]
+        asked_for = frozenset(query.filter.allow_item_ids)
         # What they score is heard of in its turn: those that stand in the answer already are not drawn again.
-        shown = {item.item_id for item in ranking.items}
-        fresh = [item_id for item_id in fresh if item_id not in shown]
+        shown = [item.item_id for item in items]
+        fresh = [
+            item_id
+            for item_id in self.popular.newest(since_ms, MAX_NEW)
+            if item_id not in shown and (not asked_for or item_id in asked_for)
+        ]
+        for rule in query.rules:
+            if rule.bury:  # a reserved position lifts nothing that a rule holds down
+                buried = self.popular.named(rule.which, fresh)
+                fresh = [item_id for item_id, is_buried in zip(fresh, buried, strict=True) if not is_buried]
         if not fresh:
             return ranking
-        found = await self.stages.search_among(work, state, fresh, NEW_DRAWN_FROM)
-        if found is None or not found.items:
+        is_ruled = bool(query.rules or query.max_per_category or work.discounts)
+        found = await self.stages.search_among(work, state, fresh, len(fresh) if is_ruled else NEW_DRAWN_FROM)
+        if found is None:
             return ranking
-        slots = draw_slots(len(ranking.items), len(found.items), self.limits.new_item_share, self.rng)
-        items = [
-            replace(ranking.items[row], propensity=chance)
-            if row >= 0
-            else replace(found.items[-1 - row], source="new", propensity=chance)
-            for row, chance in zip(slots.rows, slots.propensities, strict=True)
-        ]
-        return replace(ranking, items=items)
+        free, new, share = list(range(len(items))), list(found.items), self.limits.new_item_share
+        if is_ruled:
+            end = len(items)
+            for pin in sorted({rule.pin for rule in query.rules if rule.pin}, reverse=True):
+                # Behind the end of an answer a pin is at its end.
+                at = min(pin, end) - 1
+                there = shown[at : at + 1]
+                if any(self.popular.named(rule.which, there).any() for rule in query.rules if rule.pin == pin):
+                    free.remove(at)
+                    end = at
+            new = rescored(new, query, work.discounts, self.popular)
+            # Any draw keeps the limits: they admit all of these together, beside what every draw leaves.
+            for dropped in (math.floor(share * min(len(free), MAX_POSITIONS)), 0):
+                gone = set(free[len(free) - dropped :])
+                kept = [item for row, item in enumerate(items) if row not in gone]
+                both = within_rules([*kept, *new], len(items) + NEW_DRAWN_FROM, query, self.popular, pins=False)
+                admitted = [item for item in both if item.item_id not in shown][:NEW_DRAWN_FROM]
+                if len(admitted) >= dropped:
+                    break
+            new = admitted
+        if not new:
+            return ranking
+        slots = draw_slots(len(free), len(new), share, self.rng)
+        drawn = list(items)
+        for at, row, chance in zip(free, slots.rows, slots.propensities, strict=True):
+            one = items[free[row]] if row >= 0 else replace(new[-1 - row], source="new")
+            drawn[at] = replace(one, propensity=chance)
+        return replace(ranking, items=drawn)
 
-    async def _propose(self, work: Work[RecommendQuery], state: PackedQueryState) -> Pool | None:
+    async def _propose(
+        self, work: Work[RecommendQuery], state: PackedQueryState, wanted: Filter, size: int
+    ) -> Pool | None:
+        """What the first stage proposes of what is wanted, and what each rule needs of it."""
         query = work.query
-        # Category limits, diversity and caps choose among the pool: give them more to choose from.
-        chooses = query.max_per_category or query.diversity or any(rule.cap for rule in query.rules)
-        size = max(self.limits.pool_size, query.k * (4 if chooses else 2)) + len(work.discounts)
-        size = min(MAX_POOL, size)
         if not query.rules:
-            return await self.stages.propose(work, state, size)
-        among = [(rule, wanted) for rule in query.rules if (wanted := searched_for(rule, query.filter)) is not None]
+            return await self.stages.propose(work, state, size, wanted)
+        among = [(rule, named) for rule in query.rules if (named := searched_for(rule, wanted)) is not None]
         pool, *own = await asyncio.gather(
-            self.stages.propose(work, state, size),
-            *(self.stages.propose(work, state, 2 * query.k, wanted) for _, wanted in among),
+            self.stages.propose(work, state, size, wanted),
+            *(self.stages.propose(work, state, 2 * query.k, named) for _, named in among),
         )
         return pool and with_own_pools(pool, [(rule, found) for (rule, _), found in zip(among, own, strict=True)])
 
@@ -387,35 +431,64 @@ class Recommend:
         return [one.item_id for one in reciprocal_rank_fusion(rankings)]
 
     async def _rank(
-        self, work: Work[RecommendQuery], state: PackedQueryState, pool: Pool, by_words: Sequence[str]
+        self, work: Work[RecommendQuery], state: PackedQueryState, pool: Pool, by_words: Sequence[str], size: int
     ) -> Ranking:
-        query = work.query
+        query, wanted = work.query, work.query.filter
         if not pool.item_ids:
             # The filter allows nothing that the index has.
             return Ranking(items=(), index_version=pool.index_version, index_freshness=pool.index_freshness)
-        ranking = await self.stages.rerank(
+        rerank = partial(
+            self.stages.rerank,
             work,
             state,
-            _joined(pool, by_words),
             k=query.k,
             max_per_category=query.max_per_category,
             diversity=query.diversity,
             discounts=work.discounts,
             rules=query.rules,
         )
-        if ranking is not None:
-            return ranking
-        work.mark(Degradation.FIRST_STAGE_ORDER)
-        rows = self.popular.limit_categories(pool.item_ids, query.k, query.max_per_category)
-        items = [ScoredItem(pool.item_ids[row], pool.scores[row], "first_stage") for row in rows]
-        return Ranking(items=items, index_version=pool.index_version, index_freshness=pool.index_freshness)
+        ranking = await rerank(_joined(pool, by_words))
+        if ranking is None:
+            work.mark(Degradation.FIRST_STAGE_ORDER)
+            found = [ScoredItem(*one, "first_stage") for one in zip(pool.item_ids, pool.scores, strict=True)]
+            items = within_rules(rescored(found, query, work.discounts, self.popular), query.k, query, self.popular)
+            return Ranking(items=items, index_version=pool.index_version, index_freshness=pool.index_freshness)
+        is_limited = query.max_per_category or any(rule.cap for rule in query.rules)
+        for _ in range(MAX_WIDENINGS):
+            if not is_limited or len(ranking.items) == query.k or pool.bound == -math.inf:
+                return ranking
+            beside = with_room(wanted, ranking.items, query, self.popular)
+            # Where no filter says what is full, a larger pool has to do.
+            size = size if beside != wanted else min(MAX_POOL, 4 * size)
+            more = await self._propose(work, state, beside, size)
+            if more is None:
+                break
+            joined = with_items_of(more, pool)
+            longer = await rerank(_joined(joined, by_words))
+            if longer is None or len(joined.item_ids) > MAX_POOL:
+                break
+            ranking = replace(longer, certificate=of_both(longer, ranking))
+            pool, wanted = joined, beside
+        # There may be more that the limits admit.
+        return replace(ranking, certificate=ESTIMATE)
 
     def _popular_items(self, work: Work[RecommendQuery]) -> Ranking:
         query = work.query
         work.mark(Degradation.POPULAR_FALLBACK)
         if not self.popular.knows_withdrawn:
             work.mark(Degradation.PARTIAL_CATALOGUE)
-        return Ranking(items=self.popular.top(query.k, query.filter, work.seen, query.max_per_category))
+        # Boosts and buries are in units of the model's scores; pins and caps are in none.
+        ruled = [searched_for(rule, query.filter) for rule in query.rules if rule.pin or rule.cap]
+        found: dict[str, ScoredItem] = {}
+        for wanted in (query.filter, *ruled):
+            if wanted is not None:
+                most = 2 * query.k if ruled else query.k
+                best = self.popular.top(most, wanted, work.seen, query.max_per_category)
+                found |= {item.item_id: item for item in best}
+        items = list(found.values())
+        if ruled:
+            items = within_rules(sorted(items, key=lambda one: -one.score), query.k, query, self.popular)
+        return Ranking(items=items)
 
 
 def _joined(pool: Pool, by_words: Sequence[str]) -> Pool:

@@ -1,6 +1,7 @@
 """A whole gateway on in-memory ports: six items, one known user, everything well until a test breaks it."""
 
 from dataclasses import dataclass, field, fields
+from random import Random
 
 import numpy as np
 from fakes.gateway import (
@@ -95,12 +96,13 @@ class Scene:
     # What page tokens are judged by; 0: the clock.
     now_ms: int = 0
     schema: EventSchema = field(default_factory=default_schema)
+    popular: PopularItems = field(default_factory=lambda: PopularItems(ITEMS, COUNTS, CATEGORIES, ATTRIBUTES))
+    rng: Random | None = None
 
     def __post_init__(self) -> None:
         self.lag = AcknowledgedLag(grace_seconds=self.lag_grace_s)
         self.metrics = GatewayMetrics(self.registry)
         self.titles = dict(TITLES)
-        self.popular = PopularItems(ITEMS, COUNTS, CATEGORIES, ATTRIBUTES)
         self.ports = Ports(
             **{one.name: getattr(self, one.name) for one in fields(Ports)},
         )
@@ -116,6 +118,7 @@ class Scene:
             exposures=Exposures(b"key", self.exposures),
             pages=PageTokens(b"key", lambda: self.now_ms or now_ms()),
             kinds=ATTRIBUTES.kinds,
+            rng=self.rng,
         )
         self.servicer = GatewayServicer(Routes.of_one(self.handlers, "m1"))
         self.search, self.recommend, self.explain = self.handlers.search, self.handlers.recommend, self.handlers.explain

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from services.algorithms.diversity import select
 from services.algorithms.filters import ItemFilter
-from services.algorithms.rules import Rule, added, bound_with_boosts, pinned_first, with_pins
+from services.algorithms.rules import Rule, added, bound_with_boosts
 
 NOTHING = ItemFilter()
 
@@ -57,22 +57,40 @@ def test_boosts_and_buries_add_up() -> None:
 @pytest.mark.parametrize(
     ("pins", "expected"),
     [
-        ({}, [4, 3, 2]),
-        ({0: 9}, [9, 4, 3]),
-        ({1: 3}, [4, 3, 2]),
-        ({0: 2, 1: 4}, [2, 4, 3]),
-        ({7: 1}, [4, 3, 2]),
-        ({2: 0}, [4, 3, 0]),
+        ({}, [0, 1, 2]),
+        ({1: 9}, [9, 0, 1]),
+        ({2: 1}, [0, 1, 2]),
+        ({1: 2, 2: 0}, [2, 0, 1]),
+        ({8: 1}, [0, 2, 3]),
+        ({3: 9}, [0, 1, 9]),
     ],
 )
 def test_pinned_rows_stand_at_their_positions(pins: dict[int, int], expected: list[int]) -> None:
-    assert with_pins([4, 3, 2], pins, 3) == expected
+    named = [(np.arange(10) == row, position) for position, row in pins.items()]
+    assert select(-np.arange(10, dtype=np.float64), 3, pins=named).tolist() == expected
+
+
+def test_a_position_behind_the_end_is_the_end() -> None:
+    assert select(-np.arange(3, dtype=np.float64), 5, pins=[(np.arange(3) == 0, 9)]).tolist() == [1, 2, 0]
 
 
 def test_a_pin_takes_the_best_that_no_earlier_rule_took() -> None:
-    named = np.array([False, True, True])
-    rules, masks = [rule(pin=1), rule(pin=2), rule(pin=2), rule(pin=4)], [named, named, named, ~named & False]
-    assert pinned_first(rules, masks) == {0: 1, 1: 2}
+    named, nothing = np.array([False, True, True]), np.zeros(3, dtype=bool)
+    scores = -np.arange(3, dtype=np.float64)
+    assert select(scores, 3, pins=[(named, 1), (named, 2), (named, 2), (nothing, 3)]).tolist() == [1, 2, 0]
+
+
+def test_limits_count_what_is_pinned_first_and_a_pin_takes_the_best_that_they_admit() -> None:
+    scores, named = -np.arange(4, dtype=np.float64), np.array([False, False, True, True])
+    categories = [(0,), (1,), (0,), (1,)]
+    limited = {"categories": categories, "max_per_category": 1}
+    assert select(scores, 4, pins=[(named, 1)], **limited).tolist() == [2, 1]
+    assert select(scores, 4, pins=[(named, 1), (named, 3)], **limited).tolist() == [2, 3]
+    assert select(scores, 4, pins=[(named, 1)], caps=[(named, 1)]).tolist() == [2, 0, 1]
+    assert select(scores, 4, pins=[(named, 1), (named, 2)], caps=[(named, 1)]).tolist() == [2, 0, 1]
+    components = np.array([[[1, 0]], [[1, 0]], [[1, 0]], [[0, 1]]], dtype=np.float32)
+    pinned = select(scores, 2, pins=[(np.array([True, False, False, False]), 2)], components=components, diversity=0.9)
+    assert pinned.tolist() == [3, 0]  # unlike what is pinned
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=20), st.integers(1, 4), st.integers(1, 20))
