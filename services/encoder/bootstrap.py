@@ -133,7 +133,9 @@ def inference_encoder(settings: EncoderSettings, bundle: Bundle) -> InferenceSer
     )
 
 
-def kafka_stream(settings: EncoderSettings, partitions: Sequence[int] | None = None) -> TopicReader:
+def kafka_stream(
+    settings: EncoderSettings, partitions: Sequence[int] | None = None, *, max_partition_bytes: int = 1 << 20
+) -> TopicReader:
     """These partitions of `interactions`, or all; missing topics are made when the stream is first read."""
     return TopicReader(
         settings.kafka,
@@ -144,7 +146,7 @@ def kafka_stream(settings: EncoderSettings, partitions: Sequence[int] | None = N
         makes_topics=settings.replicas,
         pause_ms=settings.window_ms,
         max_poll_records=settings.max_poll_records,
-        max_partition_bytes=_TURN_BYTES,
+        max_partition_bytes=max_partition_bytes,
     )
 
 
@@ -252,7 +254,7 @@ def stream_consumer(
         popularity_half_life_s=settings.popularity_half_life_hours * 3600,
         tracing=tracing,
     )
-    stream = kafka_stream(settings)
+    stream = kafka_stream(settings, max_partition_bytes=_TURN_BYTES)
 
     def ends() -> Offsets:
         return {partition: end for partition, (_, end) in stream.bounds(range(stream.num_partitions())).items()}
