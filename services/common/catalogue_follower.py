@@ -111,7 +111,7 @@ class CatalogueFollower(Follower):
         follows_deltas: bool = True,
         kinds: Mapping[str, str] = MappingProxyType({}),
         snapshots: CatalogueSnapshots | None = None,
-        poll_s: float = 0.5,
+        poll_s: float = 1.0,
         backoff_s: float = 0.5,
         turns: TurnClock | None = None,
         tracing: Tracing = OFF,

@@ -14,7 +14,7 @@ from services.common.version_sets import VersionSets
 
 log = structlog.get_logger()
 
-_POLL_MS = 500
+_POLL_MS = 1_000
 
 
 def version_set_reader(bootstrap: Brokers, client_id: str, *, makes_topics: Replicas | None = None) -> TopicReader:

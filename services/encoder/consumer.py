@@ -34,7 +34,8 @@ _LOG_CHECK_EVERY = 5
 class ConsumerLimits:
     """Sizes and times of the loop. Polls grow from min_ to max_records while they come back full (catching up)."""
 
-    poll_ms: int = 200
+    # Records end a wait at once. What else turns do (forgets, leases) waits for the next one.
+    poll_ms: int = 500
     min_records: int = 512
     max_records: int = 4_096
     backoff_s: float = 0.05

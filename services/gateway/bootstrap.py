@@ -179,14 +179,14 @@ def make_handlers(
     pages: PageTokens,
     kinds: Kinds = MappingProxyType({}),
     tau: float = 1.0,
-    stalled_s: Callable[[float], float] = lambda since: 0.0,
+    stalls: LoopStalls | None = None,
     rng: Random | None = None,
     rules: Sequence[AskedRule] = (),
     others: Callable[[], Sequence[Refreshers]] = tuple,
 ) -> Handlers:
     """Every handler on these ports. `titles`: by item id, live. `kinds`: of attributes. `tau`: of the model's scores.
-    `stalled_s`: see `Breaker`. `others`: refreshers of other version sets."""
-    stages = Stages(ports, limits, stalled_s, metrics.component_failed)
+    `stalls`: of this event loop. `others`: refreshers of other version sets."""
+    stages = Stages(ports, limits, stalls, metrics.component_failed)
     text = TextRetrieval(ports.sources, limits)
     record = RecordInteractions(
         ports=ports, lag=lag, metrics=metrics, exposures=exposures, schema=schema, limits=limits
@@ -367,7 +367,6 @@ async def _serve(
     ends = KafkaStreamEnds(settings.kafka)
     ends.start()
     stalls = LoopStalls()
-    stalls.start()
     lag = AcknowledgedLag(grace_seconds=settings.lag_grace_ms / 1000)
     pages, loop = PageTokens(key), asyncio.get_running_loop()
 
@@ -427,7 +426,7 @@ async def _serve(
             kinds=bundle.attributes.kinds,
             tau=bundle.tau,
             rules=rules,
-            stalled_s=stalls.since,
+            stalls=stalls,
             others=lambda: [held.refreshers for held in routes.others],
         )
         unseen = make(metrics=GatewayMetrics(CollectorRegistry()), exposures=Exposures(key, None))

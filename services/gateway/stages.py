@@ -27,6 +27,7 @@ from services.gateway.domain import (
     SimilarQuery,
     StageTimes,
 )
+from services.gateway.loop_stalls import LoopStalls
 from services.gateway.ports import Ports
 from services.gateway.searching import SearchQuery
 
@@ -147,13 +148,14 @@ class Stages:
         self,
         ports: Ports,
         limits: Limits,
-        stalled_s: Callable[[float], float] = lambda since: 0.0,
+        stalls: LoopStalls | None = None,
         on_nothing: Callable[[str], None] = lambda component: None,
     ) -> None:
-        """stalled_s: see `Breaker`. on_nothing: told the component's name for each call that gave nothing."""
+        """on_nothing: told the component's name for each call that gave nothing."""
         self._ports, self._limits, self._on_nothing = ports, limits, on_nothing
+        self._stalls = stalls or LoopStalls()
         self._breakers = {
-            name: Breaker(name, open_seconds=limits.breaker_s, stalled_s=stalled_s) for name in COMPONENTS
+            name: Breaker(name, open_seconds=limits.breaker_s, stalled_s=self._stalls.since) for name in COMPONENTS
         }
 
     async def read_user(self, work: Work[Any], *, with_seen: bool, partition: int | None = None) -> UserView | None:
@@ -340,6 +342,7 @@ class Stages:
         if left <= 0:
             return None
         timeout_s = min(limit_s, left)
+        self._stalls.watch(timeout_s)
 
         async def within() -> T:
             try:

@@ -69,7 +69,7 @@ class ClicksFollower(Follower):
         *,
         on_ready: Callable[[], None] = lambda: None,
         on_change: Callable[[], None] = lambda: None,
-        poll_s: float = 0.5,
+        poll_s: float = 1.0,
         backoff_s: float = 0.5,
         turns: TurnClock | None = None,
     ) -> None:

@@ -38,6 +38,8 @@ log = structlog.get_logger()
 # Batches of one holder are numbered within this many; a later holder's numbers are higher.
 _BATCHES_PER_TERM = 1 << 32
 _MAX_WAITING = 10_000
+# The longest wait between two slices of what goes on beside the stream: forgotten users, sweeps.
+_SLICE_MS = 100
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,7 +50,8 @@ class RefresherLimits:
     checkpoint_s: float = 30.0
     sweep_s: float = 30.0
     snapshot_s: float = 3600.0
-    poll_ms: int = 100
+    # Records end a wait at once. What else turns do (leases) waits for the next one.
+    poll_ms: int = 500
     # Changes per publication, all partitions together.
     max_changes: int = 2_000
     # A publication may take at most this share of the time while more waits to be folded.
@@ -176,7 +179,10 @@ class Refresher(Follower):
     def _wait_ms(self) -> int:
         """How long to wait for records: what is to be published waits no longer than it must."""
         if not self._has_news:
-            return self._limits.poll_ms
+            goes_on = any(
+                state.leaving or state.returning or state.to_sweep for state in self._registry.partitions.values()
+            )
+            return min(self._limits.poll_ms, _SLICE_MS) if goes_on else self._limits.poll_ms
         return int(max(0.0, min(self._limits.poll_ms, 1000 * (self._publish_at - time.monotonic()))))
 
     @property

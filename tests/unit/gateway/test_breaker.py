@@ -136,7 +136,7 @@ async def test_what_fails_while_our_own_loop_stands_still_is_no_outage(failure: 
 
 async def test_a_loop_that_stands_still_is_seen() -> None:
     stalls, began = LoopStalls(), time.monotonic()
-    stalls.start()
+    stalls.watch(10.0)
     await asyncio.sleep(0.05)
     blocked = time.monotonic()
     time.sleep(0.2)  # noqa: ASYNC251 - what is tested
@@ -145,6 +145,16 @@ async def test_a_loop_that_stands_still_is_seen() -> None:
     assert stalls.since(blocked) >= 0.15
     assert stalls.since(time.monotonic()) == 0.0
     stalls.stop()
+
+
+async def test_a_loop_of_which_nobody_wants_to_know_sleeps() -> None:
+    stalls, before = LoopStalls(), asyncio.all_tasks()
+    for _ in range(2):
+        stalls.watch(0.03)
+        stalls.watch(0.01)
+        (looking,) = asyncio.all_tasks() - before
+        await looking
+    assert asyncio.all_tasks() == before
 
 
 async def test_a_busy_dependency_is_not_a_dead_one() -> None:

@@ -34,6 +34,7 @@ from services.common.errors import DependencyUnavailable
 from services.common.kafka import partition_for
 from services.common.stream.record import DeadLetter, SourceRecord
 from services.common.turn_clock import TurnClock
+from services.refresher.consumer import RefresherLimits
 from services.refresher.domain.records import Entry, Forgetting, Undo
 from services.refresher.handlers.content import ContentStates
 
@@ -674,3 +675,16 @@ def test_lag_and_age_grow_while_folding_stalls_and_fall_when_it_goes_on() -> Non
     finally:
         outbox.away = False
         running.refresher.stop()
+
+
+def test_a_loop_at_rest_sleeps_and_one_with_slices_to_do_does_not() -> None:
+    running = World(RULES).refresher()
+    running.settle()
+    refresher, state = running.refresher, running.held.partitions[0]
+    refresher._limits = RefresherLimits()
+    waits_ms = [refresher._wait_ms()]
+    for name, work in (("to_sweep", ["item"]), ("returning", [3]), ("leaving", {"ann": {0: 3}})):
+        setattr(state, name, work)
+        waits_ms.append(refresher._wait_ms())
+        setattr(state, name, type(work)())
+    assert waits_ms == [500, 100, 100, 100]
