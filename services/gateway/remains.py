@@ -34,8 +34,8 @@ HOLDS: Mapping[str, str] = {
     "forget` takes them out",
     ATTRIBUTIONS + SUFFIX: "unreadable records of the user under a pseudonym; a forget does not reach them",
     SEARCH_CLICKS + SUFFIX: "unreadable searches of the user under a pseudonym; a forget does not reach them",
-    REFRESHER_CHECKPOINTS: "what the refreshers held before the forget, under hashes of a pseudonym; two later "
-    "checkpoints of a partition replace it",
+    REFRESHER_CHECKPOINTS: "the user's pseudonyms and up to where they are void, in every checkpoint; and what the "
+    "refreshers held before the forget, under hashes of a pseudonym, until two later checkpoints of a partition",
     FORGETS + SUFFIX: "unreadable wishes to forget, with the user id; a forget does not reach them",
 }
 NOTHING_OF_USERS = frozenset({ITEMS, ITEMS + SUFFIX, VERSION_SETS})
@@ -43,6 +43,8 @@ NOTHING_OF_USERS = frozenset({ITEMS, ITEMS + SUFFIX, VERSION_SETS})
 _ELSEWHERE = (
     "answers may rest on earlier item states until the refresher's next changes are served, seconds later",
     "the generator takes back what the user's clicks taught it when it reads of the forget; it is not asked for that",
+    "Redis keeps the user id in two keys, with the applied positions and up to where the user is forgotten, so that no "
+    "record counts again: `{pN}:users` and `{pN}:history:`, until the user's keys would expire",
     "Redis's append-only file keeps earlier writes until Redis writes it anew",
     "an archive (`freshet archive`) holds the user's interactions with the user id until its next run takes them out",
     "backups, snapshots and exports that were made before hold what they held",

@@ -82,16 +82,16 @@ class ForgetUser:
         """
         validate_id("user_id", user_id)
         deadline = time.monotonic() + (request_context.remaining_seconds() or DEFAULT_WAIT_S) - _ANSWER_RESERVE_S
-        before = await self._look(user_id)
+        before = await self._look(user_id, (time.monotonic() + deadline) / 2)
         if preview:
             if before.stored is None:
                 raise DependencyUnavailable("the encoder process does not answer", retry_after_ms=RETRY_AFTER_MS)
             counts = before.counts()
             return ForgetReport(forget_id="", found=counts, left=counts, is_applied=False, remains=before.remains())
-        forget = await self._write(user_id)
+        forget = await self._write(user_id, deadline)
         while True:
-            now = await self._look(user_id)
-            applied = await self._is_applied(now, forget)
+            now = await self._look(user_id, deadline)
+            applied = await self._is_applied(now, forget, deadline)
             if applied or time.monotonic() + _LOOK_AGAIN_S >= deadline:
                 break
             await asyncio.sleep(_LOOK_AGAIN_S)
@@ -103,37 +103,40 @@ class ForgetUser:
             remains=now.remains(),
         )
 
-    async def _write(self, user_id: str) -> Forget:
+    async def _write(self, user_id: str, deadline: float) -> Forget:
         try:
             # Twice: the first answer may have been on its way before this call, and miss what was acknowledged just
             # before it; the second was asked for after the first came.
-            await self.ports.ends.interactions(self.append_timeout_s)
-            ends = await self.ports.ends.interactions(self.append_timeout_s)
+            await self.ports.ends.interactions(_within(self.append_timeout_s, deadline))
+            ends = await self.ports.ends.interactions(_within(self.append_timeout_s, deadline))
             forget = Forget(
                 forget_id=secrets.token_hex(16),
                 user_id=user_id,
                 up_to={partition: end - 1 for partition, end in ends.items()},
                 requested_ms=now_ms(),
             )
-            await self.ports.forgets.append(forget, self.append_timeout_s)
+            await self.ports.forgets.append(forget, _within(self.append_timeout_s, deadline))
         except (DependencyUnavailable, DeadlineExceeded) as exc:
             raise DependencyUnavailable(f"Kafka: {exc.message}", retry_after_ms=RETRY_AFTER_MS) from exc
         return forget
 
-    async def _look(self, user_id: str) -> _Holdings:
+    async def _look(self, user_id: str, until: float) -> _Holdings:
+        """What is held, as far as it is heard of until then (monotonic clock)."""
         try:
-            stored = await self.ports.encoder.describe_user(user_id, self.ask_timeout_s)
-        except FreshetError:
+            timeout_s = _within(self.ask_timeout_s, until)
+            async with asyncio.timeout(timeout_s):
+                stored = await self.ports.encoder.describe_user(user_id, timeout_s)
+        except (FreshetError, TimeoutError):
             return _Holdings(None, (), all_answered=False)
         found = await asyncio.gather(
             *(
-                refreshers.contributions(stored.pseudonym, self.ask_timeout_s)
+                refreshers.contributions(stored.pseudonym, _within(self.ask_timeout_s, until))
                 for refreshers in (self.ports.refreshers, *self.others())
             )
         )
         return _Holdings(stored, [held for held, _ in found], all(answered for _, answered in found))
 
-    async def _is_applied(self, found: _Holdings, forget: Forget) -> bool:
+    async def _is_applied(self, found: _Holdings, forget: Forget, until: float) -> bool:
         if found.stored is None or not covers(found.stored.forgotten_up_to, forget.up_to):
             return False
         spoken_for = [
@@ -149,7 +152,12 @@ class ForgetUser:
             return False
         try:
             # Each time: partitions may be added while the gateway runs.
-            number = await self.ports.ends.attribution_partitions(self.append_timeout_s)
+            number = await self.ports.ends.attribution_partitions(_within(self.append_timeout_s, until))
         except (DependencyUnavailable, DeadlineExceeded):
             return False
         return all(of_set >= set(range(number)) for of_set in spoken_for)
+
+
+def _within(limit_s: float, until: float) -> float:
+    """The limit, or what is left until then, in seconds."""
+    return max(0.001, min(limit_s, until - time.monotonic()))

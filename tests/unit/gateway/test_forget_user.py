@@ -3,6 +3,7 @@
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import grpc
 import pytest
@@ -12,11 +13,12 @@ from test_server import gateway
 
 from services.common import request_context
 from services.common.errors import DependencyUnavailable, InvalidRequest
+from services.common.state_layout import Home, history_key, users_key
 from services.common.stream.topic import NUM_PARTITIONS, Topic
 from services.common.stream.topics import TOPICS
 from services.common.stream.topics.forgets import Forget
 from services.gateway.forgetting import Contributions, ForgetReport, StoredUser
-from services.gateway.remains import HOLDS, NOTHING_OF_USERS, until
+from services.gateway.remains import HOLDS, NOTHING_OF_USERS, REMAINS, until
 
 FOUND = {
     "history_events": 5,
@@ -152,6 +154,39 @@ async def test_a_forget_goes_out_while_the_encoder_is_away_and_says_what_is_not_
     assert any("not known" in sentence for sentence in report.remains)
     with pytest.raises(DependencyUnavailable):
         await scene.forget_user("ann", preview=True)
+
+
+@pytest.mark.parametrize("slow", ["encoder", "ends"])
+async def test_a_part_that_does_not_answer_in_time_leaves_a_report_within_the_deadline(slow: str) -> None:
+    scene = scene_with_ann()
+    part: Any = getattr(scene, slow)
+
+    def stop(forget: Forget) -> None:
+        forget_everywhere(scene, forget)
+        part.delay_s = 30.0
+
+    scene.forgets.on_append = stop
+    async with gateway(scene) as stub:
+        answer = await stub.ForgetUser(gateway_pb2.ForgetUserRequest(user_id="ann"), timeout=1.5)
+    assert (answer.is_applied, bool(answer.forget_id)) == (slow == "ends", True)
+    assert any("not known" in sentence for sentence in answer.remains) is (slow == "encoder")
+
+
+async def test_an_encoder_that_never_answers_leaves_time_to_write_the_forget() -> None:
+    scene = scene_with_ann()
+    scene.encoder.delay_s = 30.0
+    async with gateway(scene) as stub:
+        answer = await stub.ForgetUser(gateway_pb2.ForgetUserRequest(user_id="ann"), timeout=1.5)
+    assert (answer.is_applied, answer.forget_id) == (False, scene.forgets.written[0].forget_id)
+
+
+def test_the_report_names_the_keys_of_the_state_store_and_the_pseudonyms_that_stay() -> None:
+    """Those that hold the user id after a forget: the table of users, and the history's key."""
+    home = Home(3, "ann")
+    (sentence,) = (one for one in REMAINS if "two keys" in one)
+    for key in (users_key(3), history_key(home).removesuffix("ann")):
+        assert f"`{key.replace('{p3}', '{pN}')}`" in sentence
+    assert any("`refresher-checkpoints` keeps the user's pseudonyms" in one for one in REMAINS)
 
 
 @pytest.mark.parametrize("part", ["forgets", "ends"])
