@@ -5,14 +5,15 @@ not the query. A token says list and place; it is its user's alone. A list ends 
 the fifth newest of its user.
 """
 
+import json
 import os
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from services.common.errors import InvalidRequest, PermissionDenied, PreconditionFailed
 from services.common.stream.topics.exposures import Exposure, decode_exposure, encode_exposure
-from services.gateway.domain import Certificate, CertificateKind, Ranking, ScoredItem, now_ms
+from services.gateway.domain import Certificate, CertificateKind, Degradation, Ranking, ScoredItem, now_ms
 from services.gateway.signing import Altered, OfAnotherUser, Signer
 
 KEPT_S = 15 * 60
@@ -38,6 +39,7 @@ class ServedList:
 
     ranking: Ranking
     model_version: str
+    degradations: Sequence[Degradation] = ()
 
 
 class PageTokens:
@@ -73,7 +75,8 @@ class PageTokens:
 
 
 def packed_list(place: Place, served: ServedList) -> bytes:
-    """What is kept: the list's id, the certificate, and the list in the form of an exposure."""
+    """What is kept: the list's id, the certificate, and the list in the form of an exposure, whose context has what an
+    exposure does not say."""
     items, certificate = served.ranking.items, served.ranking.certificate
     shown = Exposure(
         exposure_id=place.list_id.hex(),
@@ -85,6 +88,11 @@ def packed_list(place: Place, served: ServedList) -> bytes:
         scores=[item.score for item in items],
         sources=[item.source for item in items],
         propensities=() if all(item.propensity == 1 for item in items) else [item.propensity for item in items],
+        context={
+            "degradations": json.dumps(served.degradations),
+            "searched_share": json.dumps(served.ranking.searched_share),
+            "rules": json.dumps({row: item.rules for row, item in enumerate(items) if item.rules}),
+        },
     )
     return place.list_id + _CERTIFICATE.pack(certificate.kind, certificate.gap) + encode_exposure(shown)
 
@@ -96,9 +104,16 @@ def find_list(entries: list[bytes], place: Place) -> ServedList:
             kind, gap = _CERTIFICATE.unpack_from(entry, _ID_BYTES)
             shown = decode_exposure(entry[_ID_BYTES + _CERTIFICATE.size :])
             columns = shown.item_ids, shown.scores, shown.sources, shown.propensities or [1.0] * len(shown.item_ids)
-            items = [ScoredItem(*slot) for slot in zip(*columns, strict=True)]
+            # A gateway of before kept none of it.
+            said = {name: json.loads(text) for name, text in shown.context.items()}
+            rules = said.get("rules", {})
+            slots = enumerate(zip(*columns, strict=True))
             ranking = Ranking(
-                items=items, certificate=Certificate(CertificateKind(kind), gap), index_version=shown.index_version
+                items=[ScoredItem(*slot, tuple(rules.get(str(row), ()))) for row, slot in slots],
+                certificate=Certificate(CertificateKind(kind), gap),
+                index_version=shown.index_version,
+                searched_share=said.get("searched_share", 1.0),
             )
-            return ServedList(ranking=ranking, model_version=shown.model_version)
+            marks = [Degradation(number) for number in said.get("degradations", ())]
+            return ServedList(ranking=ranking, model_version=shown.model_version, degradations=marks)
     raise PreconditionFailed(_ENDED)

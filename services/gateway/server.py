@@ -79,9 +79,7 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
             for position, message in enumerate(request.interactions)
         ]
         receipts = await self._serving.record(interactions)
-        for one in interactions:
-            if self._serving.record.takes(one):
-                self.routes.took(one.user_id, one.item_id)
+        self._took(interactions)
         return gateway_pb2.RecordInteractionsResponse(receipts=map(_receipt_message, receipts))
 
     async def StreamInteractions(
@@ -89,13 +87,17 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
     ) -> gateway_pb2.StreamInteractionsResponse:
         """The same as a client stream."""
 
+        taken: list[Interaction] = []
+
         async def arriving() -> AsyncIterator[Interaction]:
             position = 0
             async for request in requests:
-                yield _interaction(request.interaction, now_ms(), f"stream[{position}].interaction.")
+                taken.append(_interaction(request.interaction, now_ms(), f"stream[{position}].interaction."))
+                yield taken[-1]
                 position += 1
 
         receipts = await self._serving.record.stream(arriving())
+        self._took(taken)
         return gateway_pb2.StreamInteractionsResponse(receipts=map(_receipt_message, receipts))
 
     async def RecordImpressions(
@@ -146,6 +148,11 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
     ) -> gateway_pb2.GetVersionSetsResponse:
         """Which version sets this gateway holds, and what each of them answers."""
         return _sets_message(self.routes, await self.routes.report())
+
+    def _took(self, interactions: Sequence[Interaction]) -> None:
+        for one in interactions:
+            if self._serving.record.takes(one):
+                self.routes.took(one.user_id, one.item_id)
 
     @property
     def _serving(self) -> Handlers:

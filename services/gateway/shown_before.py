@@ -16,6 +16,8 @@ from services.gateway.domain import NotAgain, Ranking
 MAX_ANSWERS, MAX_ITEMS_OF_ANSWER = 50, 200
 ANSWERS_KEPT_S = 24 * 3600
 MAX_IMPRESSIONS = 100
+# The most items that a person has discounts for, the latest; the answer is searched that much deeper.
+MAX_DISCOUNTED = 1_000
 # Then a discount is below a thousandth.
 HALF_LIVES_KEPT = 10
 _TIME_BYTES = 6
@@ -40,14 +42,16 @@ def not_again(entries: Sequence[bytes], asked: NotAgain, now_ms: int) -> list[st
 
 
 def discounts_of(entries: Sequence[bytes], now_ms: int, *, discount: float, half_life_s: float) -> dict[str, float]:
-    """By item what its impressions take from its score: discount · Σ 2^(-age / half-life)."""
+    """By item what its impressions take from its score: discount · Σ 2^(-age / half-life). entries: newest first."""
     found: Counter[str] = Counter()
     # An impression that was sent again made an equal entry.
     for shown_ms, item_ids in map(_unpacked, dict.fromkeys(entries)):
+        if len(found) >= MAX_DISCOUNTED:
+            break
         weight = float(impressions.discount((now_ms - shown_ms) / 1000, each=discount, half_life_s=half_life_s))
         for item_id in item_ids:
             found[item_id] += weight  # type: ignore[assignment]
-    return dict(found)
+    return dict(found.most_common(MAX_DISCOUNTED))
 
 
 def discounted(ranking: Ranking, discounts: Mapping[str, float], k: int) -> Ranking:

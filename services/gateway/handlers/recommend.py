@@ -134,7 +134,8 @@ class Recommend:
         if ranking is None:
             ranking = self._popular_items(work)
             stored, source = None, "none"
-        served = ServedList(ranking=ranking, model_version=self.model_version)
+        ranking = replace(ranking, searched_share=work.searched_share)
+        served = ServedList(ranking=ranking, model_version=self.model_version, degradations=tuple(work.degradations))
         next_page = None
         if query.page_depth and len(ranking.items) > query.k and Degradation.BUSY not in work.degradations:
             next_page = self.pages.begin(query.k)
@@ -156,6 +157,8 @@ class Recommend:
         if kept is None:
             raise DependencyUnavailable("the state store, which keeps the list, did not answer", retry_after_ms=500)
         served = find_list(kept[PAGES], place)
+        work.degradations, work.searched_share = list(served.degradations), served.ranking.searched_share
+        work.token_honoured = Degradation.TOKEN_NOT_HONOURED not in work.degradations
         items = served.ranking.items
         rows = [row for row in range(place.offset, len(items)) if items[row].item_id not in self.popular.withdrawn]
         rows = rows[: query.k]

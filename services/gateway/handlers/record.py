@@ -8,7 +8,8 @@ import asyncio
 import hashlib
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import replace
 
 from services.algorithms.event_schema import EventSchema, Role
@@ -30,7 +31,7 @@ from services.gateway.exposures import Exposures
 from services.gateway.lag import AcknowledgedLag
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.ports import Ports, UserStates
-from services.gateway.shown_before import HALF_LIVES_KEPT, MAX_IMPRESSIONS, packed_items
+from services.gateway.shown_before import HALF_LIVES_KEPT, MAX_DISCOUNTED, MAX_IMPRESSIONS, packed_items
 from services.gateway.stages import Limits
 from services.gateway.validation import check_interaction, check_interactions
 from services.gateway.writes import RETRY_AFTER_MS, write_timeout_s
@@ -118,15 +119,15 @@ class RecordInteractions:
         receipts, failure = _sorted(outcomes)
         if failure is not None:
             raise _with_count(failure, len(receipts), len(interactions))
-        if self._limits.impression_discount:
-            await self._keep_seen([one for one in interactions if self._schema.of(one.type).role is Role.EXPOSURE])
+        await self._keep_seen(interactions)
         return receipts
 
-    async def _keep_seen(self, impressions: Sequence[Interaction]) -> None:
-        """For discounts of scores. Best effort: what is lost lowers nothing."""
-        of_user: dict[str, list[Interaction]] = {}
-        for one in impressions:
-            of_user.setdefault(one.user_id, []).append(one)
+    async def _keep_seen(self, written: Iterable[Interaction]) -> None:
+        """Impressions, for discounts of scores. Best effort: what is lost lowers nothing."""
+        of_user: dict[str, deque[Interaction]] = {}
+        for one in written if self._limits.impression_discount else ():
+            if self._schema.of(one.type).role is Role.EXPOSURE:
+                of_user.setdefault(one.user_id, deque(maxlen=MAX_DISCOUNTED)).append(one)
         ttl_s = round(HALF_LIVES_KEPT * self._limits.impression_half_life_s)
         for user_id, seen in of_user.items():
             entry = packed_items(max(one.event_time_ms for one in seen), [one.item_id for one in seen])
@@ -141,6 +142,7 @@ class RecordInteractions:
         Raises: as `__call__`, but what arrived before a bad or failed message is written; the message says how many.
         """
         pending: list[asyncio.Task[Receipt]] = []
+        sent: list[Interaction] = []
         window = asyncio.Semaphore(MAX_IN_FLIGHT)
         refused: FreshetError | None = None
         cut_short = False
@@ -163,7 +165,8 @@ class RecordInteractions:
                     check_interaction(interaction, now_ms(), f"stream[{position}].interaction.")
                     self._check_exposure(interaction, f"stream[{position}].interaction.")
                     await window.acquire()
-                    pending.append(asyncio.create_task(append(_with_id(interaction))))
+                    sent.append(_with_id(interaction))
+                    pending.append(asyncio.create_task(append(sent[-1])))
                     if not self._breaker.closed:
                         # The stream was or went away: this message tells whether it is back.
                         await asyncio.wait(pending[-1:])
@@ -178,6 +181,7 @@ class RecordInteractions:
                 task.cancel()
             raise
         receipts, failure = _sorted(outcomes)
+        await self._keep_seen(one for one, outcome in zip(sent, outcomes, strict=True) if isinstance(outcome, Receipt))
         if failure is None and cut_short:
             failure = DependencyUnavailable("the stream became unreachable", retry_after_ms=RETRY_AFTER_MS)
         if failure is not None:

@@ -11,8 +11,20 @@ from services.common.errors import DependencyUnavailable, InvalidRequest, Permis
 from services.common.state_layout import PAGES
 from services.common.stream.topics.items import CatalogueItem
 from services.gateway.catalogue import DescribedItems
-from services.gateway.domain import Degradation, Filter, HistoryEvent, NotAgain, Recommendation, RecommendQuery
-from services.gateway.pages import KEPT_S, MAX_LISTS
+from services.gateway.domain import (
+    Certificate,
+    CertificateKind,
+    Degradation,
+    Filter,
+    FreshnessToken,
+    HistoryEvent,
+    NotAgain,
+    Ranking,
+    Recommendation,
+    RecommendQuery,
+    ScoredItem,
+)
+from services.gateway.pages import KEPT_S, MAX_LISTS, Place, ServedList, find_list, packed_list
 
 # Seen items are not answered: five of six are.
 ANN = RecommendQuery(user_id="ann", k=2, page_depth=10)
@@ -59,6 +71,27 @@ async def test_pages_of_any_sizes_are_the_list_once(sizes: list[int], first: int
         answer = await page(scene, answer.next_page_token, k=size)
         found += ids(answer)
     assert found == LIST
+
+
+async def test_a_page_has_the_marks_of_the_answer_that_it_continues() -> None:
+    scene = Scene()
+    scene.reranker.failure = DependencyUnavailable("away")
+    scene.stream.encoder_serving = False
+    token = FreshnessToken("gone", 3, 9)
+    first = await scene.recommend(replace(ANN, max_per_category=5, token=token))
+    marks = [Degradation.TOKEN_NOT_HONOURED, Degradation.STALE_STATE, Degradation.FIRST_STAGE_ORDER]
+    assert (list(first.degradations), first.token_honoured) == (marks, False)
+    second = await page(scene, first.next_page_token)
+    third = await page(scene, second.next_page_token)
+    assert [(list(one.degradations), one.token_honoured) for one in (second, third)] == [(marks, False)] * 2
+
+
+def test_a_kept_list_says_rules_and_the_share_that_was_searched() -> None:
+    items = [ScoredItem("a", 0.5, "mol", rules=("promo", "é")), ScoredItem("b", 0.25, "new", 0.5)]
+    ranking = Ranking(items=items, certificate=Certificate(CertificateKind.BOUNDED, 0.125), searched_share=0.75)
+    served = ServedList(ranking=ranking, model_version="m1", degradations=[Degradation.PARTIAL_CATALOGUE])
+    place = Place(b"12345", 1_000, 1)
+    assert find_list([packed_list(place, served)], place) == served
 
 
 async def test_the_same_token_is_the_same_page() -> None:

@@ -1,6 +1,7 @@
 """Version sets at the gateway: whom which set answers, what happens when the record changes, and the shadow beside."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from random import Random
 
 import pytest
@@ -111,13 +112,22 @@ async def test_forgetting_asks_the_refreshers_of_both_sets() -> None:
     assert [held.refreshers for held in sets.routes.others] == [sets.scenes["b"].refreshers]
 
 
-async def test_a_shadow_is_asked_beside_and_counts_what_people_took_next() -> None:
+@pytest.mark.parametrize("is_streamed", [False, True])
+async def test_a_shadow_is_asked_beside_and_counts_what_people_took_next(is_streamed: bool) -> None:
     sets = Sets()
     await sets.routes.apply(BOTH.shadowed("b", 1.0))
     answer = await sets.servicer.Recommend(gateway_pb2.RecommendRequest(user_id="ann", k=2), None)
     await asyncio.sleep(0.05)
     taken = events_pb2.Interaction(user_id="ann", item_id=answer.items[0].item_id)
-    await sets.servicer.RecordInteractions(gateway_pb2.RecordInteractionsRequest(interactions=[taken, taken]), None)
+    if is_streamed:
+
+        async def arriving() -> AsyncIterator[gateway_pb2.StreamInteractionsRequest]:
+            for _ in range(2):
+                yield gateway_pb2.StreamInteractionsRequest(interaction=taken)
+
+        await sets.servicer.StreamInteractions(arriving(), None)
+    else:
+        await sets.servicer.RecordInteractions(gateway_pb2.RecordInteractionsRequest(interactions=[taken, taken]), None)
     said = await sets.servicer.GetVersionSets(gateway_pb2.GetVersionSetsRequest(), None)
     shadow = next(one.shadow for one in said.sets if one.set.name == "b")
     assert (shadow.requests, shadow.failed, shadow.overlap, shadow.score_shift) == (1, 0, 1.0, 0.0)

@@ -1,15 +1,29 @@
 """Not again, and scores that impressions lower: whose, how long, and that the order is that of all items."""
 
 import math
+from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
-from gateway_scene import Scene
+from fakes.gateway import MemoryCandidates
+from gateway_scene import ITEMS, Scene
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.common.errors import DependencyUnavailable
+from services.common.errors import DependencyUnavailable, InvalidRequest
+from services.common.query_state import PackedQueryState
 from services.common.state_layout import ANSWERS, IMPRESSIONS
-from services.gateway.domain import Degradation, Filter, Impression, NotAgain, Ranking, RecommendQuery, ScoredItem
+from services.common.stream.topics.interactions import Interaction
+from services.gateway.domain import (
+    Degradation,
+    Filter,
+    Impression,
+    NotAgain,
+    Ranking,
+    RecommendQuery,
+    ScoredItem,
+    now_ms,
+)
 from services.gateway.shown_before import discounted, discounts_of, not_again, packed_items
 from services.gateway.stages import Limits
 
@@ -114,6 +128,55 @@ async def test_rules_and_diversity_choose_by_the_lowered_score() -> None:
     await scene.record_impressions("ann", answer.exposure_id, [Impression(1, "f")])
     await ids(scene, diversity=0.5)
     assert scene.reranker.discounts[-1] == {"f": pytest.approx(2.5, abs=0.01)}
+
+
+def impressions(names: list[str], user: str = "ann") -> list[Interaction]:
+    return [Interaction(user_id=user, item_id=name, type="impression", event_time_ms=now_ms()) for name in names]
+
+
+async def streamed(interactions: list[Interaction]) -> AsyncIterator[Interaction]:
+    for one in interactions:
+        yield one
+
+
+class LimitedCandidates(MemoryCandidates):
+    """As the process: no more than 10,000 at a time."""
+
+    async def search(self, query_state: PackedQueryState, *, k: int, **rest: Any) -> Ranking:
+        if k > 10_000:
+            raise InvalidRequest.of("k", k, "1-10000")
+        return await super().search(query_state, k=k, **rest)
+
+
+async def test_however_many_impressions_there_are_the_latest_lower_scores_and_the_model_answers() -> None:
+    scene = discounting()
+    object.__setattr__(scene.ports, "candidates", LimitedCandidates(item_ids=list(ITEMS)))
+    for call in range(10):
+        await scene.record(impressions([*(f"item-{call}-{row}" for row in range(999)), "f"]))
+    answer = await scene.recommend(RecommendQuery(user_id="ann", k=10))
+    assert (list(answer.degradations), answer.state_source) == ([], "stored")
+    scores = {item.item_id: item.score for item in answer.items}
+    assert scores["e"] - scores["f"] > 2.4
+
+
+async def test_streamed_impressions_lower_scores_as_recorded_ones_do() -> None:
+    found = []
+    for is_streamed in (False, True):
+        scene = discounting()
+        sent = impressions(["f", "e"])
+        await (scene.record.stream(streamed(sent)) if is_streamed else scene.record(sent))
+        answer = await scene.recommend(RecommendQuery(user_id="ann", k=5))
+        found.append([(item.item_id, round(item.score, 2)) for item in answer.items])
+    assert found[0] == found[1]
+    assert [name for name, _ in found[0][-2:]] == ["f", "e"]
+
+
+async def test_what_a_stream_wrote_before_it_was_refused_counts() -> None:
+    scene = discounting()
+    with pytest.raises(InvalidRequest, match="1 earlier messages were written"):
+        await scene.record.stream(streamed([*impressions(["f"]), *impressions([""])]))
+    answer = await scene.recommend(RecommendQuery(user_id="ann", k=5))
+    assert answer.items[-1].item_id == "f"
 
 
 async def test_without_the_setting_impressions_are_not_kept() -> None:
