@@ -1,6 +1,7 @@
 """What a first user does wrong, or meets: a sentence that names it, before anything is written, and no traceback."""
 
 import json
+import os
 import signal
 import socketserver
 import subprocess
@@ -28,6 +29,16 @@ from tests.unit.cli.gateway_on_loopback import MemoryGateway, running_gateway, s
 
 MARKUP = "Song [live] 1947 [/x] :smile:"
 ESCAPES = "a\x1b[2J\x1b]0;owned\x07\x9b31mb\u202ec"
+
+
+@pytest.fixture(autouse=True)
+def as_it_was() -> Iterator[None]:
+    """A command may set variables for what it starts; the demo hears SIGTERM."""
+    variables, handler = dict(os.environ), signal.getsignal(signal.SIGTERM)
+    yield
+    os.environ.clear()
+    os.environ.update(variables)
+    signal.signal(signal.SIGTERM, handler)
 
 
 @pytest.fixture
