@@ -148,9 +148,8 @@ def report(error: CommandError, *, as_json: bool) -> None:
     if as_json:
         emit_json({"error": error.message, "advice": error.advice, "exit_status": int(error.status)})
         return
-    sys.stderr.write(printable(f"error: {error.message}\n"))
-    if error.advice:
-        sys.stderr.write(printable(f"  try: {error.advice}\n"))
+    advice = f"  try: {error.advice}\n" if error.advice else ""
+    sys.stderr.write(printable(f"error: {error.message}\n{advice}"))
 
 
 def reports_errors(command: Callable[P, R]) -> Callable[P, R]:

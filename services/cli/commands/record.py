@@ -5,6 +5,7 @@ Prints the event id (reuse it to repeat the command safely) and the freshness to
 
 import math
 import time
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Annotated
@@ -105,20 +106,14 @@ def _event_time_ns(text: str) -> int:
     """Unix nanoseconds of an ISO 8601 moment (UTC unless it says otherwise) or of unix seconds; now when empty."""
     if not text:
         return time.time_ns()
-    try:
+    seconds = Decimal("nan")
+    with suppress(ValueError):
+        moment = datetime.fromisoformat(text)
+        since = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - datetime(1970, 1, 1, tzinfo=UTC)
+        seconds = Decimal(since // timedelta(microseconds=1)) / 10**6
+    with suppress(InvalidOperation):
         seconds = Decimal(text)
-    except InvalidOperation:
-        seconds = _unix_seconds(text)
     if seconds.is_finite() and _FIRST_S <= seconds <= _LAST_S:
         return int(seconds * 10**9)
     advice = "--time 2026-11-21T09:30:00Z; milliseconds are divided by 1000"
     raise usage_error(f"time={text!r} allowed: ISO 8601, or unix seconds of the years 1 to 9999", advice)
-
-
-def _unix_seconds(text: str) -> Decimal:
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        return Decimal("nan")
-    since = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - datetime(1970, 1, 1, tzinfo=UTC)
-    return Decimal(since // timedelta(microseconds=1)) / 10**6

@@ -75,8 +75,6 @@ def _print(facts: dict[str, Any]) -> None:
     for one in facts["items"]:
         shown.add_row(str(one["rank"]), Text(one["title"] or ""), Text(one["item_id"]), f"{one['similarity']:.4f}")
     console().print(shown)
-    console().print(
-        f"index {facts['index_version']} · exact · {facts['total_ms']:.1f} ms", style="dim", highlight=False
-    )
+    console().print(f"index {facts['index_version']} · exact · {facts['total_ms']:.1f} ms", style="dim")
     for one in facts["degradations"]:
         console().print(f"degraded: {one}", style="yellow")

@@ -130,11 +130,10 @@ def _bundle(running: Running) -> Iterator[Finding]:
     except (BundleError, OSError) as exc:
         yield error("bundle", str(exc), why, "freshet train, or take it from a backup: freshet restore")
         return
-    if bundle.manifest.encoder is not None and ENCODER_ONNX not in bundle.manifest.files:
-        found = f"{path} holds no {ENCODER_ONNX}"
-        yield error("bundle", found, "the encoder does not start", f"freshet export --bundle {path}")
-        return
-    yield fine("bundle", f"{bundle.model_version} with {bundle.num_items:,} items, checksums agree")
+    if bundle.manifest.encoder is None or ENCODER_ONNX in bundle.manifest.files:
+        yield fine("bundle", f"{bundle.model_version} with {bundle.num_items:,} items, checksums agree")
+    else:
+        yield error("bundle", f"{path} holds no {ENCODER_ONNX}", "no encoder starts", f"freshet export --bundle {path}")
 
 
 def _data(_: Running) -> Iterator[Finding]:

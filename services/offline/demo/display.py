@@ -64,10 +64,8 @@ class Display:
 
     def step(self, name: str, says: str) -> None:
         """Announce one of STEPS."""
-        from rich.text import Text
-
-        heading = (f"{STEPS.index(name) + 1}/{len(STEPS)} {name}", "bold cyan")
-        self.console.print(Text.assemble(heading, f"  {says}"), soft_wrap=True)
+        self.console.print(f"{STEPS.index(name) + 1}/{len(STEPS)} {name}", style="bold cyan", end="  ")
+        self.console.print(says, soft_wrap=True)
 
     def fact(self, says: str) -> None:
         """A line of detail under the current step."""

@@ -131,14 +131,12 @@ def make_stack(options: DemoOptions, display: Display) -> Stack:
 
 def require_free(stack: Stack, options: DemoOptions) -> None:
     """Raises: StackError where parts run in the state folder, or it keeps a stream that no demo made."""
-    state, other = options.state_dir, "another --state"
-    if running := [part.name for part in stack.status() if part.running]:
-        problem = f"{', '.join(running)} run in {state}; a demo deletes their stream and states"
-        raise StackError("state", problem, advice=f"`freshet down` first, or {other}")
-    kept = [folder for part in _STREAM_DATA if (folder := stack.place.state.data(part)).exists()]
-    if kept and not options.folder.exists():
-        problem = f"{kept[0]} is of no demo; a demo deletes the stream and the states of its folder"
-        raise StackError("state", problem, advice=f"{other}, or move {kept[0].parent} away")
+    in_use = [part.name for part in stack.status() if part.running]
+    if not options.folder.exists():
+        in_use += [str(folder) for part in _STREAM_DATA if (folder := stack.place.state.data(part)).exists()]
+    if in_use:
+        problem = f"{options.state_dir} has {', '.join(in_use)}; a demo deletes the stream and the states of its folder"
+        raise StackError("state", problem, advice="another --state, or `freshet down` where a demo's stack runs")
 
 
 def prepare(stack: Stack) -> None:

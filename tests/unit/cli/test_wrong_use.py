@@ -237,11 +237,11 @@ def test_the_demo_leaves_a_running_stack_and_its_log_alone(tmp_path: Path) -> No
     with running_part(stack, "redis"):
         result = run("demo", "--state", str(tmp_path))
         assert result.exit_code == 3
-        assert f"redis run in {tmp_path}; a demo deletes their stream and states" in result.stderr
-        assert "`freshet down` first, or another --state" in result.stderr
+        assert f"{tmp_path} has redis, {log.parent}; a demo deletes the stream and the states" in result.stderr
+        assert "another --state, or `freshet down`" in result.stderr
         assert [part.name for part in stack.status() if part.running] == ["redis"]
     result = run("demo", "--state", str(tmp_path))
-    assert f"{log.parent} is of no demo" in result.stderr
+    assert f"{tmp_path} has {log.parent}; a demo deletes" in result.stderr
     assert log.read_text() == "everything"
 
 
