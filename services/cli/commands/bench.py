@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from services.cli.measuring import AsJson, Out, Quick, Seed, benchmark, measured
-from services.cli.output import CommandError, ExitStatus, reports_errors, sentences, wait_without_spinning
+from services.cli.output import CommandError, ExitStatus, reports_errors, sentences, usage_error, wait_without_spinning
 
 if TYPE_CHECKING:
     from services.offline.evaluation.common.report import Report, Request
@@ -160,14 +160,18 @@ def gpu(
     from services.offline.evaluation.gpu import table
 
     if device not in ("cuda", "cpu"):
-        raise ValueError(f"device={device!r}; allowed: cuda, or cpu to try the command at 900 items")
+        raise usage_error(f"device={device!r}; allowed: cuda, or cpu to try the command at 900 items")
     if device == "cuda" and not torch.cuda.is_available():
         raise CommandError(table.NO_CARD, advice="freshet bench retrieval", status=ExitStatus.UNAVAILABLE)
-    with sentences(no_memory="--shape ml-20m"):
-        found = table.measure(
+    try:  # not `sentences`: its errors need gRPC
+        status = table.measure(
             shape or (), batches=batch or (32, 1), seed=seed, quick=quick, as_json=as_json, device=device
         )
-        raise typer.Exit(found)
+    except ValueError as error:
+        raise usage_error(str(error), "see --help for an example") from error
+    except MemoryError as error:
+        raise CommandError("there is not enough memory", advice="--shape ml-20m") from error
+    raise typer.Exit(status)
 
 
 @benchmark(app, "quantization")
