@@ -136,7 +136,7 @@ def make_live(
         metrics=metrics,
         max_batch=settings.max_batch,
         max_queue=settings.max_queue,
-        copied_nbytes=0 if on_card is None else on_card.copied_nbytes,
+        copied_bytes_per_item=0 if on_card is None else on_card.copied_bytes_per_item,
         shard=settings.shard,
     )
     if settings.max_memory_mb:
@@ -215,15 +215,9 @@ def make_follower(
     gate: CatalogueGate,
     tracing: Tracing,
 ) -> tuple[CatalogueFollower, list[BackgroundMerge]]:
-    """What keeps the catalogue up to date: the stream's follower, and a merge per index in the background.
-
-    On a card the bundle's states are served as they are, and only withdrawals followed: a merge would build on the card
-    beside the searches that it answers.
-    """
+    """What keeps the catalogue up to date: the stream's follower, and a merge per index in the background."""
     indexes = [live.catalogue.index, *(() if live.votes is None else (live.votes.index.index,))]
-    merges = [BackgroundMerge(index) for index in indexes] if settings.device == "cpu" else []
-    if settings.device != "cpu":
-        log.warning("deltas_not_followed", device=settings.device, serves=live.catalogue.served.name)
+    merges = [BackgroundMerge(index) for index in indexes]
     changes = CatalogueChanges(
         live.catalogue,
         metrics.catalogue,
@@ -240,9 +234,8 @@ def make_follower(
         changes,
         model_version=live.catalogue.base.model_version,
         on_ready=gate.open,
-        follows_deltas=settings.device == "cpu",
         kinds=live.catalogue.index.kinds,
-        snapshots=make_snapshots(settings, live) if settings.device == "cpu" else None,
+        snapshots=make_snapshots(settings, live),
         tracing=tracing,
     )
     metrics.catalogue.watch_turns(follower.turns)

@@ -51,13 +51,13 @@ class Search:
         metrics: CandidatesMetrics,
         max_batch: int,
         max_queue: int,
-        copied_nbytes: int = 0,
+        copied_bytes_per_item: int = 0,
         shard: Shard = WHOLE,
     ) -> None:
-        """`copied_nbytes`: what a device holds of the states beside this machine's memory."""
+        """`copied_bytes_per_item`: what a device has of an item's states beside this machine's memory."""
         self._catalogue, self._votes, self._metrics, self._audit = catalogue, votes, metrics, audit
         self.shard = shard
-        self._algorithms, self._copied_nbytes = list(algorithms), copied_nbytes
+        self._algorithms, self._copied_bytes_per_item = list(algorithms), copied_bytes_per_item
         self._names, self._choice = _short_names(algorithms), Choice(algorithms)
         self._batcher: Batcher[SearchQuery, Found] = Batcher(
             self.find_all, max_batch=max_batch, max_queue=max_queue, name="candidates", on_batch=metrics.batch
@@ -71,10 +71,10 @@ class Search:
         """What is loaded now."""
         served, memory, votes = self._catalogue.served, self._catalogue.index.memory, self._votes.memory
         added: dict[str, int] = {}
-        copied = self._copied_nbytes
+        copied = 0
         if served.version.main is not None:
             segment = served.version.main.segment
-            states = segment.scorer.nbytes
+            states, copied = segment.scorer.nbytes, self._copied_bytes_per_item * len(segment)
             # Each algorithm counts the states that it searches, all of them the same; so does the segment, the others.
             searched = copied or states
             added = {name: segment.indexes[name].nbytes - searched for name in self._algorithms}

@@ -19,17 +19,18 @@ from services.common.config import ConfigError
 class DeviceBuild:
     """Every algorithm over one copy of the item states on a device; the audit's truth stays on this machine.
 
-    It raises ValueError for an algorithm that a card does not serve. `copied_nbytes`: what the device holds of the
-    states.
+    It builds a mutable index's segments that have algorithms; the other rows of the delta are scored on this machine.
+    It raises ValueError for an algorithm that a card does not serve. `copied_bytes_per_item`: what the device has of an
+    item's states.
     """
 
     def __init__(self, algorithms: Sequence[Algorithm], device: torch.device) -> None:
-        self._algorithms, self._device, self.copied_nbytes = algorithms, device, 0
+        self._algorithms, self._device, self.copied_bytes_per_item = algorithms, device, 0
 
     def __call__(self, items: MolScorer, pair_gate: PairGate | None, /) -> Mapping[str, Index]:
         states = ItemStates(components=items.components, gate=items.item_gate)
         scorer = DeviceScorer(states, pair_gate, device=self._device)
-        self.copied_nbytes = scorer.nbytes
+        self.copied_bytes_per_item = scorer.nbytes // scorer.num_items
         ranks = np.arange(items.num_items)
         indexes: dict[str, Index] = {one.text: make_device_index(one, scorer, ranks) for one in self._algorithms}
         return {**indexes, TRUTH: BruteForce(items)}

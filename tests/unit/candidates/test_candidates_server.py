@@ -340,7 +340,7 @@ async def test_searches_are_answered_from_a_torch_device(tmp_path: Path) -> None
     catalogue = LiveCatalogue(base, build=build)
     queries = half(make_queries(np.random.default_rng(5), 1, 4, 2, 8))
     exact = mol_scores_reference(queries, bundle.item_states, bundle.pair_gate).numpy()[0]
-    assert build.copied_nbytes >= bundle.item_states.components.nbytes
+    assert build.copied_bytes_per_item * base.num_items >= bundle.item_states.components.nbytes
     for name in names:
         answer = catalogue.index.search(queries, 5, algorithm=name)
         assert list(answer.item_ids[0]) == [f"item-{row}" for row in np.argsort(-exact)[:5]]

@@ -4,6 +4,7 @@
 per setting worth testing; catalogues here have 1 to 600 items, so pools of a few items are small ones.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Protocol
@@ -35,6 +36,7 @@ from services.algorithms.indexes.quantized.pools import QuantizedTopKAvg, Quanti
 from services.algorithms.indexes.quantized.tangents import QuantizedTangents
 from services.algorithms.indexes.top_k_avg import TopKAvg
 from services.algorithms.indexes.top_k_per_embedding import TopKPerEmbedding
+from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.ops.quantized_scan import Cells, Visit
 from services.algorithms.states import ItemStates, PairGate
 from services.offline.evaluation.retrieval.adaptive import AdaptiveTopK
@@ -53,6 +55,16 @@ class Builder:
     name: str
     build: Build
     exact: bool
+
+
+def segment_on_device(kind: Callable[..., Index], **sizes: int) -> Callable[[MolScorer, PairGate | None], Index]:
+    """Builds an algorithm on PyTorch's CPU over a segment of a mutable index."""
+
+    def build(scorer: MolScorer, pair_gate: PairGate | None) -> Index:
+        states = ItemStates(components=scorer.components, gate=scorer.item_gate)
+        return kind(states, pair_gate, device="cpu", **sizes)
+
+    return build
 
 
 BUILDERS: list[Builder] = [
@@ -189,6 +201,28 @@ BUILDERS: list[Builder] = [
             items, gate, pair_pool_size=2, average_pool_size=8, device="cpu", **o
         ),
         exact=False,
+    ),
+    # The same as segments of an index that changes between searches, its delta on the CPU.
+    *(
+        Builder(
+            f"mutable_{name}",
+            lambda items, gate, build=build, coded=coded, **o: MutableAsIndex(
+                items, gate, build, coded=coded, moving=not coded, **o
+            ),
+            exact=exact,
+        )
+        for name, build, coded, exact in (
+            ("moving_device_brute_force", segment_on_device(DeviceBruteForce), False, True),
+            ("moving_device_top_k_avg_8", segment_on_device(DeviceTopKAvg, pool_size=8), False, False),
+            (
+                "moving_device_top_k_per_embedding_3",
+                segment_on_device(DeviceTopKPerEmbedding, pool_size=3),
+                False,
+                False,
+            ),
+            ("coded_device_brute_force", segment_on_device(DeviceBruteForce), True, True),
+            ("coded_device_top_k_avg_8", segment_on_device(DeviceTopKAvg, pool_size=8), True, False),
+        )
     ),
     # Pools far smaller than the catalogues, so that the bound pass has something to drop.
     *(

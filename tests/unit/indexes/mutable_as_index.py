@@ -1,9 +1,11 @@
 """A mutable index behind the Index protocol, so that the conformance suite holds it to the same claims.
 
 Half of the items are in its main segment, the rest in its delta; some were removed, some updated on the way. With
-`coded`, most of the delta is one block with the algorithm over it.
+`coded`, most of the delta is one block with the algorithm over it. With `moving`, items change before each search, and
+some searches follow a merge.
 """
 
+import threading
 from collections.abc import Callable
 from unittest.mock import patch
 
@@ -14,6 +16,7 @@ from services.algorithms.filters import ItemFilter
 from services.algorithms.indexes.mutable import index as mutable
 from services.algorithms.indexes.mutable.index import MutableIndex, only
 from services.algorithms.indexes.mutable.item_batch import ItemBatch
+from services.algorithms.indexes.mutable.version import Version
 from services.algorithms.indexes.protocol import Index, Mask, Pool, TopK, check_request, check_tie_ranks
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.states import ItemStates, PairGate, QueryStates
@@ -31,6 +34,7 @@ class MutableAsIndex:
         build: Callable[[MolScorer, PairGate | None], Index],
         *,
         coded: bool = False,
+        moving: bool = False,
         tie_ranks: npt.NDArray[np.integer] | None = None,
     ) -> None:
         self.ranks = check_tie_ranks(tie_ranks, len(items))
@@ -45,6 +49,7 @@ class MutableAsIndex:
                 states=ItemStates(components=items.components[states], gate=item_gate),
             )
 
+        self._some, self._moving, self._moves, self._lock = some, moving, 0, threading.Lock()
         rows = np.arange(len(items))
         first, later = rows[::2], rows[1::2]
         self.index = MutableIndex(some(first, first), gate, model_version="model", build=only(build))
@@ -62,7 +67,7 @@ class MutableAsIndex:
         return self.index.memory.total
 
     def search(self, queries: QueryStates, k: int, allowed: Mask | None = None) -> TopK:
-        answer = self.index.search(queries, k, self._filters(queries, k, allowed))
+        answer = self.index.search(queries, k, self._filters(queries, k, allowed), version=self._next_version())
         return TopK(
             item_indices=self._rows(answer.item_ids, answer.scores.shape),
             scores=answer.scores,
@@ -71,13 +76,27 @@ class MutableAsIndex:
         )
 
     def first_stage(self, queries: QueryStates, size: int, allowed: Mask | None = None) -> Pool:
-        pool = self.index.first_stage(queries, size, self._filters(queries, size, allowed))
+        filters = self._filters(queries, size, allowed)
+        pool = self.index.first_stage(queries, size, filters, version=self._next_version())
         return Pool(
             item_indices=self._rows(pool.item_ids, pool.scores.shape),
             scores=pool.scores,
             bounds=pool.bounds,
             passes=pool.passes,
         )
+
+    def _next_version(self) -> Version:
+        """The items as they were given; `moving`: after other states, removals and merges in between."""
+        with self._lock:
+            if self._moving:
+                rows = np.arange(self._moves % 3, self.num_items, 3)
+                self.index.apply(upserts=self._some(rows, rows[::-1]))
+                self.index.apply(removals=self.ids[rows[::2]].tolist())
+                if self._moves % 4 == 1:
+                    self.index.merge()
+                self.index.apply(upserts=self._some(rows, rows))
+                self._moves += 1
+            return self.index.version
 
     def _filters(self, queries: QueryStates, k: int, allowed: Mask | None) -> list[ItemFilter] | ItemFilter | None:
         check_request(k=k, allowed=allowed, num_queries=len(queries), num_items=self.num_items)

@@ -334,7 +334,9 @@ def test_an_answer_does_not_depend_on_who_else_is_in_the_batch(
     # Filters from strict to lax, so that some queries must look deeper than others.
     masks = {"shared": rng.random(num_items) < 0.5, "own": rng.random((num_queries, num_items)) < rng.random((17, 1))}
     allowed = masks.get(filtered)
-    on_device = builder.name.startswith("device_")
+    if builder.name.startswith("mutable_moving_") and not builder.exact:
+        pytest.skip("a heuristic's pool depends on what lies in its delta, which changes between the searches")
+    on_device = "device_" in builder.name
     for k in (10, 100):
         answers, pools = index.search(queries, k, allowed), index.first_stage(queries, k, allowed)
         for query in range(num_queries):
