@@ -11,6 +11,7 @@ import json
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from functools import partial
 from typing import Any, NoReturn, cast
 from urllib.parse import urlsplit
 
@@ -23,13 +24,13 @@ from connectrpc.request import RequestContext
 from connectrpc.server import ConnectASGIApplication, Endpoint
 from google.protobuf import json_format, message_factory
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 
-from services.common import json_requests
+from services.common import large_requests
 from services.common.config import ProcessSettings
 from services.common.errors import InvalidRequest
 from services.common.ports import PortTaken, check_port_free, port_owner
-from services.common.rpc_guard import CallGuards
+from services.common.rpc_guard import Body, CallGuards, reader
 
 _MAX_CONNECTIONS = 1024
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -41,21 +42,8 @@ _CODES = {
 Answer = Callable[[Any, Any], Awaitable[Any]]
 
 
-class _Body:
-    """A request as it came: it is parsed inside the guard, so that what strangers send is not."""
-
-    def __init__(self, data: bytes, *, is_json: bool) -> None:
-        self._data, self._is_json = data, is_json
-
-    def parsed(self, kind: type[Message]) -> Message:
-        """Raises: InvalidRequest naming the field, DecodeError."""
-        if not self._is_json:
-            return kind.FromString(self._data)
-        return json_requests.parse(self._data, kind)
-
-
 class _Codec:
-    """Implements Connect's `Codec` for Google's messages."""
+    """Implements Connect's `Codec` for Google's messages. Requests are parsed inside the guard."""
 
     def __init__(self, *, is_json: bool) -> None:
         self._is_json = is_json
@@ -63,13 +51,17 @@ class _Codec:
     def name(self) -> str:
         return "json" if self._is_json else "proto"
 
-    def encode(self, message: Message) -> bytes:
-        return (
-            json_format.MessageToJson(message, indent=None).encode() if self._is_json else message.SerializeToString()
-        )
+    def encode(self, message: Message | bytes) -> bytes:
+        return message if isinstance(message, bytes) else _encoded(message, is_json=self._is_json)
 
-    def decode(self, data: bytes | bytearray, message_class: type[Any]) -> _Body:
-        return _Body(bytes(data), is_json=self._is_json)
+    def decode(self, data: bytes | bytearray, message_class: type[Any]) -> Body:
+        return Body(bytes(data), is_json=self._is_json)
+
+
+def _encoded(message: Message, *, is_json: bool) -> bytes:
+    if not is_json:
+        return message.SerializeToString()
+    return json_format.MessageToJson(message, indent=None).encode()
 
 
 class _Call:
@@ -243,20 +235,23 @@ class HttpServer:
 
 def _endpoint(service: ServiceDescriptor, method: MethodDescriptor, answer: Answer, guards: CallGuards) -> Any:
     request_type = message_factory.GetMessageClass(method.input_type)
-    handler = grpc.unary_unary_rpc_method_handler(
-        answer, request_deserializer=lambda body: body.parsed(request_type), response_serializer=None
-    )
-    guarded = guards.guarded(f"/{service.full_name}/{method.name}", handler)
+    path = f"/{service.full_name}/{method.name}"
+    handler = grpc.unary_unary_rpc_method_handler(answer)
+    guarded, read = guards.guarded(path, handler), reader(path, guards.limits)
 
-    async def function(body: Any, context: RequestContext[Any, Any]) -> Any:
+    async def function(body: Body, context: RequestContext[Any, Any]) -> Any:
         call = _Call(context)
-        if guarded is not handler:
-            return await guarded.unary_unary(body, call)
-        try:
-            request = body.parsed(request_type)
-        except (InvalidRequest, DecodeError) as exc:
-            raise ConnectError(Code.INVALID_ARGUMENT, str(exc)) from exc
-        return await handler.unary_unary(request, call)
+        if guarded is handler:
+            try:
+                return await answer(read(body), call)
+            except InvalidRequest as exc:
+                raise ConnectError(Code.INVALID_ARGUMENT, exc.message) from exc
+        response = await guarded.unary_unary(body, call)
+        if not body.is_json:
+            return response
+        # JSON takes some 30 us for each thousand bytes of a message.
+        large_requests.size_bytes.set(4 * response.ByteSize())
+        return await large_requests.in_turn(partial(_encoded, is_json=True), response)
 
     info = MethodInfo(
         name=method.name,

@@ -1,6 +1,7 @@
 """Requests that come as JSON; of one that is refused, which field is wrong, its value, and what is allowed."""
 
 import json
+from collections import Counter
 from typing import Any, cast
 
 from google.protobuf import json_format, message_factory
@@ -8,6 +9,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
 from services.common.errors import InvalidRequest
+from services.common.request_counts import MAX_FIELDS, RequestCounts
 
 _MAX_DEPTH = 20
 _MAX_VALUE, _MAX_ERROR = 80, 600
@@ -22,21 +24,41 @@ _KINDS = {
 }
 
 
-def parse(data: bytes, kind: type[Message]) -> Message:
-    """A message of its JSON. Raises: InvalidRequest naming the first field that is wrong."""
+def parse(data: bytes, kind: type[Message], counts: RequestCounts | None = None) -> Message:
+    """A message of its JSON, counted first. Raises: InvalidRequest naming the first field that is wrong."""
+    marks = data.count(b",") + data.count(b"{") + data.count(b"[")
+    if marks > MAX_FIELDS:
+        raise InvalidRequest(f"JSON: {marks} commas and opening brackets; allowed: at most {MAX_FIELDS}")
     try:
-        return json_format.Parse(data or b"{}", kind(), max_recursion_depth=_MAX_DEPTH)
-    except (json_format.ParseError, UnicodeDecodeError, RecursionError) as exc:
-        wrong = _first_wrong(data, kind) or str(exc).removeprefix("Failed to load JSON: ")
-        # Half of a surrogate pair is no text that an answer can carry.
-        text = wrong[:_MAX_ERROR].encode(errors="backslashreplace").decode()
-        raise InvalidRequest(f"JSON: {text}") from exc
+        document = json.loads(data or b"{}", object_pairs_hook=_object)
+        if counts is not None:
+            counts.check_json(document)
+    except (ValueError, RecursionError) as exc:
+        raise _refused(str(exc)) from exc
+    try:
+        return json_format.ParseDict(document, kind(), max_recursion_depth=_MAX_DEPTH)
+    # SystemError: upb's for a name with half of a surrogate pair.
+    except (json_format.ParseError, RecursionError, SystemError) as exc:
+        raise _refused(_first_wrong(document, kind) or str(exc)) from exc
 
 
-def _first_wrong(data: bytes, kind: type[Message]) -> str:
-    """The first field that is wrong; "" where the text is no JSON, or no single field is to blame."""
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = Counter(name for name, _ in pairs)
+        raise ValueError(f"the name {names.most_common(1)[0][0]!r:.80} is there twice")
+    return found
+
+
+def _refused(wrong: str) -> InvalidRequest:
+    # Half of a surrogate pair is no text that an answer can carry.
+    return InvalidRequest(f"JSON: {wrong[:_MAX_ERROR].encode(errors='backslashreplace').decode()}")
+
+
+def _first_wrong(document: Any, kind: type[Message]) -> str:
+    """The first field that is wrong; "" where no single field is to blame."""
     try:
-        return _wrong_in(json.loads(data), cast(Descriptor, kind.DESCRIPTOR), "")
+        return _wrong_in(document, cast(Descriptor, kind.DESCRIPTOR), "")
     except (ValueError, RecursionError):
         return ""
 
@@ -94,5 +116,9 @@ def _is_refused(message: Descriptor, name: str, value: Any) -> bool:
 
 
 def _short(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= _MAX_VALUE else f"{text[:_MAX_VALUE]}…"
+    text = ""
+    for part in json.JSONEncoder(ensure_ascii=False).iterencode(value):
+        text += part
+        if len(text) > _MAX_VALUE:
+            return f"{text[:_MAX_VALUE]}…"
+    return text

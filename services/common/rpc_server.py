@@ -9,6 +9,7 @@ import contextlib
 import gc
 import signal
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import grpc
@@ -38,6 +39,11 @@ _SERVER_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_concurrent_streams", 1024),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    # Connections that say nothing: before they speak HTTP/2, without a call, and whose other end is gone.
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.max_connection_idle_ms", 300_000),
+    ("grpc.keepalive_time_ms", 60_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
 ]
 
 
@@ -194,6 +200,7 @@ class RpcServer:
         door: Door | None = None,
         admissions: Mapping[str, Admission] | None = None,
         max_request_bytes: int = MAX_REQUEST_BYTES,
+        limits: Mapping[str, int] = MappingProxyType({}),
         idle_s: float = 60.0,
         registry: CollectorRegistry = REGISTRY,
     ) -> None:
@@ -206,6 +213,7 @@ class RpcServer:
             admissions=admissions,
             idle_s=idle_s,
             door=door,
+            limits=limits,
         )
         interceptors = [*(tracing.server_interceptors if tracing else ()), self.guards]
         self._server = grpc.aio.server(
@@ -282,6 +290,7 @@ async def serve(
     door: Door | None = None,
     admissions: Mapping[str, Admission] | None = None,
     max_request_bytes: int = MAX_REQUEST_BYTES,
+    limits: Mapping[str, int] = MappingProxyType({}),
     before_listening: Callable[[], Awaitable[None]] | None = None,
     beside: Callable[[RpcServer], Beside] | None = None,
 ) -> None:
@@ -289,7 +298,8 @@ async def serve(
 
     `health_state`: pass one to say later when the process is ready; without it, it is ready at once.
     `door`: who may call what; without one, everybody may call everything. `admissions`: by method, where not all share
-    the one limit of `settings`. `max_request_bytes`: a larger one is refused before it is read.
+    the one limit of `settings`. `max_request_bytes`: a larger one is refused before it is read; `limits`: of its
+    repeated fields, where they differ from `request_counts.LIMITS`.
     `before_listening`: waited for before the port is taken. `beside`: makes a second server, which runs as long.
     Raises: PortTaken when the gRPC or the metrics port is held by somebody else (`on_drain` is called first).
     """
@@ -306,6 +316,7 @@ async def serve(
         door=door,
         admissions=admissions,
         max_request_bytes=max_request_bytes,
+        limits=limits,
     )
     try:
         if before_listening is not None:

@@ -30,6 +30,7 @@ from services.common.kafka import EventProducer
 from services.common.process import configure_tracing
 from services.common.processes import PROCESSES
 from services.common.pseudonyms import pseudonym_key, read_key
+from services.common.request_counts import OF_CLIENTS
 from services.common.rpc_server import HealthState, RpcServer, serve
 from services.common.rule_file import read_rules
 from services.common.session_store import SessionStore
@@ -515,6 +516,7 @@ async def _serve(
         tracing=tracing,
         admissions=admissions(),
         max_request_bytes=MAX_REQUEST_BYTES,
+        limits=OF_CLIENTS,
         door=door,
         before_listening=before_listening,
         beside=by_http if settings.resolved_http_port else None,

@@ -121,12 +121,16 @@ class Door:
             bytes.fromhex(key.sha256): _Holder(key, before.get(key.id), self._shared_rates) for key in keys
         }
 
+    def knows(self, metadata: Any) -> bool:
+        """Whether the metadata of a call have a key that is valid, or was."""
+        return digest(_presented(metadata)) in self._by_digest
+
     def __call__(self, method: str, context: Any) -> Callable[[str], None] | None:
         """Who has to hear how the call ended, or None.
 
         Raises: Unauthenticated, PermissionDenied; Overloaded, with the time to wait, when the key's rate is used up.
         """
-        secret = _presented(context)
+        secret = _presented(context.invocation_metadata())
         holder = self._by_digest.get(digest(secret))
         if holder is None:
             why = "unknown API key" if secret else "no API key: send the metadata authorization: Bearer <key>"
@@ -178,9 +182,9 @@ def _look(path: Path) -> tuple[int, ...]:
     return (found.st_mtime_ns, found.st_size, found.st_ino)
 
 
-def _presented(context: Any) -> bytes:
+def _presented(metadata: Any) -> bytes:
     """The secret that the caller sent; empty for none."""
-    for name, value in context.invocation_metadata() or ():
+    for name, value in metadata or ():
         if name == "authorization":
             if isinstance(value, str) and value[: len(_SCHEME)].lower() == _SCHEME:
                 return value[len(_SCHEME) :].strip().encode()

@@ -10,6 +10,7 @@ from services.algorithms.attributes import Comparison, Condition
 from services.common import request_context
 from services.common.attributes import read_conditions
 from services.common.errors import InvalidRequest
+from services.common.large_requests import in_turn
 from services.common.stream.times import read_ms
 from services.common.stream.topics.interactions import Interaction, from_message
 from services.common.stream.topics.items import CatalogueItem, item_from_message
@@ -47,7 +48,7 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
 
     async def Recommend(self, request: gateway_pb2.RecommendRequest, context: Any) -> gateway_pb2.RecommendResponse:
         """The top K items for a user, or for a history in the request."""
-        query = _query(request)
+        query = await in_turn(_query, request)
         held = self.routes.of(query.user_id)
         answer = await held.handlers.recommend(query)
         self.routes.answered(held, query, answer)
@@ -59,25 +60,20 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
         self, request: gateway_pb2.GatewayServiceSearchRequest, context: Any
     ) -> gateway_pb2.GatewayServiceSearchResponse:
         """The top K items for words, for everybody or for a user."""
-        return _found_message(await self._of(request).search(_search_query(request)))
+        return _found_message(await self._of(request).search(await in_turn(_search_query, request)))
 
     async def Similar(
         self, request: gateway_pb2.GatewayServiceSimilarRequest, context: Any
     ) -> gateway_pb2.GatewayServiceSimilarResponse:
         """The top K items most like one item."""
-        wanted = _filter(request.filter, excludes_seen=True) if request.HasField("filter") else _NO_FILTER
-        query = SimilarQuery(item_id=request.item_id, user_id=request.user_id, k=request.k, filter=wanted)
+        query = await in_turn(_similar_query, request)
         return _similar_message(await self._of(request).similar(query))
 
     async def RecordInteractions(
         self, request: gateway_pb2.RecordInteractionsRequest, context: Any
     ) -> gateway_pb2.RecordInteractionsResponse:
         """Writes interactions to the stream."""
-        arrived_ms = now_ms()
-        interactions = [
-            _interaction(message, arrived_ms, f"interactions[{position}].")
-            for position, message in enumerate(request.interactions)
-        ]
+        interactions = await in_turn(_interactions, request, now_ms())
         receipts = await self._serving.record(interactions)
         self._took(interactions)
         return gateway_pb2.RecordInteractionsResponse(receipts=map(_receipt_message, receipts))
@@ -117,13 +113,7 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
 
     async def Explain(self, request: gateway_pb2.ExplainRequest, context: Any) -> gateway_pb2.ExplainResponse:
         """Why an item has the score that it has for a user."""
-        query = ExplainQuery(
-            user_id=request.user_id,
-            item_id=request.item_id,
-            history=tuple(_history(request)) if request.history else (),
-            max_pairs=request.max_pairs,
-            rules=_rules(request.rules),
-        )
+        query = await in_turn(_explain_query, request)
         return _explanation_message(await self._of(request).explain(query))
 
     async def GetFreshness(
@@ -134,8 +124,7 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
 
     async def PutItems(self, request: gateway_pb2.PutItemsRequest, context: Any) -> gateway_pb2.PutItemsResponse:
         """Adds items, changes their metadata, withdraws them or brings them back."""
-        items = [_item(message, f"items[{position}].") for position, message in enumerate(request.items)]
-        written = await self._serving.put_items(items)
+        written = await self._serving.put_items(await in_turn(_items, request))
         return gateway_pb2.PutItemsResponse(num_written=written)
 
     async def ForgetUser(self, request: gateway_pb2.ForgetUserRequest, context: Any) -> gateway_pb2.ForgetUserResponse:
@@ -160,6 +149,17 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
 
     def _of(self, request: Any) -> Handlers:
         return self.routes.of(request.user_id).handlers
+
+
+def _interactions(request: gateway_pb2.RecordInteractionsRequest, arrived_ms: int) -> list[Interaction]:
+    return [
+        _interaction(message, arrived_ms, f"interactions[{position}].")
+        for position, message in enumerate(request.interactions)
+    ]
+
+
+def _items(request: gateway_pb2.PutItemsRequest) -> list[CatalogueItem]:
+    return [_item(message, f"items[{position}].") for position, message in enumerate(request.items)]
 
 
 def _interaction(message: events_pb2.Interaction, arrived_ms: int, prefix: str) -> Interaction:
@@ -217,6 +217,21 @@ def rule_of(message: common_pb2.Rule, name: str) -> AskedRule:
         bury=message.bury,
         pin=message.pin,
         cap=message.cap,
+    )
+
+
+def _similar_query(request: gateway_pb2.GatewayServiceSimilarRequest) -> SimilarQuery:
+    wanted = _filter(request.filter, excludes_seen=True) if request.HasField("filter") else _NO_FILTER
+    return SimilarQuery(item_id=request.item_id, user_id=request.user_id, k=request.k, filter=wanted)
+
+
+def _explain_query(request: gateway_pb2.ExplainRequest) -> ExplainQuery:
+    return ExplainQuery(
+        user_id=request.user_id,
+        item_id=request.item_id,
+        history=tuple(_history(request)) if request.history else (),
+        max_pairs=request.max_pairs,
+        rules=_rules(request.rules),
     )
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from services.algorithms.attributes import Kinds
 from services.algorithms.event_schema import EventSchema
+from services.common.large_requests import in_turn
 from services.common.query_state import PackedQueryState
 from services.gateway.domain import AskedRule, HistoryEvent, now_ms, seen_in
 from services.gateway.explanation import ExplainQuery, Explanation, PastInteraction
@@ -36,7 +37,7 @@ class Explain:
         """Raises: InvalidRequest naming the field; NotFound for an item that no index serves; the error of a
         dependency that did not answer."""
         asked_ms = now_ms()
-        check_explain(query, asked_ms, self.kinds)
+        await in_turn(check_explain, query, asked_ms, self.kinds)
         rules = (*self.rules, *query.rules)
         state, history, source = await self._find_state(query, asked_ms)
         if state is None:

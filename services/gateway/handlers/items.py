@@ -4,11 +4,11 @@ Each item is written whole under its id, so repeating a request changes nothing.
 a failed one may have written some.
 """
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from services.common.errors import DependencyUnavailable, FreshetError, InvalidRequest
+from services.common.large_requests import in_turn, side_by_side
 from services.common.stream.topics.items import CatalogueItem, check_kinds, validate_item
 from services.gateway.ports import ItemLog
 from services.gateway.writes import RETRY_AFTER_MS, write_timeout_s
@@ -30,9 +30,9 @@ class PutItems:
         Raises: InvalidRequest naming the first item that breaks a limit, before anything is written;
         DependencyUnavailable with a retry hint when the log did not acknowledge all of them.
         """
-        _check(items, self.kinds)
+        await in_turn(_check, items, self.kinds)
         timeout_s = write_timeout_s(self.append_timeout_s, "the items")
-        outcomes = await asyncio.gather(*(self.log.put(item, timeout_s) for item in items), return_exceptions=True)
+        outcomes = await side_by_side([self.log.put(item, timeout_s) for item in items])
         failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
         if failures:
             failure = next((f for f in failures if not isinstance(f, FreshetError)), failures[0])

@@ -20,6 +20,7 @@ from services.algorithms.rank_fusion import reciprocal_rank_fusion
 from services.algorithms.reserved import MAX_POSITIONS, draw_slots
 from services.common import admission
 from services.common.errors import DependencyUnavailable
+from services.common.large_requests import in_turn
 from services.common.query_state import PackedQueryState
 from services.common.state_layout import ANSWERS, IMPRESSIONS, PAGES
 from services.common.state_store import StoredState, UserView
@@ -103,7 +104,7 @@ class Recommend:
         Raises: InvalidRequest naming the field; DeadlineExceeded when the caller's time was spent on the way.
         """
         asked_ms = now_ms()
-        check_query(query, asked_ms, self.kinds)
+        await in_turn(check_query, query, asked_ms, self.kinds)
         asked = replace(query, k=max(query.k, query.page_depth), rules=(*self.rules, *query.rules))
         work = Work.begin(asked, budget_s=self.limits.budget_s)
         if query.page_token:
@@ -360,10 +361,11 @@ class Recommend:
         asked_for = frozenset(query.filter.allow_item_ids)
         # What they score is heard of in its turn: those that stand in the answer already are not drawn again.
         shown = [item.item_id for item in items]
+        in_answer = frozenset(shown)
         fresh = [
             item_id
             for item_id in self.popular.newest(since_ms, MAX_NEW)
-            if item_id not in shown and (not asked_for or item_id in asked_for)
+            if item_id not in in_answer and (not asked_for or item_id in asked_for)
         ]
         for rule in query.rules:
             if rule.bury:  # a reserved position lifts nothing that a rule holds down
@@ -391,7 +393,7 @@ class Recommend:
                 gone = set(free[len(free) - dropped :])
                 kept = [item for row, item in enumerate(items) if row not in gone]
                 both = within_rules([*kept, *new], len(items) + NEW_DRAWN_FROM, query, self.popular, pins=False)
-                admitted = [item for item in both if item.item_id not in shown][:NEW_DRAWN_FROM]
+                admitted = [item for item in both if item.item_id not in in_answer][:NEW_DRAWN_FROM]
                 if len(admitted) >= dropped:
                     break
             new = admitted

@@ -21,6 +21,7 @@ from services.common.errors import (
     InvalidRequest,
     PermissionDenied,
 )
+from services.common.large_requests import in_turn, side_by_side
 from services.common.state_layout import IMPRESSIONS
 from services.common.stream.position import Position
 from services.common.stream.topics.interactions import Interaction
@@ -102,9 +103,7 @@ class RecordInteractions:
         Raises: InvalidRequest, and PermissionDenied for somebody else's exposure, before anything is written;
         DependencyUnavailable with a retry hint when the stream did not acknowledge all of it.
         """
-        check_interactions(interactions, now_ms())
-        for position, interaction in enumerate(interactions):
-            self._check_exposure(interaction, f"interactions[{position}].")
+        await in_turn(self._check, interactions, now_ms())
         return await self.write(interactions)
 
     def takes(self, interaction: Interaction) -> bool:
@@ -113,9 +112,7 @@ class RecordInteractions:
 
     async def write(self, interactions: Sequence[Interaction]) -> list[Receipt]:
         """Write what was checked. Raises: DependencyUnavailable, as `__call__`."""
-        outcomes = await asyncio.gather(
-            *(self._append(_with_id(interaction)) for interaction in interactions), return_exceptions=True
-        )
+        outcomes = await side_by_side([self._append(_with_id(interaction)) for interaction in interactions])
         receipts, failure = _sorted(outcomes)
         if failure is not None:
             raise _with_count(failure, len(receipts), len(interactions))
@@ -199,6 +196,11 @@ class RecordInteractions:
         digest = hashlib.sha256(f"{user_id}\0{event_id}".encode()).hexdigest()[:32]
         undo = Interaction(user_id=user_id, event_id=f"undo-{digest}", undoes_event_id=event_id, event_time_ms=now_ms())
         return await self._append(undo)
+
+    def _check(self, interactions: Sequence[Interaction], now: int) -> None:
+        check_interactions(interactions, now)
+        for position, interaction in enumerate(interactions):
+            self._check_exposure(interaction, f"interactions[{position}].")
 
     def _check_exposure(self, interaction: Interaction, prefix: str) -> None:
         if interaction.exposure_id:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from services.algorithms.attributes import Kinds
 from services.algorithms.rank_fusion import Fused, reciprocal_rank_fusion
+from services.common.large_requests import in_turn
 from services.common.query_state import PackedQueryState
 from services.common.state_store import UserView
 from services.gateway.domain import Degradation, Pool, Ranking
@@ -46,7 +47,7 @@ class Search:
         error of the tree when all of them failed alike); DeadlineExceeded when the caller's time was spent on the way.
         """
         work = Work.begin(query, budget_s=self.limits.budget_s)
-        check_search(query, self.kinds)
+        await in_turn(check_search, query, self.kinds)
         view = None
         if query.user_id and query.filter.exclude_seen:
             # What was seen acts inside the sources, so that it never starves the answer: it has to be known first.

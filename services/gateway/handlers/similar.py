@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from services.algorithms.attributes import Kinds
+from services.common.large_requests import in_turn
 from services.gateway.domain import Degradation, SimilarAnswer, SimilarQuery
 from services.gateway.exposures import Exposures
 from services.gateway.ports import Ports
@@ -31,7 +32,7 @@ class Similar:
         """Raises: InvalidRequest naming the field; NotFound for an item that no index serves; the error of candidates
         where they did not answer; DeadlineExceeded."""
         work = Work.begin(query, budget_s=self.limits.budget_s)
-        check_similar(query, self.kinds)
+        await in_turn(check_similar, query, self.kinds)
         leaves_out_seen = bool(query.user_id) and query.filter.exclude_seen
         if leaves_out_seen:
             view = await self.stages.read_user(work, with_seen=True)

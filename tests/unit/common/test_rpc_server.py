@@ -42,6 +42,19 @@ class Servicer(encoder_pb2_grpc.EncoderServiceServicer):
         return await self.answer(request, context)
 
 
+class Doorman:
+    """A door that knows everybody, or nobody."""
+
+    def __init__(self, asked: Callable[[str, Any], Any], *, knows: bool = True) -> None:
+        self.asked, self.known = asked, knows
+
+    def knows(self, metadata: Any) -> bool:
+        return self.known
+
+    def __call__(self, method: str, context: Any) -> Any:
+        return self.asked(method, context)
+
+
 async def _ok(_: Any, __: Any) -> Any:
     return encoder_pb2.EncodeResponse(unknown_items=7)
 
@@ -291,13 +304,16 @@ async def test_bytes_that_are_no_message_are_the_callers_fault_and_reach_no_hand
         assert servicer.calls == 0
 
 
+@pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("kind", STRANGERS)
-async def test_who_may_not_come_in_is_told_so_before_the_request_is_parsed(kind: type[errors.FreshetError]) -> None:
+async def test_who_may_not_come_in_is_told_so_before_the_request_is_parsed(
+    kind: type[errors.FreshetError], known: bool
+) -> None:
     def door(method: str, context: Any) -> None:
         assert (method, bool(context.peer())) == ("Encode", True)
         raise kind("not you", retry_after_ms=7)
 
-    async with running(_ok, door=door) as (channel, servicer, registry):
+    async with running(_ok, door=Doorman(door, knows=known)) as (channel, servicer, registry):
         method = channel.unary_unary(f"/{NAME}/Encode")
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await method(b"\xff", timeout=5)
@@ -320,7 +336,7 @@ async def test_the_door_hears_how_a_call_ended(error: Exception | None, code: st
             raise error
         return encoder_pb2.EncodeResponse()
 
-    async with running(answer, door=lambda method, context: heard.append) as (channel, _, _):
+    async with running(answer, door=Doorman(lambda method, context: heard.append)) as (channel, _, _):
         with contextlib.suppress(errors.FreshetError):
             await _encode(channel)
     assert heard == [code]

@@ -20,6 +20,7 @@ from prometheus_client import CollectorRegistry
 from services.common import rpc_client
 from services.common.errors import DependencyUnavailable, FreshetError
 from services.common.http_server import HttpServer
+from services.common.request_counts import OF_CLIENTS
 from services.common.rpc_server import RpcServer
 from services.gateway.api_keys import Role, create_key
 from services.gateway.bootstrap import MAX_REQUEST_BYTES, admissions, opened_door
@@ -33,8 +34,8 @@ _HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"]
 class Door:
     """Both doors of one gateway: `post` by HTTP, `stub` by gRPC."""
 
-    def __init__(self, port: int, stub: Any) -> None:
-        self.port, self.stub = port, stub
+    def __init__(self, port: int, stub: Any, channel: Any) -> None:
+        self.port, self.stub, self.channel = port, stub, channel
 
     async def post(
         self, method: str, body: Any, service: str = SERVICE, **headers: str
@@ -73,6 +74,7 @@ async def doors(scene: Scene, **given: Any) -> AsyncIterator[Door]:
             registry=CollectorRegistry(),
             admissions=admissions(),
             max_request_bytes=MAX_REQUEST_BYTES,
+            limits=OF_CLIENTS,
             door=door,
         )
         await server.start()
@@ -86,7 +88,7 @@ async def doors(scene: Scene, **given: Any) -> AsyncIterator[Door]:
         )
         await http.start()
         async with rpc_client.channel(f"127.0.0.1:{server.port}") as channel:
-            yield Door(http.port, gateway_pb2_grpc.GatewayServiceStub(channel))
+            yield Door(http.port, gateway_pb2_grpc.GatewayServiceStub(channel), channel)
         await asyncio.gather(server.drain(), http.drain())
 
 
