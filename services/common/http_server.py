@@ -29,10 +29,11 @@ from google.protobuf.message import Message
 from services.common import large_requests
 from services.common.config import ProcessSettings
 from services.common.errors import InvalidRequest
+from services.common.http_connections import IDLE_S, MAX_CONNECTIONS, LimitedConnection
 from services.common.ports import PortTaken, check_port_free, port_owner
-from services.common.rpc_guard import Body, CallGuards, reader
+from services.common.rpc_guard import UNGUARDED, Body, CallGuards, reader
 
-_MAX_CONNECTIONS = 1024
+_STRANGERS_BYTES = 4096
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 # gRPC spells it with two l.
 _CODES = {
@@ -138,12 +139,48 @@ class _OnLoopback:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         told = dict(scope["headers"]).get(b"host", b"").decode("latin-1")
-        if urlsplit(f"//{told}").hostname in _LOOPBACK:
+        if _hostname(told) in _LOOPBACK:
             await self._application(scope, receive, send)
             return
         await send({"type": "http.response.start", "status": 403, "headers": [(b"content-type", b"text/plain")]})
         text = f"host={told[:80]!r} allowed without API keys: {', '.join(_LOOPBACK)}\n"
         await send({"type": "http.response.body", "body": text.encode()})
+
+
+def _hostname(told: str) -> str | None:
+    try:
+        return urlsplit(f"//{told}").hostname
+    except ValueError:
+        return None
+
+
+class _KnownFirst:
+    """Asks for the key before the body: of a stranger's request nothing is read but what Health needs."""
+
+    def __init__(self, application: Any, guards: CallGuards) -> None:
+        self._application, self._guards = application, guards
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        metadata = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
+        if self._guards.door is None or self._guards.door.knows(metadata):
+            await self._application(scope, receive, send)
+            return
+        left = _STRANGERS_BYTES if scope["path"].startswith(UNGUARDED) else 0
+
+        async def beginning() -> Any:
+            nonlocal left
+            message = await receive() if left > 0 else {"type": "http.request", "body": b""}
+            if message["type"] != "http.request":
+                return message
+            body, left = message["body"][:left], left - len(message["body"])
+            return {**message, "body": body, "more_body": left > 0 and message.get("more_body", False)}
+
+        async def last(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
+            await send(message)
+
+        await self._application(scope, beginning, last)
 
 
 class _Server(uvicorn.Server):
@@ -182,7 +219,7 @@ class HttpServer:
             codecs=cast(Any, [_Codec(is_json=True), _Codec(is_json=False)]),
         )
         explained = _Explained(application, endpoints, max_request_bytes)
-        self._application = explained if knows_callers else _OnLoopback(explained)
+        self._application = _KnownFirst(explained, guards) if knows_callers else _OnLoopback(explained)
         self._server: _Server | None = None
         self._serving: asyncio.Task[None] | None = None
 
@@ -197,7 +234,7 @@ class HttpServer:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         try:
             listening.bind((host, self.port))
-            listening.listen(_MAX_CONNECTIONS)
+            listening.listen(MAX_CONNECTIONS)
         except OSError as exc:
             listening.close()
             raise PortTaken(host, self.port, port_owner(self.port)) from exc
@@ -226,8 +263,9 @@ class HttpServer:
             log_config=None,
             access_log=False,
             server_header=False,
-            timeout_keep_alive=60,
-            limit_concurrency=_MAX_CONNECTIONS,
+            http=LimitedConnection,
+            ws="none",
+            timeout_keep_alive=IDLE_S,
             timeout_graceful_shutdown=max(1, round(self._settings.drain_seconds)),
             **certificates,
         )
