@@ -14,7 +14,7 @@ WORKERS ?= 2
 PYTEST := PYTHONDONTWRITEBYTECODE= PYTHONHASHSEED=0 $(BIN)/pytest -n $(WORKERS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast compose-test chart-test alerts promtool chaos fuzz check fmt up down bench proto-image hooks clean
+.PHONY: help setup demo test test-fast compose-test chart-test alerts promtool chaos fuzz cost check fmt up down bench proto-image hooks clean
 
 help: ## List the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -76,6 +76,9 @@ chaos: setup ## Random trials against an oracle, hours: SEEDS= simulated, TRIALS
 # Random inputs for every RPC, topic and file (docs/security.md): INPUTS= of SEED=; ARGS="--only TARGET:NUMBER" is one.
 INPUTS ?= 100000
 SEED ?= 1
+
+cost: setup ## The delay that the dearest requests of one caller mean for others, at every RPC and door, some ten minutes: ARGS="--only NAME"
+	@OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/cost $(ARGS)
 
 fuzz: setup ## Random inputs for RPCs, topics and files, some ten minutes: INPUTS=, SEED=, ARGS="--only TARGET:NUMBER"
 	@OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz --inputs $(INPUTS) --seed $(SEED) $(ARGS)

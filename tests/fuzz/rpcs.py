@@ -44,6 +44,7 @@ from refresher.refresher_scene import World, make_rules, random_records
 from scene import ITEM_IDS, Served, query_state, write_small_bundle
 
 from services.candidates.config import CandidatesSettings
+from services.common.request_counts import OF_CLIENTS
 from services.common.rpc_server import RpcServer
 from services.common.state_layout import PAGES
 from services.common.stream.topics.forgets import Forget
@@ -72,7 +73,7 @@ _TOGETHER = 32
 _CALL_S = SLOWEST_S
 # A call that waits for a freshness token waits until its deadline.
 _TOKEN_CALL_S = 0.3
-_SECRET = "freshet_fuzz"
+SECRET = "freshet_fuzz"
 
 # Beside OK and INVALID_ARGUMENT. RESOURCE_EXHAUSTED: more calls at once than the process takes.
 ALSO: dict[str, set[str]] = {
@@ -112,11 +113,14 @@ _TOKEN = common_pb2.FreshnessToken(epoch="epoch-1", partition=3, offset=5)
 
 @dataclass
 class Process:
-    """A process that answers: its channel, what empties its fakes, and a query state that fits its model."""
+    """A process that answers: its server and a channel to it, what empties its fakes, and a query state that fits its
+    model. servicer: the gateway's, which HTTP serves, too."""
 
+    server: RpcServer
     channel: Any
     tidy: Callable[[], None] = lambda: None
     state: common_pb2.QueryState = field(default_factory=common_pb2.QueryState)
+    servicer: Any = None
 
 
 @dataclass(frozen=True)
@@ -216,7 +220,7 @@ def _has_token(data: bytes) -> bool:
 def _metadata(rng: Random) -> tuple[tuple[str, str], ...]:
     """A key, now and then another one; a request id of any printable ASCII."""
     drawn = rng.random()
-    secret = _SECRET if drawn < 0.98 else rng.choice(("", "x" * 4000, "freshet_other", "Bearer Bearer"))
+    secret = SECRET if drawn < 0.98 else rng.choice(("", "x" * 4000, "freshet_other", "Bearer Bearer"))
     found = (("authorization", f"{rng.choice(('Bearer', 'bearer'))} {secret}"),)
     if drawn < 0.1:
         text = "".join(chr(rng.randrange(33, 127)) for _ in range(rng.choice((1, 64, 65, 500))))
@@ -227,8 +231,8 @@ def _metadata(rng: Random) -> tuple[tuple[str, str], ...]:
 @contextlib.asynccontextmanager
 async def serving(
     process: str, settings: Any, add: Callable[..., Any], servicer: Any, **options: Any
-) -> AsyncIterator[Any]:
-    """A channel to a guarded server."""
+) -> AsyncIterator[tuple[RpcServer, Any]]:
+    """A guarded server, and a channel to it."""
 
     def add_services(server: grpc.aio.Server) -> list[str]:
         add(servicer, server)
@@ -241,7 +245,7 @@ async def serving(
     await server.start()
     limit = [("grpc.max_send_message_length", 64 << 20), ("grpc.use_local_subchannel_pool", 1)]
     async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}", options=limit) as channel:
-        yield channel
+        yield server, channel
     await server.drain()
 
 
@@ -271,15 +275,16 @@ async def gateway(folder: Path) -> AsyncIterator[Process]:
 
     tidy()
     scene.forgets.on_append = apply
-    key = ApiKey(id="fuzz", sha256=digest(_SECRET.encode()).hex(), roles=frozenset(Role))
+    key = ApiKey(id="fuzz", sha256=digest(SECRET.encode()).hex(), roles=frozenset(Role))
     own: dict[str, Any] = {
         "admissions": admissions(),
         "max_request_bytes": MAX_REQUEST_BYTES,
+        "limits": OF_CLIENTS,
         "door": Door([key], AuditLog(folder / "audit.log")),
     }
     add = gateway_pb2_grpc.add_GatewayServiceServicer_to_server
-    async with serving("gateway", GatewaySettings, add, scene.servicer, **own) as channel:
-        yield Process(channel, tidy)
+    async with serving("gateway", GatewaySettings, add, scene.servicer, **own) as (server, channel):
+        yield Process(server, channel, tidy, servicer=scene.servicer)
 
 
 @contextlib.asynccontextmanager
@@ -292,8 +297,8 @@ async def encoder(folder: Path) -> AsyncIterator[Process]:
     )
     servicer = EncoderServicer({"model-1": handler}, describe, EncoderMetrics(CollectorRegistry()), "model-1")
     add = encoder_pb2_grpc.add_EncoderServiceServicer_to_server
-    async with serving("encoder", EncoderSettings, add, servicer) as channel:
-        yield Process(channel, model.calls.clear)
+    async with serving("encoder", EncoderSettings, add, servicer) as (server, channel):
+        yield Process(server, channel, model.calls.clear)
     await handler.close()
 
 
@@ -302,8 +307,8 @@ async def _of_bundle(folder: Path, name: str, settings: Any, add: Any) -> AsyncI
     """Candidates or the reranker, over the small bundle."""
     version = write_small_bundle(folder / "bundle").model_version
     served = Served(folder / "bundle")
-    async with serving(name, settings, add, getattr(served, name)) as channel:
-        yield Process(channel, state=query_state(version))
+    async with serving(name, settings, add, getattr(served, name)) as (server, channel):
+        yield Process(server, channel, state=query_state(version))
     await served.close()
 
 
@@ -325,8 +330,8 @@ async def refresher(folder: Path) -> AsyncIterator[Process]:
     running = world.refresher()
     running.settle()
     add = refresher_pb2_grpc.add_RefresherServiceServicer_to_server
-    async with serving("refresher", RefresherSettings, add, RefresherServicer(running.describe)) as channel:
-        yield Process(channel)
+    async with serving("refresher", RefresherSettings, add, RefresherServicer(running.describe)) as (server, channel):
+        yield Process(server, channel)
 
 
 @contextlib.asynccontextmanager
@@ -334,8 +339,8 @@ async def generator(folder: Path) -> AsyncIterator[Process]:
     """Over seven films."""
     running = films(folder)
     add = generator_pb2_grpc.add_GeneratorServiceServicer_to_server
-    async with serving("generator", GeneratorSettings, add, running.servicer) as channel:
-        yield Process(channel)
+    async with serving("generator", GeneratorSettings, add, running.servicer) as (server, channel):
+        yield Process(server, channel)
     await running.servicer.close()
 
 
