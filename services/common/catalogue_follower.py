@@ -48,6 +48,8 @@ _GATHERED = 32_768
 # read the same batch at the same moment, and without pauses they use both cores of a small machine until it is applied.
 # However much comes, a poll pauses so often at most: keeping up comes first.
 _SLICE, _PAUSE_S, _MAX_PAUSES = 16, 0.001, 32
+# Whether a topic is another one costs reading one record (3 ms).
+_LOOK_EVERY_S = 5.0
 
 
 def catalogue_reader(
@@ -134,7 +136,10 @@ class CatalogueFollower(Follower):
         self._applied_in = (-1, "")
         self._ends: dict[str, int] | None = None  # None: not connected
         self._next = dict.fromkeys(self._followed, 0)
-        self._last = dict[str, SourceRecord]()
+        # By topic: a record that was read, by which it is known; the newest one, known from the next look on; and when
+        # that is.
+        self._known_by, self._newest = dict[str, SourceRecord](), dict[str, SourceRecord]()
+        self._next_look = 0.0
         self.is_behind = True
 
     @property
@@ -160,7 +165,7 @@ class CatalogueFollower(Follower):
             self._next[INDEX_DELTAS] = 0 if position is None else position + 1
             self._looked_for_one = True
         if self._ends is None:
-            self._ends = self._read_ends()
+            self._ends = {topic: self._topics.end_offsets(topic)[0] for topic in self._followed}
             self._begin_again({topic for topic in self._followed if self._is_another(topic, self._ends[topic])})
             for topic, offset in self._next.items():
                 self._topics.seek({0: offset}, topic)
@@ -169,10 +174,10 @@ class CatalogueFollower(Follower):
         takes_deltas = INDEX_DELTAS in self._followed and self._num_pending < room
         wait_ms = 0 if self._pending and not self._gathers else round(1000 * self._poll_s)
         records = self._topics.poll(wait_ms, only="" if takes_deltas else ITEMS)
-        if new := {record.topic for record in records if record.offset < self._next[record.topic]}:
+        if new := {one.topic for one in records if one.offset < self._next[one.topic]} or self._look(records):
             self._begin_again(new)
-            self._ends, self.is_behind = self._read_ends(), True
-        self._last.update({record.topic: record for record in records})
+            self._ends = None
+            return 0
         self._take([record for record in records if record.topic == INDEX_DELTAS])
         self._describe([record for record in records if record.topic == ITEMS])
         self._apply(self._ends)
@@ -210,17 +215,26 @@ class CatalogueFollower(Follower):
     def _is_at(self, ends: Mapping[str, int]) -> bool:
         return all(self._topics.positions(topic)[0] >= end for topic, end in ends.items())
 
-    def _read_ends(self) -> dict[str, int]:
-        return {topic: self._topics.end_offsets(topic)[0] for topic in self._followed}
+    def _look(self, records: Sequence[SourceRecord]) -> set[str]:
+        """Those topics that are other ones. It is looked at once in a while, before records are taken and after the
+        last ones; a topic at rest asks nothing."""
+        self._newest.update({record.topic: record for record in records})
+        if not self._newest or time.monotonic() < self._next_look:
+            return set()
+        self._next_look = time.monotonic() + _LOOK_EVERY_S
+        others = {topic for topic in self._newest if self._is_another(topic, self._next[topic])}
+        self._known_by |= self._newest
+        self._newest = {}
+        return others
 
     def _is_another(self, topic: str, end: int) -> bool:
         """Whether the topic, now of this end, is not the one that was read: it is shorter, or another record lies where
-        the last one lay. Where compaction took that one, nobody can tell."""
-        last = self._last.get(topic)
-        if last is None or end <= last.offset:
+        one lay. Where compaction took that one, nobody can tell."""
+        known_by = self._known_by.get(topic)
+        if known_by is None or end <= known_by.offset:
             return end < self._next[topic]
-        found = self._topics.records_at({0: last.offset}, topic).get(0)
-        return found is not None and found != last
+        found = self._topics.records_at({0: known_by.offset}, topic).get(0)
+        return found is not None and found != known_by
 
     def _begin_again(self, topics: Collection[str]) -> None:
         """These are not the topics that were read: their positions mean other things. What the other topic says stays,
@@ -231,7 +245,10 @@ class CatalogueFollower(Follower):
         if INDEX_DELTAS in topics:
             self._batches, self._pending, self._traceparents = Batches(), [], {}
             self._listener.reset()
-        self._next.update(dict.fromkeys(topics, 0))
+        for topic in topics:
+            self._next[topic] = 0
+            self._known_by.pop(topic, None)
+            self._newest.pop(topic, None)
 
     def _take(self, records: Sequence[SourceRecord]) -> None:
         skipped: Counter[str] = Counter()

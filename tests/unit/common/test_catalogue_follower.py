@@ -360,7 +360,7 @@ def test_a_topic_made_anew_means_the_bundle_and_then_what_the_new_one_says() -> 
         scene.delta("c")
         if reconnects:
             scene.follower.fail(DependencyUnavailable("gone"))
-        scene.steps()
+        scene.steps(2)
         assert scene.items.calls[1:] == ["reset", (0, ["c"])]
         assert scene.memory.ids == set()
 
@@ -384,33 +384,54 @@ def test_states_longer_than_1_are_passed_over_and_the_others_served() -> None:
     assert live.registry.get_sample_value("freshet_test_changes_total", kind) == 2
 
 
-@pytest.mark.parametrize("reconnects", [False, True])
-def test_items_made_anew_are_read_again_and_states_stay(reconnects: bool) -> None:
+@pytest.mark.parametrize("refilled", ["less", "less, and reconnects", "as far, and reconnects", "further"])
+def test_items_made_anew_are_read_again_and_states_stay(refilled: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that followed all the while serves under each name what one that starts then serves under it."""
+    monkeypatch.setattr(catalogue_follower, "_LOOK_EVERY_S", 0.0)
     topics = MemoryTopics({INDEX_DELTAS: 1, ITEMS: 1})
     live, restarted = Following(topics), Following(topics.reader())
     writer = Scene()
     writer.topics = topics
     for item_id in ("i1", "new"):
         writer.delta(item_id)
-    for item_id in ("i0", "i1", "new", "other"):
+    for item_id in ("i0", "other", "new", "i1"):
         writer.describe(item_id)
     live.follower.step()
     before = live.content()
     assert before[1].keys() == {"i0", "i1", "new"}
     topics.logs[ITEMS] = [[]]
-    writer.describe("new")
-    if reconnects:
+    topics.write(ITEMS, b"i1", encode_item(CatalogueItem(item_id="i1", withdrawn=True)))
+    for item_id in ["i0", "other", "new", "further"][: {"l": 0, "a": 3, "f": 4}[refilled[0]]]:
+        writer.describe(item_id)
+    if "reconnects" in refilled:
         live.follower.fail(DependencyUnavailable("gone"))
     live.follower.step()
-    assert live.content() == before
+    live.follower.step()
     writer.delta("i0")
-    topics.write(ITEMS, b"i1", encode_item(CatalogueItem(item_id="i1", withdrawn=True)))
     live.follower.step()
     restarted.follower.step()
     assert live.content() == restarted.content()
     assert live.content()[1].keys() == {"i0", "new"}
     assert not live.follower.is_behind
+
+
+def test_a_topic_at_rest_is_not_asked_whether_it_is_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene()
+    asked: list[str] = []
+    records_at = scene.topics.records_at
+    scene.topics.records_at = lambda at, topic="": asked.append(topic) or records_at(at, topic)  # type: ignore[func-returns-value, method-assign]
+    monkeypatch.setattr(catalogue_follower, "_LOOK_EVERY_S", 0.0)
+    scene.delta("a")
+    scene.steps(5)
+    assert asked == []
+    scene.delta("b")
+    scene.steps(5)
+    assert asked == [INDEX_DELTAS]
+    monkeypatch.setattr(catalogue_follower, "_LOOK_EVERY_S", 1_000.0)
+    for _ in range(3):
+        scene.delta("c")
+        scene.steps()
+    assert asked == [INDEX_DELTAS] * 2
 
 
 @pytest.mark.parametrize("reconnects", [False, True])
@@ -425,7 +446,7 @@ def test_deltas_made_anew_leave_what_items_say(reconnects: bool) -> None:
     if reconnects:  # then it is as long as the one before
         scene.delta("c")
         scene.follower.fail(DependencyUnavailable("gone"))
-    scene.steps()
+    scene.steps(2)
     scene.describe("d")
     scene.steps()
     assert scene.items.calls == [["b"], (1, ["a"]), "reset", (int(reconnects), ["c"]), ["d"]]
