@@ -247,9 +247,11 @@ def import_interactions(
     settings = EncoderSettings(bundle=bundle, kafka_bootstrap=kafka, redis_url=redis_url)
     where = {"engine": "in-process"} if inference_server is None else {"inference_server": inference_server}
     settings = settings.model_copy(update=where)
+    # A file's name may be longer than an event id.
+    name = "".join(filter(str.isprintable, past.name)).encode()[:64].decode(errors="ignore")
     columns = PastInteractions(
         # Equal data, equal event ids: an import that broke off is found again.
-        name=f"{past.name}-{past.fingerprint()}",
+        name=f"{name}-{past.fingerprint()}",
         users=past.users,
         items=past.items,
         timestamps=past.timestamps,
