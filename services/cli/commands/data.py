@@ -24,33 +24,37 @@ def data() -> None:
 def validate(
     path: Annotated[Path, typer.Argument(help="A CSV or Parquet table, or a MovieLens folder or zip.")],
     *,
-    user: Annotated[str, typer.Option(help="Name of the user column, when it is not found by itself.")] = "",
-    item: Annotated[str, typer.Option(help="Name of the item column.")] = "",
-    timestamp: Annotated[str, typer.Option(help="Name of the timestamp column.")] = "",
+    events: Annotated[
+        Path | None, typer.Option(help="The YAML file that training will be given; default: as `freshet train`.")
+    ] = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Check a table for duplicates, unsorted times, ids out of range, constant columns; say what to do.
+    """Check a table for duplicates, unsorted times, ids out of range, unknown types; say what to do.
 
-    The exit status is 1 when something keeps the data from being used.
+    `freshet train` and `freshet import` read it in the same way, print the same, and refuse the same. The exit status
+    is 1 when something keeps the data from being used.
 
     Example:  freshet data validate ratings.csv
     """
-    from services.offline.datasets import ColumnNames
-    from services.offline.datasets import validate as find_troubles
+    from services.algorithms.event_schema import EventSchema, default_schema
+    from services.offline.datasets import account_text, read_data
 
     if not path.exists():
         raise usage_error(f"{path} does not exist", "freshet data validate ratings.csv")
     with sentences():
-        findings = find_troubles(path, columns=ColumnNames(user=user, item=item, timestamp=timestamp))
-    errors = sum(finding.severity == "error" for finding in findings)
+        schema = default_schema() if events is None else EventSchema.read(events)
+        reading = read_data(path, schema=schema)
+    errors = sum(finding.severity == "error" for finding in reading.findings)
+    used = None if errors or reading.interactions is None else reading.interactions.encoded(schema)
+    account = reading.account(used)
     if as_json:
-        emit_json({"path": str(path), "errors": errors, "findings": [asdict(finding) for finding in findings]})
+        findings = [asdict(finding) for finding in reading.findings]
+        emit_json({"path": str(path), "errors": errors, "findings": findings, "rows": account})
     else:
         out = console()
-        for finding in findings:
-            out.print(f"{finding.severity:8}", style=_STYLES[finding.severity], end="")
-            out.print(f"{finding.what}: {finding.count:,} ({finding.where})", markup=False)
-            out.print(f"        {finding.advice}", style="dim", markup=False)
-        out.print("nothing found" if not findings else f"{len(findings)} found, {errors} of them errors")
+        for finding in reading.findings:
+            out.print(finding.text, style=_STYLES[finding.severity], markup=False)
+        typer.echo(f"{len(reading.findings)} found, {errors} of them errors" if reading.findings else "nothing found")
+        typer.echo(account_text(account))
     if errors:
         raise typer.Exit(int(ExitStatus.FAILED))

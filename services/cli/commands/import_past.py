@@ -34,9 +34,10 @@ def import_past(
     """
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+    from services.algorithms.bundle import load_bundle
     from services.cli.stack import Stack
     from services.offline.backfill.jobs import import_interactions
-    from services.offline.datasets import global_time_split, load_dataset
+    from services.offline.datasets import account_text, global_time_split, read_data
 
     columns = (
         TextColumn("{task.description:10}"),
@@ -45,11 +46,19 @@ def import_past(
         TimeRemainingColumn(),
     )
     with sentences():
-        past = load_dataset(data)
+        stack = Stack(state)
+        schema = load_bundle(stack.bundle).event_schema
+        reading = read_data(data, schema=schema)
+        out = console(stderr=as_json)
+        for finding in reading.findings:
+            out.print(finding.text, markup=False)
+        past = reading.accepted()
         if before < 1.0:
             past = global_time_split(past, before).train
-        stack = Stack(state)
-        with Progress(*columns, console=console(stderr=as_json), refresh_per_second=2) as bar:
+        rows = reading.account(
+            past.select(past.of_types({name for name in past.type_names if schema.of(name).history})), given=past
+        )
+        with Progress(*columns, console=out, refresh_per_second=2) as bar:
             tasks = {"write": bar.add_task("to Kafka", total=None), "states": bar.add_task("to Redis", total=None)}
 
             def on_progress(phase: str, done: int, total: int) -> None:
@@ -65,8 +74,9 @@ def import_past(
                 progress=on_progress,
             )
     if as_json:
-        emit_json(asdict(report) | {"data": past.name, "source": past.source})
+        emit_json(asdict(report) | {"data": past.name, "source": past.source, "rows": rows})
         return
+    typer.echo(account_text(rows))
     typer.echo(
         f"imported {report.interactions:,} interactions of {report.users_filled:,} users "
         f"in {report.write_seconds + report.fill_seconds:.0f} s, {report.attributions:,} attributions "

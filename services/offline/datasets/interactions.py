@@ -9,7 +9,7 @@ Letters: N events, U users, X items.
 
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -96,6 +96,10 @@ class Interactions:
             outcomes=None if self.outcomes is None else self.outcomes[rows],
         )
 
+    def of_types(self, names: Collection[str]) -> npt.NDArray[np.bool_]:
+        """Which events have one of these types, (N,)."""
+        return np.array([name in names for name in self.type_names], dtype=bool)[self.types]
+
     def encoded(self, schema: EventSchema) -> "Interactions":
         """The events that encoders read, by a schema; themselves where those are all.
 
@@ -159,6 +163,10 @@ class Interactions:
     def user_counts(self) -> npt.NDArray[np.int64]:
         """Events per user, (U,)."""
         return np.bincount(self.users, minlength=self.num_users).astype(np.int64)
+
+    def type_counts(self) -> npt.NDArray[np.int64]:
+        """Events per type, in the order of type_names."""
+        return np.bincount(self.types, minlength=len(self.type_names)).astype(np.int64)
 
     def keep_frequent(self, *, min_per_item: int = 1, min_per_user: int = 1) -> "Interactions":
         """Drop rare items, then users left with too few events, once each; vocabularies shrink to what remains.

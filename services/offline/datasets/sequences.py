@@ -8,7 +8,7 @@ False.
 Letters: N events, U users.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from .interactions import Interactions, from_columns
-from .table import coded_ids, id_texts, refuse_nulls
+from .table import Coded, coded, id_texts
+from .validation import MAX_ID_BYTES, id_problem
 
 SEQUENCE_NAMES = (
     "amazon-beauty-2014",
@@ -67,7 +68,7 @@ def read_sequences(path: str | Path, *, name: str = "", found: str = "") -> Inte
         raise ValueError(
             f"{file}: column items has type {table[_ITEMS].type}; expected a list of item ids per user, oldest first"
         )
-    user_codes, user_ids = coded_ids(table[_USER], f"{file}: column {_USER}", lambda row: row + 1)
+    user_codes, user_ids = _coded_ids(table[_USER], f"{file}: column {_USER}", lambda row: row + 1)
     if len(user_ids) < len(user_codes):
         again = int(np.flatnonzero(np.bincount(user_codes) > 1)[0])
         first, second = (np.flatnonzero(user_codes == again)[:2] + 1).tolist()
@@ -76,13 +77,15 @@ def read_sequences(path: str | Path, *, name: str = "", found: str = "") -> Inte
             "of its events is not known"
         )
     lists = table[_ITEMS].combine_chunks()
-    refuse_nulls(lists, f"{file}: column {_ITEMS}", lambda row: row + 1)
+    if lists.null_count:
+        row = int(np.argmax(lists.is_null().to_numpy(zero_copy_only=False))) + 1
+        raise ValueError(f"{file}: column {_ITEMS} in row {row} is missing; give a list, be it an empty one")
     lengths = pc.list_value_length(lists).to_numpy(zero_copy_only=False).astype(np.int64)
     users = np.repeat(np.arange(len(user_ids)), lengths)
     if not len(users):
         raise ValueError(f"{file}: column items holds no item; give at least one user with one item")
     flat = pa.chunked_array([lists.flatten()])
-    items, item_ids = coded_ids(flat, f"{file}: an id of column {_ITEMS}", lambda event: int(users[event]) + 1)
+    items, item_ids = _coded_ids(flat, f"{file}: an id of column {_ITEMS}", lambda event: int(users[event]) + 1)
     positions = np.arange(len(users)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     titles, categories = _item_texts(file.parent) if file.name == SEQUENCE_FILE else ({}, {})
     if not name:
@@ -98,6 +101,18 @@ def read_sequences(path: str | Path, *, name: str = "", found: str = "") -> Inte
         source=f"{name} {found or f'from {path}'}: {counts}; order only, no timestamps",
         has_times=False,
     )
+
+
+def _coded_ids(column: pa.ChunkedArray, what: str, row_of: Callable[[int], int]) -> Coded:
+    """Codes (N,) and vocabulary of ids that the wire allows; `what` names the column, `row_of` a value's row."""
+    codes, ids = coded(id_texts(column))
+    if (codes < 0).any():
+        raise ValueError(f"{what} in row {row_of(int(np.argmax(codes < 0)))} is missing; fill or remove it")
+    for code, problem in enumerate(map(id_problem, ids)):
+        if problem:
+            row = row_of(int(np.argmax(codes == code)))
+            raise ValueError(f"{what}={ids[code][:40]!r} in row {row} {problem}; allowed: 1 to {MAX_ID_BYTES} bytes")
+    return codes, ids
 
 
 def _has_windows(folder: Path) -> bool:

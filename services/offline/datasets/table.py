@@ -1,12 +1,17 @@
 """Anybody's interactions: a CSV or Parquet file with a user, an item and a time per row becomes Interactions.
 
-Optional columns are type, value, title and categories; every name can be set. The raw columns are read apart from
-the checks, so that validation.py can report on a file that this module would refuse. It repairs nothing silently.
+Optional columns are type, value, title and categories; every name can be set. `freshet data validate`, `train` and
+`import` read by this one reader. It finds every trouble of the cells with its rows, and repairs nothing silently; what
+troubles the data as a whole is validation.py's affair.
+
+Letters: N rows.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,10 +20,12 @@ import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
-from .interactions import Interactions, from_columns
-from .timestamps import parse_timestamps
+from services.algorithms.event_schema import EventSchema
 
-MAX_ID_BYTES = 128
+from .interactions import from_columns
+from .timestamps import BoolArray, IntArray, TimestampError, parse_timestamps
+from .validation import MAX_ID_BYTES, Finding, Reading, Rows, Severity, check, id_problem, unreadable, worst_first
+
 # Names that people's files use, tried in turn when a column is not named by the caller.
 _COMMON_NAMES = {
     "user": ("user", "user_id", "userId", "userid", "reviewerID"),
@@ -30,229 +37,353 @@ _COMMON_NAMES = {
     "categories": ("categories", "category", "genres"),
 }
 REQUIRED_COLUMNS = ("user", "item", "timestamp")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ColumnNames:
-    """What each column is called in the file; "" means: look for a usual name."""
-
-    user: str = ""
-    item: str = ""
-    timestamp: str = ""
-    type: str = ""
-    value: str = ""
-    title: str = ""
-    categories: str = ""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RawTable:
-    """The file's columns as they are: `columns` by role ("user", "item", ...), and the file row of the first event."""
-
-    path: Path
-    columns: dict[str, pa.ChunkedArray]
-    first_row: int
-
-    @property
-    def num_rows(self) -> int:
-        return len(self.columns["user"])
+_RATINGS = ("rating", "overall")
+# A line that has as many separators as the header.
+_A_ROW = r"\n[^\n]*([,\t][^\n]*){%d}"
+# Above it a float64 has lost the last digits of an integer.
+_EXACT_FLOATS = 2.0**53
+_MAX_TYPES = int(np.iinfo(np.int16).max)
+Coded = tuple[npt.NDArray[np.int64], list[str]]
 
 
 def read_table(
     path: str | Path,
-    columns: ColumnNames | None = None,
+    columns: Mapping[str, str] | None = None,
     *,
-    timestamp_unit: str = "auto",
-    header: Sequence[str] | None = None,
-    name: str = "",
-) -> Interactions:
-    """Read a CSV (.csv, .tsv, .txt, also .gz) or Parquet file.
+    schema: EventSchema | None = None,
+    now_s: float | None = None,
+) -> Reading:
+    """Read a CSV (.csv, .tsv, .txt, also .gz) or Parquet file, and say what was found in it.
 
-    `columns` names columns whose names differ from the usual ones; `header` gives the column names of a CSV that has no
-    header line; `timestamp_unit` is "auto", "s", "ms", "us", "ns" or "iso". A missing value is 1, a missing type
-    "interaction".
-    Raises: ValueError naming column, row, value and what is allowed. `freshet data validate` lists all such rows.
+    `columns` names columns by role ({"user": "who"}), where theirs are not the usual names. A missing value is 1, a
+    missing type "interaction".
+    `schema` and `now_s` as in `check`.
     """
-    raw = read_raw_table(path, columns, header=header)
-    if raw.num_rows == 0:
-        raise ValueError(f"{raw.path} has no rows")
-    users, items = (coded_ids(raw.columns[role], role, lambda row: row + raw.first_row) for role in ("user", "item"))
-    times = parse_timestamps(raw.columns["timestamp"], unit=timestamp_unit, first_row=raw.first_row)
-    title_of = _first_text(raw, "title", items)
-    category_of = {item: _split_categories(text) for item, text in _first_text(raw, "categories", items).items()}
-    found = f"{raw.num_rows:,} events of {len(users[1]):,} users with {len(items[1]):,} items"
-    return from_columns(
-        users=users,
-        items=items,
-        timestamps=times.seconds,
-        values=_values(raw),
-        types=_types(raw),
-        titles=title_of,
-        categories=category_of,
-        name=name or raw.path.stem,
-        source=f"{raw.path}: {found}; times read as {times.unit}",
+    path = Path(path)
+    try:
+        cells = _Cells(path, columns or {})
+    except ValueError as exc:
+        return unreadable(str(path), str(exc))
+    users, items, types = cells.ids("user"), cells.ids("item"), cells.types()
+    values, titles, categories = cells.values(), cells.titles(items[0]), cells.categories()
+    seconds, order, unit = cells.times(users[0])
+    has_value = ~cells.is_missing("value")
+    are_ratings = cells.names.get("value") in _RATINGS and "type" not in cells.names
+    if are_ratings and schema is not None and schema.of("interaction").weight.centre is None:
+        advice = "half a star teaches like five: add a column type that says rating in each row"
+        cells.found(has_value, "ratings are read as interactions", advice, "warning")
+    # The rows without an error, by time, as finely as the file tells it.
+    order = order[~cells.bad[order]]
+    data = from_columns(
+        users=(users[0][order], users[1]),
+        items=(items[0][order], items[1]),
+        timestamps=seconds[order],
+        values=values[order],
+        types=(types[0][order], types[1]),
+        titles=_first_cells(items, titles),
+        categories={item: split_categories(cell) for item, cell in _first_cells(items, categories).items()},
+        name=path.stem,
+        source="",
+    )
+    counts = f"{len(data):,} events of {data.num_users:,} users with {data.num_items:,} items"
+    data = replace(data, source=f"{path}: {counts}; times read as {unit}")
+    findings = cells.findings
+    if len(data) or not findings:
+        named = Rows(cells.numbers[order])
+        findings += check(data, schema=schema, now_s=now_s, rows=named, has_value=has_value[order])
+    is_refused = any(one.severity == "error" and not one.only_training for one in findings)
+    return Reading(
+        source=str(path),
+        findings=worst_first(findings),
+        interactions=None if is_refused else data,
+        num_rows=cells.num_rows,
+        num_blank=cells.num_blank,
     )
 
 
-def read_raw_table(
-    path: str | Path, columns: ColumnNames | None = None, *, header: Sequence[str] | None = None
-) -> RawTable:
-    """Read the columns without judging their contents.
+class _Cells:
+    """A file's cells by role, and what was found wrong in them.
 
-    Raises: ValueError when the file can't be parsed, a required column is missing, or a named column does not exist.
+    numbers (N,): the file's row of each row that has cells, as many as the header; bad (N,): which have an error.
+    num_rows: of the file, num_blank of them without a cell.
     """
-    path = Path(path)
-    is_parquet = path.suffix.lower() in (".parquet", ".pq")
-    try:
-        table = pq.read_table(path) if is_parquet else _read_csv(path, header)
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as exc:
-        raise ValueError(f"{path} cannot be read as {'Parquet' if is_parquet else 'CSV'}: {exc}") from exc
-    chosen = _choose_columns(path, table.column_names, columns or ColumnNames())
-    first_row = 1 if is_parquet or header is not None else 2
-    return RawTable(path=path, columns={role: table[column] for role, column in chosen.items()}, first_row=first_row)
 
-
-def coded_ids(
-    column: pa.ChunkedArray, what: str, row_of: Callable[[int], int]
-) -> tuple[npt.NDArray[np.int64], list[str]]:
-    """Codes (N,) and vocabulary of an id column, ids checked against what the wire allows.
-
-    `what` is the column in messages, `row_of` the row of the file in which a value stands.
-    """
-    encoded = id_texts(column).dictionary_encode().combine_chunks()
-    refuse_nulls(encoded, what, row_of)
-    ids: list[str] = encoded.dictionary.to_pylist()
-    codes = encoded.indices.to_numpy().astype(np.int64)
-    for code, text in enumerate(ids):
-        problem = id_problem(text)
-        if problem:
-            row = row_of(int(np.argmax(codes == code)))
-            raise ValueError(
-                f"{what}={text[:40]!r} in row {row} {problem}; allowed: 1 to {MAX_ID_BYTES} bytes of UTF-8"
+    def __init__(self, path: Path, columns: Mapping[str, str]) -> None:
+        """Raises: ValueError when the file can't be parsed, or has no column, or two, for a role."""
+        is_parquet = path.suffix.lower() in (".parquet", ".pq")
+        ragged: list[int] = []
+        try:
+            table = pq.ParquetFile(path).read() if is_parquet else _read_csv(path, ragged)
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as exc:
+            raise ValueError(f"{path} cannot be read as {'Parquet' if is_parquet else 'CSV in UTF-8'}: {exc}") from exc
+        self.names = _choose_columns(path, table.column_names, columns)
+        first_row = 1 if is_parquet else 2
+        numbers = np.arange(first_row, first_row + len(table) + len(ragged))
+        advice = "separate cells by commas (.csv) or tabs (.tsv); quote a cell that holds one, and close every quote"
+        what, is_ragged = "a row has another number of cells than the header", np.isin(numbers, ragged)
+        self.findings = list(Rows(numbers).finding(is_ragged, "error", what, advice))
+        blank = np.logical_and.reduce([cells.is_null().to_numpy() for cells in table.columns])
+        self.num_rows, self.num_blank = len(numbers), int(np.count_nonzero(blank))
+        self.numbers = numbers[~is_ragged][~blank]
+        self.bad = np.zeros(len(self.numbers), dtype=bool)
+        filled = pa.array(np.flatnonzero(~blank))
+        self._columns = {role: _plain(table[name]).take(filled) for role, name in self.names.items()}
+        if not is_parquet:
+            broken = _matches(table, "\n")[~blank]
+            self.found(broken, "a cell holds a line break", "check for a stray quote", "warning")
+            if broken.any():
+                swallowed = _matches(table, _A_ROW % min(table.num_columns - 1, 99))[~blank]
+                self.found(swallowed, "a cell holds whole rows", "close the quote that begins it")
+        if unread := [name for name in table.column_names if name not in self.names.values()]:
+            usual = (f"{role}: {', '.join(names)}" for role, names in _COMMON_NAMES.items() if role not in self.names)
+            self.findings.append(
+                Finding(
+                    severity="warning",
+                    what="columns are not read",
+                    where=", ".join(unread[:20]),
+                    count=len(unread),
+                    of=table.num_columns,
+                    advice=f"rename those that should be ({'; '.join(usual) or 'all roles are taken'})",
+                )
             )
-    return codes, ids
 
+    def found(self, rows: BoolArray, what: str, advice: str, severity: Severity = "error") -> None:
+        """Note what is wrong in these rows (N,); nothing where there are none."""
+        self.findings.extend(Rows(self.numbers).finding(rows, severity, what, advice))
+        if severity == "error":
+            self.bad |= rows
 
-def refuse_nulls(column: pa.Array | pa.ChunkedArray, what: str, row_of: Callable[[int], int]) -> None:
-    """Raises: ValueError naming the first row where a value of the column is missing."""
-    if column.null_count:
-        row = row_of(int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0]))
-        raise ValueError(f"{what} is missing in {column.null_count} rows (first: row {row}); fill or remove them")
+    def is_missing(self, role: str) -> BoolArray:
+        """Which rows have no cell of this role, (N,)."""
+        if role not in self.names:
+            return np.ones(len(self.numbers), dtype=bool)
+        missing: BoolArray = self._columns[role].is_null().to_numpy()
+        return missing
 
+    def text(self, role: str) -> pa.ChunkedArray:
+        """The cells as text (N,), null where they are missing; whole numbers without ".0"."""
+        column = self._columns.get(role, pa.chunked_array([pa.nulls(len(self.numbers))]))
+        if pa.types.is_nested(column.type):
+            self.found(~self.is_missing(role), f"{role} has type {column.type}", "give text or numbers")
+            return pa.chunked_array([pa.nulls(len(column), pa.string())])
+        try:
+            return id_texts(column)
+        except pa.ArrowInvalid:
+            texts = [None if cell is None else bytes(cell).decode(errors="replace") for cell in column.to_pylist()]
+            cells = pa.chunked_array([pa.array(texts, pa.string())])
+            wrong = pc.not_equal(cells.cast(pa.binary()), column.cast(pa.binary())).fill_null(False).to_numpy()
+            self.found(wrong, f"{role} is not UTF-8 ({texts[int(np.argmax(wrong))]!r})", "save the file as UTF-8")
+            return cells
 
-def id_problem(text: str) -> str:
-    """What is wrong with an id, or "": ids are UTF-8, 1 to 128 bytes, without control characters."""
-    if not text:
-        return "is empty"
-    size = len(text.encode("utf-8", "surrogatepass"))
-    if size > MAX_ID_BYTES:
-        return f"has {size} bytes"
-    if any(ord(letter) < 32 or 127 <= ord(letter) < 160 for letter in text):
-        return "holds a control character"
-    return ""
+    def ids(self, role: str) -> Coded:
+        """Codes (N,), -1 where an id is missing, and vocabulary."""
+        column = self._columns[role]
+        if pa.types.is_floating(column.type):
+            large = pc.greater_equal(pc.abs(column), _EXACT_FLOATS).fill_null(False).to_numpy()
+            self.found(large, f"{role} id is a float that has lost digits", "write ids as text or 64-bit integers")
+        codes, ids = coded(self.text(role))
+        self.found(codes < 0, f"{role} id is missing", "fill the cell or remove the row")
+        problems = {code: problem for code, text in enumerate(ids) if (problem := id_problem(text))}
+        advice = f"ids are 1 to {MAX_ID_BYTES} bytes of UTF-8 without control characters; map or remove them"
+        what = f"{role} id out of range ({', '.join(sorted(set(problems.values()))[:3])})"
+        self.found(np.isin(codes, list(problems)), what, advice)
+        padded = [code for code, text in enumerate(ids) if text != text.strip()]
+        advice = "the blank is a part of the id; remove it if the catalogue has none"
+        self.found(np.isin(codes, padded), f"{role} id begins or ends with a blank", advice, "warning")
+        return codes, ids
+
+    def types(self) -> Coded:
+        """Codes (N,) and names."""
+        if "type" in self.names:
+            advice = "such a row is read as an 'interaction'; give every row its type"
+            self.found(self.is_missing("type"), "type is missing", advice, "warning")
+        codes, names = coded(self.text("type").fill_null("interaction"))
+        what, advice = f"type has {len(names):,} different values", f"allowed: {_MAX_TYPES:,}; is it the right column?"
+        self.found(codes >= _MAX_TYPES, what, advice)
+        return codes, names
+
+    def times(self, users: IntArray) -> tuple[IntArray, IntArray, str]:
+        """Seconds (N,), the rows whose times can be read by time, and the unit."""
+        missing = self.is_missing("timestamp")
+        self.found(missing, "timestamp is missing", "fill the cell or remove the row")
+        column, rows = self._columns["timestamp"], np.flatnonzero(~missing)
+        column = self.text("timestamp") if _is_text(column.type) else column
+        while True:
+            try:
+                parsed = parse_timestamps(column.take(pa.array(rows)))
+                break
+            except TimestampError as exc:
+                self.found(np.isin(np.arange(len(missing)), rows[exc.rows]), str(exc), exc.advice)
+                rows = rows[~exc.rows]
+        seconds = np.zeros(len(missing), dtype=np.int64)
+        seconds[rows] = parsed.seconds
+        by_user = rows[np.argsort(users[rows], kind="stable")]
+        going_back = np.zeros(len(missing), dtype=bool)
+        going_back[by_user[1:]] = (np.diff(users[by_user]) == 0) & (np.diff(seconds[by_user]) < 0)
+        advice = "nothing to do: the reader sorts by time. Check that rows were not shuffled if their order mattered"
+        self.found(going_back, "times go back inside a user's rows", advice, "warning")
+        return seconds, rows[parsed.order], parsed.unit
+
+    def values(self) -> npt.NDArray[np.float32]:
+        """The values (N,); 1 where a cell is missing or no number."""
+        column = self._columns.get("value", pa.chunked_array([pa.nulls(len(self.numbers))]))
+        try:
+            if _is_text(column.type):
+                codes, texts = coded(self.text("value").fill_null("1"))
+                read = [_number(text) for text in texts]
+                wrong = np.array([number is None for number in read], dtype=bool)[codes]
+                what = f"value is no number ({texts[codes[np.argmax(wrong)]]!r})" if wrong.any() else ""
+                self.found(wrong, what, "write numbers as 4.5, or leave the cell empty")
+                numbers = np.array([1.0 if number is None else number for number in read])[codes]
+            else:
+                numbers = column.cast(pa.float64()).fill_null(1.0).to_numpy()
+        except pa.ArrowException:
+            self.found(~self.is_missing("value"), f"value has type {column.type}", "give numbers")
+            return np.ones(len(column), dtype=np.float32)
+        with np.errstate(over="ignore"):
+            values: npt.NDArray[np.float32] = numbers.astype(np.float32)
+        advice = "give a finite number, or leave the cell empty"
+        self.found(~np.isfinite(values), "value is NaN, infinite or beyond single precision", advice)
+        return values
+
+    def titles(self, items: IntArray) -> pa.ChunkedArray:
+        """Texts (N,)."""
+        text = self.text("title")
+        titles = coded(text)[0]
+        rows = np.flatnonzero((titles >= 0) & (items >= 0))
+        _, first, group = np.unique(items[rows], return_index=True, return_inverse=True)
+        other = np.zeros(len(items), dtype=bool)
+        other[rows] = titles[rows] != titles[rows[first[group]]]
+        advice = "the first title of an item is used; check that ids are not reused"
+        self.found(other, "an item has several titles", advice, "warning")
+        return text
+
+    def categories(self) -> pa.ChunkedArray:
+        """Texts or lists of texts (N,)."""
+        column = self._columns.get("categories")
+        if column is not None and pa.types.is_nested(column.type):
+            try:
+                return column.cast(pa.list_(pa.string()))
+            except pa.ArrowException:
+                what, advice = f"categories has type {column.type}", "give lists of text, or text separated by |"
+                self.found(~self.is_missing("categories"), what, advice)
+                return pa.chunked_array([pa.nulls(len(column), pa.string())])
+        text = self.text("categories")
+        one = pc.match_substring_regex(text, r"^[^|]*[,;][^|]*$|^\s*\[.*\]\s*$").fill_null(False).to_numpy()
+        what, advice = "categories with , or ; or brackets are read as one category", "separate categories by |"
+        self.found(one, what, advice, "warning")
+        return text
 
 
 def id_texts(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """An id column as text; whole floats (ids that passed through a table with gaps) lose their ".0"."""
-    if pa.types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
+    """A column as text; whole floats and decimals (ids that passed through a table with gaps) lose their ".0".
+
+    Raises: ValueError for lists and structs; pa.ArrowInvalid for bytes that are not UTF-8.
+    """
+    column = _plain(column)
+    if pa.types.is_nested(column.type):
+        raise ValueError(f"ids have type {column.type}; allowed: text or numbers")
     if pa.types.is_floating(column.type):
-        finite = pc.if_else(pc.is_finite(column), column, pa.scalar(None, column.type))
-        if pc.all(pc.equal(finite, pc.floor(finite))).as_py() in (True, None):
-            column = finite.cast(pa.int64())
+        column = pc.if_else(pc.is_finite(column), column, pa.scalar(None, column.type))
+    is_fraction = pa.types.is_floating(column.type) or pa.types.is_decimal(column.type)
+    if is_fraction and pc.all(pc.equal(column, pc.floor(column))).as_py() in (True, None):
+        with suppress(pa.ArrowInvalid):  # beyond 64 bits
+            column = column.cast(pa.int64())
     return column.cast(pa.string())
 
 
-def _read_csv(path: Path, header: Sequence[str] | None) -> pa.Table:
+def coded(text: pa.ChunkedArray) -> Coded:
+    """Codes (N,), -1 where a text is missing, and vocabulary."""
+    encoded = text.dictionary_encode().combine_chunks()
+    return encoded.indices.fill_null(-1).to_numpy().astype(np.int64), encoded.dictionary.to_pylist()
+
+
+def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    if pa.types.is_dictionary(column.type):
+        return column.cast(column.type.value_type)
+    if pa.types.is_string_view(column.type) or pa.types.is_binary_view(column.type):
+        return column.cast(pa.large_binary())
+    return column.cast(column.type.storage_type) if isinstance(column.type, pa.BaseExtensionType) else column
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    types = pa.types
+    return not (types.is_primitive(kind) or types.is_decimal(kind) or types.is_null(kind) or types.is_nested(kind))
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _read_csv(path: Path, ragged: list[int]) -> pa.Table:
+    """The rows as bytes; the numbers of those with another number of cells than the header go to `ragged`."""
+
+    def skip(row: pa_csv.InvalidRow) -> str:
+        ragged.append(row.number)
+        return "skip"
+
     parts = [suffix.lower() for suffix in path.suffixes]
-    delimiter = "\t" if ".tsv" in parts or ".inter" in parts else ","
-    # Ids stay text ("007"), times are judged later, and only an empty cell is missing: "nan" must stay visible.
-    names = list(header) if header is not None else _csv_header(path, delimiter)
-    return pa_csv.read_csv(
+    parse = pa_csv.ParseOptions(
+        delimiter="\t" if ".tsv" in parts or ".inter" in parts else ",",
+        newlines_in_values=True,
+        ignore_empty_lines=False,
+        invalid_row_handler=skip,
+    )
+    with pa_csv.open_csv(path, parse_options=parse) as reader:
+        names = reader.schema.names
+    ragged.clear()
+    # With one thread rows have their numbers. Ids stay text ("007"), times are judged later, and only an empty cell is
+    # missing: "nan" must stay visible.
+    table = pa_csv.read_csv(
         path,
-        read_options=pa_csv.ReadOptions(column_names=names, skip_rows=0 if header is not None else 1),
-        parse_options=pa_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
+        read_options=pa_csv.ReadOptions(use_threads=False),
+        parse_options=parse,
         convert_options=pa_csv.ConvertOptions(
-            column_types=dict.fromkeys(names, pa.string()), null_values=[""], strings_can_be_null=True
+            column_types=dict.fromkeys(names, pa.binary()), null_values=[""], strings_can_be_null=True
         ),
     )
+    return table.rename_columns([name.strip() for name in table.column_names])
 
 
-def _csv_header(path: Path, delimiter: str) -> list[str]:
-    options = pa_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
-    with pa_csv.open_csv(path, parse_options=options) as reader:
-        return [name.strip() for name in reader.schema.names]
-
-
-def _choose_columns(path: Path, present: Sequence[str], wanted: ColumnNames) -> dict[str, str]:
+def _choose_columns(path: Path, present: Sequence[str], wanted: Mapping[str, str]) -> dict[str, str]:
     chosen: dict[str, str] = {}
-    for role in (entry.name for entry in fields(ColumnNames)):
-        asked = getattr(wanted, role)
-        if asked:
-            if asked not in present:
-                raise ValueError(f"{path} has no column {asked!r} for {role}; it has: {', '.join(present)}")
-            chosen[role] = asked
-            continue
-        usual = next((name for name in _COMMON_NAMES[role] if name in present), None)
-        if usual is not None:
-            chosen[role] = usual
+    for role, names in _COMMON_NAMES.items():
+        asked = wanted.get(role, "")
+        usual = next((name for name in names if name in present), "")
+        if asked and asked not in present:
+            raise ValueError(f"{path} has no column {asked!r} for {role}; it has: {', '.join(present)}")
+        if asked or usual:
+            chosen[role] = asked or usual
+            if present.count(chosen[role]) > 1:
+                raise ValueError(f"{path} has {present.count(chosen[role])} columns {chosen[role]!r}; allowed: one")
         elif role in REQUIRED_COLUMNS:
             raise ValueError(
-                f"{path} has no {role} column (looked for {', '.join(_COMMON_NAMES[role])}); it has: "
-                f"{', '.join(present)}. Say which column is the {role}"
+                f"{path} has no {role} column (looked for {', '.join(names)}); it has: "
+                f"{', '.join(present)}. Rename the column that is the {role}"
             )
     return chosen
 
 
-def values_of(column: pa.ChunkedArray) -> npt.NDArray[np.float64]:
-    """A value column as float64, missing cells as 1. Raises: ValueError when a cell is no number."""
-    try:
-        numbers = column.cast(pa.float64())
-    except pa.ArrowInvalid as exc:
-        raise ValueError(f"value is not a number somewhere: {exc}") from exc
-    filled: npt.NDArray[np.float64] = numbers.fill_null(1.0).to_numpy()
-    return filled
+def _matches(table: pa.Table, pattern: str) -> BoolArray:
+    """Which rows have a cell with this pattern, (N,)."""
+    found = [pc.match_substring_regex(cells, pattern).fill_null(False).to_numpy() for cells in table.columns]
+    matches: BoolArray = np.logical_or.reduce(found)
+    return matches
 
 
-def _values(raw: RawTable) -> npt.NDArray[np.float64] | None:
-    if "value" not in raw.columns:
-        return None
-    values = values_of(raw.columns["value"])
-    bad = np.flatnonzero(~np.isfinite(values) | (np.abs(values) > np.finfo(np.float32).max))
-    if len(bad):
-        raise ValueError(
-            f"value={values[bad[0]]} in row {int(bad[0]) + raw.first_row} ({len(bad)} such rows); allowed: finite "
-            "single-precision numbers"
-        )
-    return values
-
-
-def _types(raw: RawTable) -> tuple[npt.NDArray[np.int64], list[str]] | None:
-    if "type" not in raw.columns:
-        return None
-    encoded = raw.columns["type"].cast(pa.string()).fill_null("interaction").dictionary_encode().combine_chunks()
-    names: list[str] = encoded.dictionary.to_pylist()
-    for name in names:
-        if not 1 <= len(name.encode()) <= 64:
-            raise ValueError(f"type={name[:40]!r} has {len(name.encode())} bytes; allowed: 1 to 64")
-    if len(names) > np.iinfo(np.int16).max:
-        raise ValueError(f"type has {len(names)} different values; allowed: at most {np.iinfo(np.int16).max}")
-    return encoded.indices.to_numpy().astype(np.int64), names
-
-
-def _first_text(raw: RawTable, role: str, items: tuple[npt.NDArray[np.int64], list[str]]) -> dict[str, str]:
-    if role not in raw.columns:
-        return {}
-    column = raw.columns[role]
-    if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
-        column = pc.binary_join(column.cast(pa.list_(pa.string())), "|")
-    column = column.cast(pa.string()).combine_chunks()
+def _first_cells(items: Coded, cells: pa.ChunkedArray) -> dict[str, Any]:
+    """Each item's first cell that is not missing."""
     codes, ids = items
-    present = np.flatnonzero(~column.is_null().to_numpy(zero_copy_only=False))
+    present = np.flatnonzero(cells.is_valid().to_numpy() & (codes >= 0))
     _, first = np.unique(codes[present], return_index=True)
     rows = present[first]
-    return dict(zip((ids[code] for code in codes[rows]), column.take(pa.array(rows)).to_pylist(), strict=True))
+    return dict(zip((ids[code] for code in codes[rows]), cells.take(pa.array(rows)).to_pylist(), strict=True))
 
 
-def _split_categories(text: str) -> tuple[str, ...]:
-    return tuple(part.strip() for part in text.split("|") if part.strip())
+def split_categories(cell: str | Sequence[str | None]) -> tuple[str, ...]:
+    """The categories of a text that separates them by |, or of a list of texts."""
+    parts = cell.split("|") if isinstance(cell, str) else ("" if part is None else str(part) for part in cell)
+    return tuple(part.strip() for part in parts if part.strip())

@@ -1,281 +1,335 @@
 """The usual troubles of interaction data, found before they cost a training run: what, where, how many, what to do.
 
-Works on a file that read_table would refuse (it reports every kind of bad row instead of stopping at the first) and on
-Interactions already loaded. An "error" keeps the data from being loaded or trained on; a "warning" makes results
-misleading; "info" is worth knowing. It changes nothing and reads no clock unless `now_s` is left out.
+An "error" keeps the data from being used, or from being trained on alone (`only_training`); a "warning" makes results
+misleading; "info" is worth knowing. It changes nothing, opens no file, and reads no clock unless `now_s` is left out.
+
+Letters: N rows.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
+
+from services.algorithms.event_schema import EventSchema
+from services.algorithms.pefa.policy import TypeWeight
+from services.common.stream.topics.interactions import MAX_TYPE_BYTES, SEARCH_CLICK
 
 from .interactions import Interactions
-from .movielens import is_movielens, read_movielens
-from .sequences import is_sequences, read_sequences
-from .table import MAX_ID_BYTES, ColumnNames, RawTable, id_problem, id_texts, read_raw_table, values_of
-from .timestamps import parse_timestamps
 
 Severity = Literal["error", "warning", "info"]
+IntArray = npt.NDArray[np.int64]
 MaskArray = npt.NDArray[np.bool_]
-_SEVERITY_ORDER = {"error": 0, "warning": 1, "info": 2}
-_ROWS_SHOWN = 5
+_SHOWN = 5
+MAX_ID_BYTES = 128
 MIN_EVENTS_PER_USER = 3
+# Training holds back a user's last event twice: to test the model, and to choose its head.
+MIN_EVENTS_TO_TRAIN = 4
 MIN_EVENTS_PER_ITEM = 5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """One trouble. `where` names rows (file rows, or events in time order) or the column; `count` is how many."""
+    """One trouble. `where` names rows (file rows, or events in time order), ids or the column; `count` is how many of
+    `of` they are, 0 where it is the file as a whole. only_training: it does not keep the data from being imported."""
 
     severity: Severity
     what: str
     where: str
     count: int
+    of: int
     advice: str
+    only_training: bool = False
+
+    def __str__(self) -> str:
+        share = f": {self.count:,} of {self.of:,}, {self.count / self.of:.1%} ({self.where})" if self.of else ""
+        return _printable(self.what + share)
+
+    @property
+    def text(self) -> str:
+        """Two lines for a terminal."""
+        return f"{self.severity:8} {self}\n         {self.advice}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Columns:
-    """What the checks look at. Codes are -1 where an id is missing; times, values may be absent (None)."""
+class Reading:
+    """What was found in data, and what of it can be used: `interactions`, None where an error refuses all.
 
-    users: npt.NDArray[np.int64]
-    items: npt.NDArray[np.int64]
-    user_ids: Sequence[str]
-    item_ids: Sequence[str]
-    types: npt.NDArray[np.int64]
-    times_s: npt.NDArray[np.int64] | None
-    values: npt.NDArray[np.float64] | None
-    titles: npt.NDArray[np.int64] | None
-    num_types: int
-    first_row: int
-    row_word: str
-    has_times: bool = True
-
-    def rows(self, mask: MaskArray, severity: Severity, what: str, advice: str) -> Iterator[Finding]:
-        """A finding of the rows that the mask chooses; none where it chooses none."""
-        count = int(np.count_nonzero(mask))
-        if count:
-            where = _shown(self.row_word, mask, lambda row: str(row + self.first_row))
-            yield _finding(severity, what, where, count, advice)
-
-
-def validate(
-    data: Interactions | str | Path,
-    *,
-    columns: ColumnNames | None = None,
-    header: Sequence[str] | None = None,
-    timestamp_unit: str = "auto",
-    now_s: float | None = None,
-) -> list[Finding]:
-    """Check a table, sequences, a MovieLens folder or zip, or loaded Interactions.
-
-    Worst findings first, [] when all is well.
-    `columns`, `header` and `timestamp_unit` as in read_table; `now_s` (unix seconds, default: now) is what the future
-    is measured from.
+    num_rows: rows of the file, num_blank of them without a cell.
     """
-    findings: list[Finding] = []
-    if isinstance(data, Interactions):
-        checked = _from_interactions(data)
-    else:
-        path = Path(data)
-        try:
-            if is_movielens(path):
-                checked = _from_interactions(read_movielens(path, name=path.stem))
-            elif is_sequences(path):
-                checked = _from_interactions(read_sequences(path))
-            else:
-                checked = _from_raw(read_raw_table(path, columns, header=header), timestamp_unit, findings)
-        except ValueError as exc:
-            return [_finding("error", "the file can't be read", str(path), 1, str(exc))]
-    if not len(checked.users):
-        return [_finding("error", "no events", "the whole table", 0, "give a table with at least one row")]
-    now = time.time() if now_s is None else now_s
-    findings.extend(finding for check in _CHECKS for finding in check(checked, now))
-    return sorted(findings, key=lambda finding: (_SEVERITY_ORDER[finding.severity], -finding.count))
+
+    source: str
+    findings: list[Finding]
+    interactions: Interactions | None
+    num_rows: int
+    num_blank: int = 0
+
+    @classmethod
+    def of(cls, data: Interactions, findings: Iterable[Finding] = ()) -> Self:
+        """Loaded data."""
+        return cls(source=data.source, findings=worst_first(findings), interactions=data, num_rows=len(data))
+
+    def accepted(self, *, for_training: bool = False) -> Interactions:
+        """Raises: ValueError, naming every error, when the data are refused."""
+        errors = [one for one in self.findings if one.severity == "error" and (for_training or not one.only_training)]
+        if self.interactions is None or errors:
+            reasons = "; ".join(f"{one}: {one.advice}" for one in errors)
+            raise ValueError(f"{self.source} is refused: {reasons}. {account_text(self.account(None))}")
+        return self.interactions
+
+    def account(self, used: Interactions | None, *, given: Interactions | None = None) -> dict[str, Any]:
+        """How many rows were read and used, and why others were left out: rows = used + all that was left out.
+
+        `used` is a selection of `given`, and that of `interactions`; None: all were refused.
+        """
+        left_out = Counter({"blank": self.num_blank})
+        if used is None or self.interactions is None:
+            left_out["refused"] = self.num_rows - self.num_blank
+        else:
+            given = self.interactions if given is None else given
+            left_out["not before the split"] = len(self.interactions) - len(given)
+            for name, before, after in zip(given.type_names, given.type_counts(), used.type_counts(), strict=True):
+                left_out[f"type {name}"] = int(before - after)
+        reasons = {reason: count for reason, count in left_out.most_common() if count}
+        return {"rows": self.num_rows, "used": 0 if used is None else len(used), "left_out": reasons}
 
 
-def _from_interactions(data: Interactions) -> _Columns:
-    return _Columns(
-        users=data.users.astype(np.int64),
-        items=data.items.astype(np.int64),
-        user_ids=data.user_ids,
-        item_ids=data.item_ids,
-        types=data.types.astype(np.int64),
-        times_s=data.timestamps,
-        values=data.values.astype(np.float64),
-        titles=None,
-        num_types=len(np.unique(data.types)),
-        first_row=1,
-        row_word="events (in time order)" if data.has_times else "events (by position in their user's sequence)",
-        has_times=data.has_times,
+def account_text(account: dict[str, Any]) -> str:
+    """`Reading.account` in a sentence."""
+    reasons = account["left_out"]
+    listed = ", ".join(f"{_printable(reason)} {count:,}" for reason, count in reasons.items())
+    left_out = f"{sum(reasons.values()):,} left out" + (f" ({listed})" if listed else "")
+    return f"{account['rows']:,} rows: {account['used']:,} used, {left_out}"
+
+
+def worst_first(findings: Iterable[Finding]) -> list[Finding]:
+    """Errors, warnings, infos; of each those of most rows first."""
+    return sorted(findings, key=lambda one: (("error", "warning", "info").index(one.severity), -one.count))
+
+
+def unreadable(source: str, problem: str) -> Reading:
+    """What no row of can be read."""
+    advice = "the whole file is left out, and its rows are not counted"
+    finding = Finding(severity="error", what=problem, where=source, count=1, of=0, advice=advice)
+    return Reading(source=source, findings=[finding], interactions=None, num_rows=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What N rows are called: numbers (N,) of `word`."""
+
+    numbers: IntArray
+    word: str = "rows"
+
+    def finding(
+        self, mask: MaskArray, severity: Severity, what: str, advice: str, *, only_training: bool = False
+    ) -> Iterator[Finding]:
+        """A finding of the rows that the mask (N,) chooses; none where it chooses none."""
+        if mask.any():
+            yield Finding(
+                severity=severity,
+                what=what,
+                where=f"{self.word} {_some([str(number) for number in np.sort(self.numbers[mask]).tolist()])}",
+                count=int(np.count_nonzero(mask)),
+                of=len(mask),
+                advice=advice,
+                only_training=only_training,
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class _Checked:
+    """What the checks look at. has_value (N,): where a value was given."""
+
+    data: Interactions
+    rows: Rows
+    has_value: MaskArray
+    now_s: float
+
+
+def check(
+    data: Interactions,
+    *,
+    schema: EventSchema | None = None,
+    now_s: float | None = None,
+    rows: Rows | None = None,
+    has_value: MaskArray | None = None,
+) -> list[Finding]:
+    """What troubles the data.
+
+    `schema` says what types of events mean; without one types are not judged. `now_s` (unix seconds, default: now) is
+    what the future is measured from. `rows`: what the events are called in the file; has_value (N,): which have a value
+    of their own, all by default.
+    """
+    if not len(data):
+        advice = "give a table with at least one row"
+        return [Finding(severity="error", what="no events", where="the whole table", count=1, of=0, advice=advice)]
+    word = "events (in time order)" if data.has_times else "events (by position in their user's sequence)"
+    checked = _Checked(
+        data,
+        Rows(np.arange(1, len(data) + 1), word) if rows is None else rows,
+        np.ones(len(data), dtype=bool) if has_value is None else has_value,
+        time.time() if now_s is None else now_s,
     )
+    findings = [one for look in _CHECKS for one in look(checked)]
+    return findings if schema is None else [*findings, *_check_types(checked, schema)]
 
 
-def _from_raw(raw: RawTable, timestamp_unit: str, findings: list[Finding]) -> _Columns:
-    users, user_ids = _lenient_codes(raw.columns["user"])
-    items, item_ids = _lenient_codes(raw.columns["item"])
-    types, type_names = _lenient_codes(raw.columns["type"]) if "type" in raw.columns else (np.zeros_like(users), [""])
-    titles = _lenient_codes(raw.columns["title"])[0] if "title" in raw.columns else None
-    times_s, values = None, None
-    try:
-        times_s = parse_timestamps(raw.columns["timestamp"], unit=timestamp_unit, first_row=raw.first_row).seconds
-    except ValueError as exc:
-        bad = int(raw.columns["timestamp"].null_count) or 1
-        findings.append(_finding("error", "timestamps can't be read", "timestamp column", bad, str(exc)))
-    if "value" in raw.columns:
-        try:
-            values = values_of(raw.columns["value"])
-        except ValueError as exc:
-            findings.append(_finding("error", "values can't be read", "value column", 1, str(exc)))
-    for role, column in raw.columns.items():
-        if role not in ("user", "item", "timestamp", "value") and column.null_count == len(column):
-            findings.append(_finding("info", f"{role} column is empty", role, len(column), "it may be left out"))
-    return _Columns(
-        users=users,
-        items=items,
-        user_ids=user_ids,
-        item_ids=item_ids,
-        types=types,
-        times_s=times_s,
-        values=values,
-        titles=titles,
-        num_types=len(type_names),
-        first_row=raw.first_row,
-        row_word="rows",
-    )
+def id_problem(text: str) -> str:
+    """What is wrong with an id, or "": ids are UTF-8, 1 to 128 bytes, without control characters."""
+    if not text:
+        return "is empty"
+    size = len(text.encode("utf-8", "surrogatepass"))
+    if size > MAX_ID_BYTES:
+        return f"has {size} bytes"
+    if any(ord(letter) < 32 or 127 <= ord(letter) < 160 for letter in text):
+        return "holds a control character"
+    return ""
 
 
-def _lenient_codes(column: pa.ChunkedArray) -> tuple[npt.NDArray[np.int64], list[str]]:
-    encoded = id_texts(column).dictionary_encode().combine_chunks()
-    return encoded.indices.fill_null(-1).to_numpy().astype(np.int64), encoded.dictionary.to_pylist()
+def _check_twins(checked: _Checked) -> Iterator[Finding]:
+    data = checked.data
+    for role, codes, ids in (("user", data.users, data.user_ids), ("item", data.items, data.item_ids)):
+        plain = np.array([text.strip().casefold() for text in ids], dtype=object).astype(str)
+        _, group, sizes = np.unique(plain, return_inverse=True, return_counts=True)
+        twins = sizes[group] > 1
+        if twins.any():
+            advice = f"{ids[int(np.argmax(twins))]!r} and a twin differ only by blanks or case; decide on one spelling"
+            yield from checked.rows.finding(twins[codes], "warning", f"{role} ids that look alike", advice)
 
 
-def _check_ids(columns: _Columns, now_s: float) -> Iterator[Finding]:
-    for role, codes, ids in (
-        ("user", columns.users, columns.user_ids),
-        ("item", columns.items, columns.item_ids),
-    ):
-        yield from columns.rows(codes < 0, "error", f"{role} id is missing", "fill the cell or remove the row")
-        problems = {code: problem for code, text in enumerate(ids) if (problem := id_problem(text))}
-        if problems:
-            bad = np.isin(codes, np.fromiter(problems, dtype=np.int64))
-            kinds = ", ".join(sorted(set(problems.values()))[:3])
-            advice = f"ids are 1 to {MAX_ID_BYTES} bytes of UTF-8 without control characters; map or remove them"
-            yield from columns.rows(bad, "error", f"{role} id out of range ({kinds})", advice)
-        twins = _twins(ids)
-        if len(twins):
-            advice = f"{ids[twins[0]]!r} and a twin differ only by blanks or case; decide on one spelling"
-            yield from columns.rows(np.isin(codes, twins), "warning", f"{role} ids that look alike", advice)
-
-
-def _twins(ids: Sequence[str]) -> npt.NDArray[np.int64]:
-    if not ids:
-        return np.zeros(0, dtype=np.int64)
-    plain = np.array([text.strip().casefold() for text in ids], dtype=object).astype(str)
-    _, group, sizes = np.unique(plain, return_inverse=True, return_counts=True)
-    return np.flatnonzero(sizes[group] > 1).astype(np.int64)
-
-
-def _check_values(columns: _Columns, now_s: float) -> Iterator[Finding]:
-    if columns.values is None:
-        return
-    finite = np.isfinite(columns.values)
-    advice = "give a finite number, or leave the cell empty"
-    yield from columns.rows(~finite, "error", "value is NaN or infinite", advice)
-    if len(columns.values) > 1 and finite.all() and np.ptp(columns.values) == 0:
-        what = f"value column is constant ({columns.values[0]:g})"
+def _check_values(checked: _Checked) -> Iterator[Finding]:
+    given = checked.has_value
+    values = checked.data.values[given]
+    if len(values) > 1 and np.ptp(values) == 0:
         advice = "it carries no signal; leave it out, or check that the right column was chosen"
-        yield _finding("info", what, "value column", len(columns.values), advice)
+        yield from checked.rows.finding(given, "info", f"value column is constant ({values[0]:g})", advice)
 
 
-def _check_times(columns: _Columns, now_s: float) -> Iterator[Finding]:
-    times = columns.times_s
-    if times is None:
-        return
-    if not columns.has_times:
+def _check_times(checked: _Checked) -> Iterator[Finding]:
+    times, everywhere = checked.data.timestamps, np.ones(len(checked.data), dtype=bool)
+    finding = checked.rows.finding
+    if not checked.data.has_times:
         advice = "the order inside each user is known, times are not: leave-one-out is possible, a split by time is not"
-        yield _finding("info", "order only, no timestamps", "the whole table", len(times), advice)
+        yield from finding(everywhere, "info", "order only, no timestamps", advice)
         return
     advice = "an event is at most one day ahead of the clock; check unit and time zone, or remove the rows"
-    yield from columns.rows(times > now_s + 86_400, "error", "timestamp lies in the future", advice)
+    yield from finding(times > checked.now_s + 86_400, "error", "timestamp lies in the future", advice)
     if len(times) > 1 and np.ptp(times) == 0:
-        advice = "no order can be learned and no time split made; give real times, or a counter as seconds"
-        yield _finding("error", "all timestamps are equal", "timestamp column", len(times), advice)
+        advice = "no order can be learned and no time split made; give real times, or a counter from 1000000000 on"
+        yield from finding(everywhere, "error", "all timestamps are equal", advice, only_training=True)
     elif len(times) > 1 and (times % 86_400 == 0).all():
         advice = "the order inside a day is the file's order; give times to the second if you have them"
-        yield _finding("warning", "timestamps are whole days", "timestamp column", len(times), advice)
-    going_back = np.zeros(len(times), dtype=bool)
-    by_user = np.argsort(columns.users, kind="stable")
-    same_user = columns.users[by_user][1:] == columns.users[by_user][:-1]
-    going_back[by_user[1:]] = same_user & (np.diff(times[by_user]) < 0)
-    advice = "nothing to do: the reader sorts by time. Check that rows were not shuffled if their order mattered"
-    yield from columns.rows(going_back, "warning", "times go back inside a user's rows", advice)
+        yield from finding(everywhere, "warning", "timestamps are whole days", advice)
 
 
-def _check_duplicates(columns: _Columns, now_s: float) -> Iterator[Finding]:
-    if columns.times_s is None:
-        return
-    repeated = _repeats((columns.users, columns.items, columns.types, columns.times_s))
+def _check_duplicates(checked: _Checked) -> Iterator[Finding]:
+    data = checked.data
+    repeated = _repeats((data.users, data.items, data.types, data.timestamps))
     advice = "the same user, item, type and second again: remove the copies, or a model learns them as habit"
-    yield from columns.rows(repeated, "warning", "duplicate events", advice)
-    again = _repeats((columns.users, columns.items, columns.types)) & ~repeated
+    yield from checked.rows.finding(repeated, "warning", "duplicate events", advice)
+    again = _repeats((data.users, data.items, data.types)) & ~repeated
     advice = "fine if people repeat things; then ask for recommendations with exclude_seen off"
-    yield from columns.rows(again, "info", "a user takes the same item again later", advice)
+    yield from checked.rows.finding(again, "info", "a user takes the same item again later", advice)
 
 
-def _check_amounts(columns: _Columns, now_s: float) -> Iterator[Finding]:
-    counts = {}
-    for role, codes, ids in (("user", columns.users, columns.user_ids), ("item", columns.items, columns.item_ids)):
-        known = codes[codes >= 0]
-        counts[role] = np.bincount(known, minlength=len(ids))
-        if len(known) and len(ids) == 1:
-            what = f"{role} column is constant ({ids[0][:40]!r})"
+def _check_amounts(checked: _Checked) -> Iterator[Finding]:
+    data = checked.data
+    for role, vocabulary in (("user", data.user_ids), ("item", data.item_ids)):
+        if len(vocabulary) == 1:
+            what = f"{role} column is constant ({vocabulary[0][:40]!r})"
             advice = "recommendations need many; check that the right column was chosen"
-            yield _finding("error", what, f"{role} column", len(known), advice)
-    total = counts["user"].sum()
-    dominates = (counts["user"] > max(0.2 * total, 100)) & (len(columns.user_ids) > 1)
+            yield from checked.rows.finding(np.ones(len(data), dtype=bool), "error", what, advice, only_training=True)
+    of_users = data.user_counts()
+    dominates = (of_users > max(0.2 * len(data), 100)) & (data.num_users > 1)
     few = f"fewer than {MIN_EVENTS_PER_USER} events: they train but are never tested; drop them if most are so"
     rare = f"fewer than {MIN_EVENTS_PER_ITEM} events: little can be learned of them; the literature drops them"
     heavy = "more than a fifth of all events: a robot or a shared account? Remove it or split it"
     rows: tuple[tuple[Severity, str, Sequence[str], MaskArray, str], ...] = (
-        ("warning", "users with too few events", columns.user_ids, counts["user"] < MIN_EVENTS_PER_USER, few),
-        ("info", "rare items", columns.item_ids, counts["item"] < MIN_EVENTS_PER_ITEM, rare),
-        ("warning", "one user dominates", columns.user_ids, dominates, heavy),
+        ("warning", "users with too few events", data.user_ids, of_users < MIN_EVENTS_PER_USER, few),
+        ("info", "rare items", data.item_ids, data.item_counts() < MIN_EVENTS_PER_ITEM, rare),
+        ("warning", "one user dominates", data.user_ids, dominates, heavy),
     )
     for severity, what, ids, mask, advice in rows:
         if mask.any():
-            yield _finding(severity, what, _shown("ids", mask, ids.__getitem__), int(mask.sum()), advice)
+            where, count = (
+                f"ids {_some([ids[code] for code in np.flatnonzero(mask).tolist()])}",
+                int(np.count_nonzero(mask)),
+            )
+            yield Finding(severity=severity, what=what, where=where, count=count, of=len(ids), advice=advice)
 
 
-def _check_titles(columns: _Columns, now_s: float) -> Iterator[Finding]:
-    if columns.titles is None:
-        return
-    rows = np.flatnonzero((columns.titles >= 0) & (columns.items >= 0))
-    if len(rows):
-        _, first, group = np.unique(columns.items[rows], return_index=True, return_inverse=True)
-        other = np.zeros(len(columns.items), dtype=bool)
-        other[rows] = columns.titles[rows] != columns.titles[rows[first[group]]]
-        advice = "the first title of an item is used; check that ids are not reused"
-        yield from columns.rows(other, "warning", "an item has several titles", advice)
+def _check_type_names(checked: _Checked) -> Iterator[Finding]:
+    wrong = {name for name in checked.data.type_names if not 1 <= len(name.encode()) <= MAX_TYPE_BYTES}
+    advice = f"a type has 1 to {MAX_TYPE_BYTES} bytes; check that the right column was chosen"
+    yield from checked.rows.finding(checked.data.of_types(wrong), "error", "type is empty or too long", advice)
+    advice = "a table has no column for the words that were searched; call it click"
+    yield from checked.rows.finding(checked.data.of_types({SEARCH_CLICK}), "error", f"type is {SEARCH_CLICK}", advice)
 
 
-_CHECKS: tuple[Callable[[_Columns, float], Iterator[Finding]], ...] = (
-    _check_ids,
+def _check_types(checked: _Checked, schema: EventSchema) -> Iterator[Finding]:
+    """What a schema leaves out of training and histories, and values that it takes for something else."""
+    data, finding = checked.data, checked.rows.finding
+    means = {name: schema.of(name) for name in data.type_names}
+    read = {name for name, one in means.items() if one.is_encoded}
+    unknown = means.keys() - schema.types.keys() - read
+    turned_down = {name for name, one in means.items() if one.history} - read
+    own = "name them in a file for `freshet train --events` (docs/events.md)"
+    left_out: tuple[tuple[Collection[str], Severity, str, str], ...] = (
+        (unknown, "warning", "types that the event schema does not name", f"they teach nothing: rename them, or {own}"),
+        (means.keys() - read - unknown - turned_down, "info", "types that say nothing of an item", own),
+        (
+            turned_down,
+            "info",
+            "types that turn an item down",
+            "histories keep them; training reads them with --actions",
+        ),
+    )
+    sizes = list(zip(data.type_names, data.type_counts(), strict=True))
+    for names, severity, what, advice in left_out:
+        counts = [f"{name} {count:,}" for name, count in sizes if name in names]
+        yield from finding(data.of_types(names), severity, f"{what}: {_some(counts)}", advice)
+    encoded = data.of_types(read)
+    if not encoded.any():
+        yield from finding(~encoded, "error", "no row is of a type that an encoder reads", own)
+    elif (data.select(encoded).user_counts() < MIN_EVENTS_TO_TRAIN).all():
+        advice = "training learns from two, chooses by one and is tested by one; was the right column chosen?"
+        what = f"no user has {MIN_EVENTS_TO_TRAIN} events that an encoder reads"
+        yield from finding(encoded, "error", what, advice, only_training=True)
+    for name, weight in ((name, one.weight) for name, one in means.items() if one.weight.centre is not None):
+        of_type = data.of_types({name})
+        advice = "it would count as 1; fill the cell, or give the row a type whose value does not count"
+        yield from finding(of_type & ~checked.has_value, "error", f"{name} without a value", advice)
+        yield from _check_scale(checked, name, weight, of_type & checked.has_value, own)
+
+
+def _check_scale(checked: _Checked, name: str, weight: TypeWeight, given: MaskArray, own: str) -> Iterator[Finding]:
+    centre, values = weight.centre or 0.0, checked.data.values
+    reach = weight.limit / abs(weight.slope) if weight.slope else np.inf
+    low, high = centre - reach, centre + reach
+    advice = f"they count as {low:g} or {high:g}; bring them onto that scale, or {own}"
+    what = f"{name} has values outside {low:g} to {high:g}"
+    yield from checked.rows.finding(given & ((values < low) | (values > high)), "warning", what, advice)
+    if weight.slope and not (weight.slope * (values[given] - centre) > 0).any():
+        advice = f"above {centre:g} a value speaks for its item: bring values onto that scale, or {own}"
+        yield from checked.rows.finding(given, "warning", f"every {name} speaks against its item", advice)
+
+
+_CHECKS: tuple[Callable[[_Checked], Iterator[Finding]], ...] = (
+    _check_twins,
     _check_values,
     _check_times,
     _check_duplicates,
     _check_amounts,
-    _check_titles,
+    _check_type_names,
 )
 
 
-def _repeats(keys: tuple[npt.NDArray[np.int64], ...]) -> MaskArray:
+def _repeats(keys: tuple[npt.NDArray[np.integer], ...]) -> MaskArray:
     """Rows whose key occurred in an earlier row."""
     order = np.lexsort(keys[::-1])
     equal = np.ones(max(len(order) - 1, 0), dtype=bool)
@@ -286,12 +340,11 @@ def _repeats(keys: tuple[npt.NDArray[np.int64], ...]) -> MaskArray:
     return repeated
 
 
-def _shown(word: str, mask: MaskArray, name: Callable[[int], str]) -> str:
-    """The first few of what the mask chooses, by name, and how many more."""
-    rows = np.flatnonzero(mask)
-    more = f" and {len(rows) - _ROWS_SHOWN:,} more" if len(rows) > _ROWS_SHOWN else ""
-    return f"{word} {', '.join(name(row) for row in rows[:_ROWS_SHOWN].tolist())}{more}"
+def _printable(text: str) -> str:
+    return text if text.isprintable() else "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
 
 
-def _finding(severity: Severity, what: str, where: str, count: int, advice: str) -> Finding:
-    return Finding(severity=severity, what=what, where=where, count=count, advice=advice)
+def _some(names: Sequence[str]) -> str:
+    """The first few names, and how many more."""
+    more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more

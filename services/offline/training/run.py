@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,14 @@ from services.algorithms.event_schema import DEFAULT_EVENTS, EventSchema, defaul
 from services.algorithms.native.threads import set_compute_threads
 from services.algorithms.neighbours import ItemNeighbours
 from services.algorithms.sealed_files import require_target
-from services.offline.datasets import Interactions, global_time_split, leave_one_out_split, load_dataset
+from services.offline.datasets import (
+    Interactions,
+    Reading,
+    account_text,
+    global_time_split,
+    leave_one_out_split,
+    read_data,
+)
 from services.offline.datasets.item_attributes import read_item_attributes
 from services.offline.evaluation.common.recall import summary
 from services.offline.training.bundling import save_bundle
@@ -221,21 +229,23 @@ def run_training(
     if threads is not None:
         torch.set_num_threads(threads)
         set_compute_threads(threads)
-    say: Callable[[str], None] = console.print if console is not None else (lambda text: None)
-    if interactions is None:
-        interactions = load_dataset(dataset)
-    say(f"Data: {interactions.source}")
+    say: Callable[[str], None] = (lambda text: None) if console is None else partial(console.print, markup=False)
     # What actions are named by lies in the bundle, whatever becomes of the default.
     events = DEFAULT_EVENTS if events is None and actions else events
     schema = default_schema() if events is None else EventSchema.read(events)
+    reading = read_data(dataset, schema=schema) if interactions is None else Reading.of(interactions)
+    for finding in reading.findings:
+        say(finding.text)
+    interactions = reading.accepted(for_training=True)
+    say(f"Data: {interactions.source}")
     if actions:
         read, names = interactions.with_actions(schema)
         say(f"Actions: {', '.join(names) or 'none'}")
         config = replace(config, encoder=replace(config.encoder, actions=tuple(names)))
     else:
         read = interactions.encoded(schema)
-    if len(read) < len(interactions):
-        say(f"Left out: {len(interactions) - len(read):,} events whose types say nothing, or turned an item down")
+    rows = reading.account(read)
+    say(account_text(rows))
     interactions = read
     divided = fit_split(interactions, split)
     of_items = None if attributes is None else read_item_attributes(attributes, divided.train.item_ids)
@@ -286,6 +296,7 @@ def run_training(
         "seed": seed,
         "epochs": config.epochs,
         "data": data,
+        "rows": rows,
         "metrics": metrics,
         "new_item_length": length,
         "model_share": 1.0 if neighbours is None else neighbours.shape.model_share,
