@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from services.algorithms.pefa.refresh import unit
 from services.algorithms.states import MAX_OWN_LENGTH
 from services.offline.datasets.item_attributes import attribute_columns
+from services.offline.datasets.table import split_categories
 
 MAX_ID_BYTES = 128
 _OWN = frozenset({"item_id", "vector", "title", "categories"})
@@ -48,18 +49,16 @@ def read_item_vectors(path: Path, *, normalize: bool = False) -> ItemVectors:
     missing = [name for name in ("item_id", "vector") if name not in table.column_names]
     if missing:
         raise ValueError(f"{path} has columns {table.column_names}; missing: {missing}")
-    item_ids = [str(value) for value in table.column("item_id").to_pylist()]
+    item_ids = ["" if value is None else str(value) for value in table.column("item_id").to_pylist()]
     return ItemVectors(
         item_ids=_check_ids(path, item_ids),
         vectors=_scaled(path, _vectors(path, table.column("vector").combine_chunks()), normalize=normalize),
-        titles=[str(title) for title in table.column("title").to_pylist()]
+        titles=["" if title is None else str(title) for title in table.column("title").to_pylist()]
         if "title" in table.column_names
         else item_ids,
-        categories=(
-            [[str(name) for name in names or ()] for names in table.column("categories").to_pylist()]
-            if "categories" in table.column_names
-            else [[] for _ in item_ids]
-        ),
+        categories=[list(split_categories(names or "")) for names in table.column("categories").to_pylist()]
+        if "categories" in table.column_names
+        else [[] for _ in item_ids],
         attributes=attribute_columns(path, table, without=_OWN) if set(table.column_names) - _OWN else None,
     )
 

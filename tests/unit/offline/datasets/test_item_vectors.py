@@ -28,6 +28,16 @@ def test_ids_vectors_titles_and_categories_are_read(tmp_path: Path) -> None:
     assert (items.titles, items.categories) == (["A", "B"], [["x", "y"], []])
 
 
+def test_categories_may_be_text_and_nulls_are_no_names(tmp_path: Path) -> None:
+    texts = written(
+        tmp_path, item_id=["a", "b"], vector=[[1.0, 2], [3, 4]], title=["A", None], categories=["x|y", None]
+    )
+    assert read_item_vectors(texts).titles == ["A", ""]
+    assert read_item_vectors(texts).categories == [["x", "y"], []]
+    lists = written(tmp_path, item_id=["a", "b"], vector=[[1.0, 2], [3, 4]], categories=[["x", None], [None]])
+    assert read_item_vectors(lists).categories == [["x"], []]
+
+
 def test_ids_stand_in_for_titles_and_numbers_for_ids(tmp_path: Path) -> None:
     vectors = pa.FixedSizeListArray.from_arrays(pa.array(np.arange(6, dtype=np.float16)), 3)
     items = read_item_vectors(written(tmp_path, item_id=[7, 8], vector=vectors))
@@ -42,6 +52,7 @@ def test_ids_stand_in_for_titles_and_numbers_for_ids(tmp_path: Path) -> None:
         ({"item_id": [], "vector": pa.array([], pa.list_(pa.float32()))}, "0 rows; allowed: at least 1 item"),
         ({"item_id": ["a", "b", "a"], "vector": [[1.0]] * 3}, "row 2: item_id='a' again, first in row 0"),
         ({"item_id": [""], "vector": [[1.0]]}, "row 0: item_id=''; allowed: 1-128 bytes"),
+        ({"item_id": ["a", None], "vector": [[1.0]] * 2}, "row 1: item_id=''; allowed: 1-128 bytes"),
         ({"item_id": ["x" * 129], "vector": [[1.0]]}, "row 0: item_id='x+'; allowed: 1-128 bytes"),
         ({"item_id": ["a", "b"], "vector": [[1.0, 2], [3]]}, "row 1: vector has 1 values; expected 2 as in row 0"),
         ({"item_id": ["a", "b"], "vector": [[1.0, 2], None]}, "row 1: vector has 0 values; expected 2 as in row 0"),
