@@ -8,7 +8,7 @@ items are taken first, so that every limit counts them.
 Letters: n pool size, P_x item components, d component width, K results.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -33,7 +33,7 @@ def select(
     *,
     components: npt.NDArray[np.floating] | None = None,
     diversity: float = 0.0,
-    categories: Sequence[Sequence[int]] | None = None,
+    categories: Sequence[Sequence[Hashable]] | None = None,
     max_per_category: int = 0,
     caps: Sequence[tuple[Mask, int]] = (),
     pins: Sequence[tuple[Mask, int]] = (),
@@ -41,7 +41,7 @@ def select(
     """Positions of at most `k` chosen items, in the order they should be shown.
 
     `scores` (n,) come best first; ties keep the pool's order. `components` (n, P_x, d) are needed when `diversity`,
-    the weight w in [0, 1], is above 0. `categories`: each item's category codes; `max_per_category` 0 is no limit.
+    the weight w in [0, 1], is above 0. `categories`: each item's; `max_per_category` 0 is no limit.
     `caps`: which items (n,), and at most how many of them. `pins`: which items (n,), and the position, from 1, of the
     first of them that the limits admit; of two pins of a position the first counts.
     Raises: ValueError naming what is out of range or missing.
@@ -79,20 +79,21 @@ class _Limits:
     def __init__(
         self,
         num_items: int,
-        categories: Sequence[Sequence[int]] | None,
+        categories: Sequence[Sequence[Hashable]] | None,
         limit: int,
         caps: Sequence[tuple[Mask, int]],
     ) -> None:
-        self._groups: list[list[int]] | None = None
-        self._room: dict[int, int] = {}
+        self._groups: list[set[Hashable]] | None = None
+        self._room: dict[Hashable, int] = {}
         if categories is None and not caps:
             return
-        self._groups = [list(codes) for codes in categories] if categories else [[] for _ in range(num_items)]
-        self._room = {code: limit for codes in self._groups for code in codes}
-        for number, (mask, most) in enumerate(caps, start=1):
-            self._room[-number] = most
+        self._groups = [set(names) for names in categories] if categories else [set() for _ in range(num_items)]
+        self._room = {name: limit for names in self._groups for name in names}
+        for number, (mask, most) in enumerate(caps):
+            cap = "cap", number
+            self._room[cap] = most
             for position in np.flatnonzero(mask).tolist():
-                self._groups[position].append(-number)
+                self._groups[position].add(cap)
 
     def admits(self, position: int) -> bool:
         return self._groups is None or all(self._room[group] > 0 for group in self._groups[position])

@@ -143,7 +143,7 @@ class PopularItems:
         total = (self._total + now.total) or 1.0
         meets = self._attributes.mask(wanted.where) if wanted.where else None
         items: list[ScoredItem] = []
-        room = _CategoryRoom(max_per_category)
+        taken = Counter[str]()
         for row in self._rows(wanted, now):
             names = self._categories[row]
             if self._is_hidden[row] or self._item_ids[row] in denied or not deny_categories.isdisjoint(names):
@@ -152,11 +152,13 @@ class PopularItems:
                 continue
             if meets is not None and not (row < len(meets) and meets[row]):
                 continue
-            if room.take(names):
-                share = now.by_row.get(row, self._counts[row]) / total
-                items.append(ScoredItem(self._item_ids[row], share, "popular"))
-                if len(items) == k:
-                    break
+            if max_per_category and any(taken[name] >= max_per_category for name in names):
+                continue
+            taken.update(names)
+            share = now.by_row.get(row, self._counts[row]) / total
+            items.append(ScoredItem(self._item_ids[row], share, "popular"))
+            if len(items) == k:
+                break
         return items
 
     def categories_of(self, item_id: str) -> Sequence[str]:
@@ -199,18 +201,3 @@ def _once(entries: Iterable[tuple[float, int]], now: _Now) -> Iterator[int]:
             found.add(row)
         before = row
         yield row
-
-
-class _CategoryRoom:
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._taken: Counter[str] = Counter()
-
-    def take(self, names: Sequence[str]) -> bool:
-        """Count an item in, unless one of its categories is full."""
-        if not self._limit:
-            return True
-        if any(self._taken[name] >= self._limit for name in names):
-            return False
-        self._taken.update(names)
-        return True

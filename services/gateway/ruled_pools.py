@@ -96,15 +96,11 @@ def rescored(
     """The items with boosts, buries and discounts in their scores, best first."""
     item_ids = [item.item_id for item in items]
     moving = [(rule, popular.named(rule.which, item_ids)) for rule in query.rules if rule.boost or rule.bury]
-    moved = [[rule for rule, mask in moving if mask[row]] for row in range(len(items))]
-    found = [
-        replace(
-            item,
-            score=item.score + sum(one.boost - one.bury for one in rules) - discounts.get(item.item_id, 0.0),
-            rules=tuple(one.name for one in rules),
-        )
-        for item, rules in zip(items, moved, strict=True)
-    ]
+    found = []
+    for row, item in enumerate(items):
+        rules = [rule for rule, mask in moving if mask[row]]
+        score = item.score + sum(rule.boost - rule.bury for rule in rules) - discounts.get(item.item_id, 0.0)
+        found.append(replace(item, score=score, rules=tuple(rule.name for rule in rules)))
     return sorted(found, key=lambda item: -item.score)
 
 
@@ -114,12 +110,10 @@ def within_rules(
     """The first k of the items, best first, that category limits and caps admit, and pins at their positions."""
     item_ids = [item.item_id for item in items]
     masks = [(rule, popular.named(rule.which, item_ids)) for rule in query.rules if rule.cap or rule.pin]
-    names = [popular.categories_of(item_id) for item_id in item_ids] if query.max_per_category else ()
-    codes = {name: code for code, name in enumerate({name for one in names for name in one})}
     rows = select(
         -np.arange(len(items), dtype=np.float64),
         k,
-        categories=[tuple({codes[name] for name in one}) for one in names] if query.max_per_category else None,
+        categories=[popular.categories_of(item_id) for item_id in item_ids],
         max_per_category=query.max_per_category,
         caps=[(mask, rule.cap) for rule, mask in masks if rule.cap],
         pins=[(mask, rule.pin) for rule, mask in masks if rule.pin and pins],

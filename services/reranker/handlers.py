@@ -33,6 +33,8 @@ from services.reranker.domain import (
 )
 from services.reranker.metrics import RerankerMetrics
 
+# Each with what it names of a ranking.
+Ruled = Sequence[tuple[Rule, Mask]]
 MAX_K = 1_000
 MAX_POOL = 10_000
 # How long a pool of a version that is not here yet waits for it: both processes read the same log, milliseconds apart.
@@ -242,19 +244,12 @@ class Rerank:
         return find_items(served.version, visible)
 
     def _chosen(
-        self,
-        request: RerankQuery,
-        items: FoundItems,
-        order: np.ndarray,
-        scores: Scores,
-        ruled: Sequence[tuple[Rule, Mask]],
+        self, request: RerankQuery, items: FoundItems, order: np.ndarray, scores: Scores, ruled: Ruled
     ) -> np.ndarray:
         """Indices into `order` of what to show, in that order."""
         categories = None
         if request.max_per_category:
-            names = [self._catalogue.categories_of(items.item_ids[row]) for row in order.tolist()]
-            codes = {name: code for code, name in enumerate({name for one in names for name in one})}
-            categories = [tuple(codes[name] for name in dict.fromkeys(one)) for one in names]
+            categories = [self._catalogue.categories_of(items.item_ids[row]) for row in order.tolist()]
         components = items.components()[order] if request.diversity and len(items) else None
         return select(
             scores,
@@ -268,7 +263,7 @@ class Rerank:
         )
 
 
-def _names(ruled: Sequence[tuple[Rule, Mask]], chosen: np.ndarray) -> list[list[str]]:
+def _names(ruled: Ruled, chosen: np.ndarray) -> list[list[str]]:
     """By item of the answer, the rules that moved its score or pinned it where it stands."""
     return [
         [rule.name for rule, mask in ruled if mask[row] and (rule.boost or rule.pin == position + 1)]

@@ -483,17 +483,15 @@ class Recommend:
         if not self.popular.knows_withdrawn:
             work.mark(Degradation.PARTIAL_CATALOGUE)
         # Boosts and buries are in units of the model's scores; pins and caps are in none.
-        ruled = [searched_for(rule, query.filter) for rule in query.rules if rule.pin or rule.cap]
-        found: dict[str, ScoredItem] = {}
-        for wanted in (query.filter, *ruled):
-            if wanted is not None:
-                most = 2 * query.k if ruled else query.k
-                best = self.popular.top(most, wanted, work.seen, query.max_per_category)
-                found |= {item.item_id: item for item in best}
-        items = list(found.values())
-        if ruled:
-            items = within_rules(sorted(items, key=lambda one: -one.score), query.k, query, self.popular)
-        return Ranking(items=items)
+        ruled = [rule for rule in query.rules if rule.pin or rule.cap]
+        among = [query.filter, *filter(None, (searched_for(rule, query.filter) for rule in ruled))]
+        most = 2 * query.k if ruled else query.k
+        best = [self.popular.top(most, wanted, work.seen, query.max_per_category) for wanted in among]
+        if not ruled:
+            return Ranking(items=best[0])
+        found = {item.item_id: item for items in best for item in items}
+        ranked = sorted(found.values(), key=lambda one: -one.score)
+        return Ranking(items=within_rules(ranked, query.k, query, self.popular))
 
 
 def _joined(pool: Pool, by_words: Sequence[str]) -> Pool:

@@ -104,7 +104,9 @@ def test_the_best_of_a_longer_list_are_the_best_of_all(values: list[int], lowere
 
 
 def discounting() -> Scene:
-    return Scene(limits=Limits(breaker_s=0.05, impression_discount=2.5, impression_half_life_s=3600))
+    # Nothing applies what is recorded here: no answer is late for it.
+    limits = Limits(breaker_s=0.05, impression_discount=2.5, impression_half_life_s=3600)
+    return Scene(limits=limits, lag_grace_s=3600)
 
 
 async def test_what_was_seen_scores_less_for_that_person_alone() -> None:
