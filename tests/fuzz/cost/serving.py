@@ -4,6 +4,7 @@ python tests/fuzz/cost/serving.py SERVICE: one line of JSON says the ports; it e
 """
 
 import asyncio
+import gc
 import json
 import sys
 import tempfile
@@ -42,9 +43,16 @@ async def serve(name: str) -> None:
             sys.stdout.write(json.dumps(said) + "\n")
             sys.stdout.flush()
             ended = asyncio.create_task(asyncio.to_thread(sys.stdin.read))
+            # As `rpc_server.serve`.
+            gc.collect()
+            gc.freeze()
+            turns = 0
             while not ended.done():
-                # What memory ports keep is not the process's.
+                # What memory ports keep, and what waits for the collector, does not stay.
                 process.tidy()
+                turns += 1
+                if turns % 50 == 0:
+                    gc.collect()
                 await asyncio.sleep(0.02)
             if http is not None:
                 await http.drain()
