@@ -20,6 +20,8 @@ WITHOUT_SUITE = {
     "services.gateway.ports.Refreshers": "a question to another process",
     "services.gateway.adapters.peer.Peer": "both ways of asking are compared in tests/unit/compact",
     "services.common.rpc_server.Beside": "one implementation: by HTTP, compared with gRPC in tests/unit/gateway",
+    "services.common.rpc_guard.Door": "one implementation: tests/unit/gateway/test_door.py",
+    "services.common.http_connections.LimitedConnection": "asyncio's word for a connection; no port",
     "services.gateway.ports.StreamStatus": "two flags, set by hand in the fake",
     "services.gateway.ports.StreamEnds": "a question; the real one is asked in tests/contract/test_gateway_topics.py",
     # Models: functions of their input.
