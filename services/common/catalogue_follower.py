@@ -72,6 +72,7 @@ def catalogue_reader(
         partitions=[0],
         makes_topics=makes_topics,
         max_poll_records=_MAX_RECORDS,
+        rest_ms=1_000,
         dead_letters=BulkProducer(bootstrap, client_id=f"{process}-items") if writes_dead_letters else None,
     )
 

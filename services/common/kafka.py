@@ -48,7 +48,7 @@ _GATHERED_BYTES = 65_536
 # handing over on the event loop, without a thread of ours in between (no gain); at once when nothing is in flight (at
 # 400 a second a quarter of the gain).
 _HAND_OVER_S = 0.005
-_REST_MS = 1_000
+REST_MS = 500
 # Above what a fetch asks for (kafka-python's fetch_max_bytes, 50 MB).
 _MAX_ANSWER_BYTES = 1 << 27
 # After the delivery timeout kafka-python takes this long at most to give a batch up.
@@ -463,7 +463,7 @@ def build_consumer(
     client_id: str = "freshet",
     partitions: Sequence[int] | None = None,
     window_ms: int = 0,
-    rest_ms: int = _REST_MS,
+    rest_ms: int = REST_MS,
     max_poll_records: int = 512,
     max_partition_bytes: int = 1 << 20,
 ) -> KafkaConsumer:

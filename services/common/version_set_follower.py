@@ -26,6 +26,7 @@ def version_set_reader(bootstrap: Brokers, client_id: str, *, makes_topics: Repl
         client_id=client_id,
         partitions=[0],
         makes_topics=makes_topics,
+        rest_ms=_POLL_MS,
     )
 
 

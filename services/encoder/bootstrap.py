@@ -194,6 +194,7 @@ def forget_log(settings: EncoderSettings) -> ForgetTopic:
             client_id="freshet-encoder-forgets",
             makes_topics=settings.replicas,
             max_poll_records=_MAX_FORGETS,
+            rest_ms=1_000,
         )
     )
 

@@ -15,7 +15,7 @@ from kafka.errors import KafkaError
 from kafka.structs import OffsetAndMetadata
 
 from services.common.errors import DependencyUnavailable
-from services.common.kafka import Brokers, BulkProducer, build_consumer
+from services.common.kafka import REST_MS, Brokers, BulkProducer, build_consumer
 from services.common.stream.ports import Offsets
 from services.common.stream.record import DeadLetter, SourceRecord
 from services.common.stream.topic import Replicas
@@ -44,6 +44,7 @@ class TopicReader:
         partitions: Sequence[int] | None = None,
         makes_topics: Replicas | None = None,
         window_ms: int = 0,
+        rest_ms: int = REST_MS,
         pause_ms: int = 0,
         max_poll_records: int = 512,
         max_partition_bytes: int = 1 << 20,
@@ -53,7 +54,8 @@ class TopicReader:
         """partitions: of every topic; None: all. makes_topics: make what is missing of all topics, on so many brokers;
         None: wait for it.
 
-        window_ms: how long the broker gathers records before it answers. pause_ms: how long records may gather after
+        window_ms: how long the broker gathers records before it answers. rest_ms: how long it waits for the first one;
+        a question (`bounds`, say) waits for that answer on its connection. pause_ms: how long records may gather after
         some were read, so that a busy stream takes few turns; the first one after a silence is read at once.
         dead_letters: closed with the reader.
         """
@@ -64,6 +66,7 @@ class TopicReader:
             "client_id": client_id,
             "partitions": partitions,
             "window_ms": window_ms,
+            "rest_ms": rest_ms,
             "max_poll_records": max_poll_records,
             "max_partition_bytes": max_partition_bytes,
         }
