@@ -34,8 +34,7 @@ _LOG_CHECK_EVERY = 5
 class ConsumerLimits:
     """Sizes and times of the loop. Polls grow from min_ to max_records while they come back full (catching up)."""
 
-    # Records end a wait at once. What else turns do (forgets, leases) waits for the next one.
-    poll_ms: int = 500
+    poll_ms: int = 200
     min_records: int = 512
     max_records: int = 4_096
     backoff_s: float = 0.05
