@@ -629,16 +629,18 @@ class ApplyRecords:
         for user in work.values():
             # What is delivered again is stored already: the person's events before it are those at lower offsets.
             first = {arrival.partition: arrival.offset for arrival in reversed(user.arrivals)}
+            items = {arrival.interaction.item_id for arrival in user.arrivals}
+            items.update(undone.item_id for undone in user.merged.undone.values())
             held: dict[Position, Interaction | StoredEvent] = {
                 Position(event.partition, event.offset): event
                 for event in user.history.events
-                if event.offset < first.get(event.partition, math.inf)
+                if event.item_id in items and event.offset < first.get(event.partition, math.inf)
             }
             # Those that the window does not hold: their weights are not known.
             others = {
                 (one.item_id, one.outcome == Outcome.APPLIED)
                 for one in user.history.recent
-                if one.item_id
+                if one.item_id in items
                 and one.offset < first.get(one.partition, math.inf)
                 and Position(one.partition, one.offset) not in held
             }
