@@ -301,6 +301,8 @@ def coded(text: pa.ChunkedArray) -> Coded:
 def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
     if pa.types.is_dictionary(column.type):
         return column.cast(column.type.value_type)
+    if pa.types.is_float16(column.type):
+        return column.cast(pa.float32())
     if pa.types.is_string_view(column.type) or pa.types.is_binary_view(column.type):
         return column.cast(pa.large_binary())
     return column.cast(column.type.storage_type) if isinstance(column.type, pa.BaseExtensionType) else column
@@ -332,13 +334,21 @@ def _read_csv(path: Path, ragged: list[int]) -> pa.Table:
         ignore_empty_lines=False,
         invalid_row_handler=skip,
     )
-    with pa_csv.open_csv(path, parse_options=parse) as reader:
+    data = pa.input_stream(str(path)).read()
+    try:
+        pa.array([data], pa.large_binary()).cast(pa.large_string())
+    except pa.ArrowInvalid:
+        lines = data.splitlines()
+        wrong = [number for number, line in enumerate(lines) if line != line.decode(errors="ignore").encode()]
+        share = f"{len(wrong):,} of {len(lines):,} lines are not UTF-8, {len(wrong) / len(lines):.1%}"
+        raise ValueError(f"{path}: {share} (first: line {wrong[0] + 1}, {lines[wrong[0]][:80]!r})") from None
+    with pa_csv.open_csv(pa.BufferReader(data), parse_options=parse) as reader:
         names = reader.schema.names
     ragged.clear()
     # With one thread rows have their numbers. Ids stay text ("007"), times are judged later, and only an empty cell is
     # missing: "nan" must stay visible.
     table = pa_csv.read_csv(
-        path,
+        pa.BufferReader(data),
         read_options=pa_csv.ReadOptions(use_threads=False),
         parse_options=parse,
         convert_options=pa_csv.ConvertOptions(

@@ -110,7 +110,7 @@ def _from_text(text: pa.ChunkedArray) -> ParsedTimes:
 def _from_arrow(column: pa.ChunkedArray) -> ParsedTimes:
     times = column.cast(pa.timestamp("ms")) if pa.types.is_date(column.type) else column
     ticks: IntArray = times.cast(pa.int64()).to_numpy()
-    _refuse("before 1970", ticks < 0, column, "give times of 1970 and later")
+    _refuse("before 1970", ticks < 0, ticks, "give times of 1970 and later")
     return ParsedTimes(
         seconds=ticks // _PER_SECOND[times.type.unit], order=np.argsort(ticks, kind="stable"), unit="iso"
     )

@@ -146,9 +146,16 @@ TABLES = [
     refused(
         "Latin-1",
         text(lines({"title": ["caf\xe9", "T", "T", "T"] * 2}).encode("latin-1")),
-        "title is not UTF-8 ('caf\ufffd'): 2 of 8, 25.0% (rows 2, 6)",
+        "mine.csv: 2 of 9 lines are not UTF-8, 22.2% (first: line 2, b'a,x,1700000000,caf\\xe9')",
+        rows=0,
     ),
-    refused("UTF-16", text(lines().encode("utf-16")), "mine.csv cannot be read as CSV in UTF-8", rows=0),
+    refused(
+        "Latin-1 in a row of another length",
+        text(lines().encode() + b"caf\xe9,x\n"),
+        "mine.csv: 1 of 10 lines are not UTF-8, 10.0% (first: line 10, b'caf\\xe9,x')",
+        rows=0,
+    ),
+    refused("UTF-16", text(lines().encode("utf-16")), "lines are not UTF-8, ", rows=0),
     own("blank lines", text(lines().replace("b,", "\nb,", 1) + "\n\n"), rows=11, left_out={"blank": 3}),
     own("rows of commas from a spreadsheet", text(lines() + ",,\n,,\n"), rows=10, left_out={"blank": 2}),
     refused(
