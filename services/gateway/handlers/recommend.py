@@ -416,7 +416,7 @@ class Recommend:
         among = [(rule, named) for rule in query.rules if (named := searched_for(rule, wanted)) is not None]
         pool, *own = await asyncio.gather(
             self.stages.propose(work, state, size, wanted),
-            *(self.stages.propose(work, state, 2 * query.k, named) for _, named in among),
+            *(self.stages.propose(work, state, 2 * query.k + len(work.discounts), named) for _, named in among),
         )
         return pool and with_own_pools(pool, [(rule, found) for (rule, _), found in zip(among, own, strict=True)])
 
