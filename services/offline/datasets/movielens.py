@@ -77,6 +77,11 @@ def read_movielens(path: Path, *, name: str, found: str = "") -> Interactions:
         films = list(form.films(files)) if form.film_files <= names else []
     except (pa.ArrowException, zipfile.BadZipFile, UnicodeDecodeError, KeyError) as exc:
         raise ValueError(f"{rating_file} of {path} cannot be read as {name}: {exc}") from exc
+    for column, cells in (("user", users), ("item", items), ("rating", ratings), ("time", times)):
+        missing = pa.array(cells, from_pandas=True).is_null().to_numpy(zero_copy_only=False)
+        if missing.any():
+            share = f"{np.count_nonzero(missing):,} of {len(missing):,}, first: rating {np.argmax(missing) + 1}"
+            raise ValueError(f"{rating_file} of {path}: {column} is missing ({share})")
     user_numbers, user_codes = np.unique(users, return_inverse=True)
     item_numbers, item_codes = np.unique(items, return_inverse=True)
     counts = f"{len(users):,} ratings of {len(item_numbers):,} films by {len(user_numbers):,} people"

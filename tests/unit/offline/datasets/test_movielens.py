@@ -104,6 +104,16 @@ def test_parquet_follows_the_order_column_where_times_are_rough(tmp_path: Path) 
     assert "1 of the times" in data.source
 
 
+@pytest.mark.parametrize(
+    ("row", "column"),
+    [(",2,3.0,978300002", "user"), ("1,,3.0,978300002", "item"), ("1,2,,978300002", "rating"), ("1,2,3.0,", "time")],
+)
+def test_a_missing_cell_is_named_and_does_not_become_a_number(tmp_path: Path, row: str, column: str) -> None:
+    (tmp_path / "ratings.csv").write_text(f"userId,movieId,rating,timestamp\n1,1,4.0,978300001\n{row}\n")
+    with pytest.raises(ValueError, match=rf"{column} is missing \(1 of 2, first: rating 2\)"):
+        read_movielens(tmp_path, name="mine")
+
+
 def test_a_broken_rating_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "ratings.dat").write_text("1::2::five::978300000\n")
     with pytest.raises(ValueError, match=r"ratings\.dat of .* cannot be read as ml-1m"):
