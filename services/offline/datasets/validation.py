@@ -281,7 +281,12 @@ def _check_types(checked: _Checked, schema: EventSchema) -> Iterator[Finding]:
     own = "name them in a file for `freshet train --events` (docs/events.md)"
     left_out: tuple[tuple[Collection[str], Severity, str, str], ...] = (
         (unknown, "warning", "types that the event schema does not name", f"they teach nothing: rename them, or {own}"),
-        (means.keys() - read - unknown - turned_down, "info", "types that say nothing of an item", own),
+        (
+            means.keys() - read - unknown - turned_down,
+            "info",
+            "types that say nothing of an item",
+            "neither training nor histories take them",
+        ),
         (
             turned_down,
             "info",
