@@ -14,7 +14,7 @@ WORKERS ?= 2
 PYTEST := PYTHONDONTWRITEBYTECODE= PYTHONHASHSEED=0 $(BIN)/pytest -n $(WORKERS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast compose-test chart-test alerts promtool chaos fuzz cost check fmt up down bench proto-image hooks clean
+.PHONY: help setup demo test test-fast compose-test chart-test alerts promtool chaos fuzz cost attacks check fmt up down bench proto-image hooks clean
 
 help: ## List the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -79,6 +79,9 @@ SEED ?= 1
 
 cost: setup ## The delay that the dearest requests of one caller mean for others, at every RPC and door, some ten minutes: ARGS="--only NAME"
 	@OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/cost $(ARGS)
+
+attacks: setup ## Attacks on a whole stack with API keys on, and what another caller sees of each, ten minutes: MODEL=, ARGS="--only counts"
+	@$(BIN)/python tests/fuzz/attacks.py --bundle $(MODEL) $(ARGS)
 
 fuzz: setup ## Random inputs for RPCs, topics and files, some ten minutes: INPUTS=, SEED=, ARGS="--only TARGET:NUMBER"
 	@OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz --inputs $(INPUTS) --seed $(SEED) $(ARGS)
