@@ -18,7 +18,6 @@ from services.cli.commands import (
     data,
     dead_letters,
     demo,
-    evaluate,
     explain,
     forget,
     import_past,
@@ -42,7 +41,6 @@ from services.cli.commands import (
     stack,
     train,
     train_text,
-    upgrade,
     watch,
 )
 from services.common.version import freshet_version
@@ -117,7 +115,6 @@ app.command("restore", rich_help_panel=_KEEP)(backup.restore)
 app.command("rebuild", rich_help_panel=_KEEP)(rebuild.rebuild)
 app.command("shard-snapshots", rich_help_panel=_KEEP)(shard_snapshots.shard_snapshots)
 app.command("repartition", rich_help_panel=_KEEP)(repartition.repartition)
-app.command("upgrade", rich_help_panel=_KEEP)(upgrade.upgrade)
 app.command("certs", rich_help_panel=_KEEP)(certs.certs)
 app.command("rekey", rich_help_panel=_KEEP)(rekey.rekey)
 app.command("backfill-attributions", rich_help_panel=_KEEP)(backfill_attributions.backfill_attributions)
@@ -127,7 +124,6 @@ app.add_typer(keys.app, rich_help_panel=_KEEP)
 bench.app.command("refresher")(bench_refresher.refresher)
 bench.app.command("refresher-size")(bench_refresher.refresher_size)
 app.add_typer(bench.app, rich_help_panel=_MEASURE)
-app.add_typer(evaluate.app, rich_help_panel=_MEASURE)
 app.command(
     "loadtest",
     rich_help_panel=_MEASURE,

@@ -940,7 +940,7 @@ def check_epoch(epoch: str, num_partitions: int) -> None:
     try:
         stored = layout.num_partitions_of(epoch)
     except ValueError as exc:
-        raise PreconditionFailed(f"{exc}: run `freshet upgrade`") from exc
+        raise PreconditionFailed(f"{exc}: empty it, and it is filled again from the topic") from exc
     if stored != num_partitions:
         raise PreconditionFailed(
             f"the state store was filled from {stored} partitions of `interactions`, which has {num_partitions} now: "

@@ -11,7 +11,7 @@ from freshet.v1 import refresher_pb2_grpc
 from services.algorithms.bundle import Bundle, load_bundle
 from services.algorithms.pefa.content import TextStates
 from services.algorithms.pefa.decay import ForwardDecay
-from services.algorithms.pefa.policy import FeedbackPolicy, SharePolicy
+from services.algorithms.pefa.policy import SharePolicy
 from services.algorithms.pefa.share_choice import share_of_length
 from services.algorithms.tensor_file import changed_in_place
 from services.common.config import ConfigError
@@ -71,22 +71,11 @@ def fold_rules(settings: RefresherSettings, bundle: Bundle) -> Rules:
     """How records become a state, by the settings."""
     return Rules(
         items=model_items(bundle),
-        feedback=_feedback(settings, bundle),
+        feedback=bundle.event_schema.feedback,
         decay=ForwardDecay(half_life_seconds=settings.half_life_days * _DAY_S),
         max_remembered=settings.max_remembered,
         max_pending=settings.max_pending,
     )
-
-
-def _feedback(settings: RefresherSettings, bundle: Bundle) -> FeedbackPolicy:
-    if not settings.feedback:
-        return bundle.event_schema.feedback
-    log.warning(
-        "feedback_setting_goes",
-        setting="FRESHET_REFRESHER_FEEDBACK",
-        instead="events.yaml of the bundle (docs/events.md), from the next release on alone",
-    )
-    return FeedbackPolicy.parse(settings.feedback)
 
 
 def new_item_policy(settings: RefresherSettings, bundle: Bundle) -> SharePolicy | None:

@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from services.algorithms.pefa.policy import DEFAULT_SHARE, FeedbackPolicy, SharePolicy
+from services.algorithms.pefa.policy import DEFAULT_SHARE, SharePolicy
 from services.common.config import ProcessSettings
 
 
@@ -16,9 +16,6 @@ class RefresherSettings(ProcessSettings):
     # Read where the topic has no checkpoint: what an earlier version wrote, or `freshet restore` put there.
     checkpoints: Path = Field(default=Path(".freshet/data/refresher"), validation_alias="FRESHET_REFRESHER_CHECKPOINTS")
     group_id: str = Field(default="freshet-refresher", min_length=1, validation_alias="FRESHET_REFRESHER_GROUP")
-    # What an interaction's type and value weigh, in the place of the bundle's event schema; empty: as that says. To go
-    # with the next release. Another policy is another state: everything is rebuilt.
-    feedback: str = Field(default="", validation_alias="FRESHET_REFRESHER_FEEDBACK")
     # How far an item may leave its model (lambda); applied when publishing.
     model_weight: str = Field(default=DEFAULT_SHARE.text, validation_alias="FRESHET_REFRESHER_SHARE")
     # How far a new item may go; empty: as long as the bundle says of its model (of a bundle that does not say, each
@@ -46,11 +43,6 @@ class RefresherSettings(ProcessSettings):
     sweep_seconds: float = Field(default=30.0, ge=0.1, le=3600, validation_alias="FRESHET_REFRESHER_SWEEP_SECONDS")
     # A refresher that is not heard of for so long has lost its partitions to the others.
     lease_ms: int = Field(default=1000, ge=200, le=60_000, validation_alias="FRESHET_REFRESHER_LEASE_MS")
-
-    @field_validator("feedback")
-    @classmethod
-    def _feedback(cls, value: str) -> str:
-        return FeedbackPolicy.parse(value).text if value else ""
 
     @field_validator("model_weight")
     @classmethod

@@ -5,8 +5,7 @@
 
 import json
 import shutil
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -14,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import redis
 import torch
 from fakes.encoder import MemoryForgetLog, MemoryStream
 from fakes.refresher import MemoryLog
@@ -30,16 +28,14 @@ from services.candidates.bootstrap import Live, load_catalogue, make_live
 from services.candidates.config import CandidatesSettings
 from services.candidates.domain import SearchQuery, Stage
 from services.candidates.metrics import CandidatesMetrics
-from services.cli.stack import Ports, Stack
 from services.common.catalogue_changes import CatalogueChanges
-from services.common.errors import InvalidRequest, PreconditionFailed
+from services.common.errors import InvalidRequest
 from services.common.kafka import Record, partition_for
-from services.common.state_store import StateReader, StateWriter
 from services.common.stream import retraction
 from services.common.stream.record import DeadLetter, SourceRecord
 from services.common.stream.topics.forgets import decode_forget
 from services.common.stream.topics.index_deltas import Batches, IndexDelta, ItemDelta, decode
-from services.common.stream.topics.interactions import Interaction, decode_interaction, encode_interaction
+from services.common.stream.topics.interactions import Interaction, decode_interaction
 from services.common.stream.topics.items import decode_item
 from services.common.stream.topics.search_clicks import SearchClick, decode_click
 from services.encoder.adapters.in_process import InProcessEncoder
@@ -51,7 +47,6 @@ from services.encoder.handlers.apply_records import ApplyRecords
 from services.encoder.handlers.forget_users import ForgetUsers
 from services.encoder.ports import Store
 from services.offline.backfill.memory_store import MemoryStore
-from services.offline.backfill.store_upgrade import upgrade_store
 from services.offline.datasets import Interactions
 from services.offline.training import TrainConfig, train
 from services.offline.training.bundling import load_model
@@ -687,101 +682,3 @@ def test_the_same_stream_puts_the_same_records_on_the_other_topics() -> None:
             one.query_state.ClearField(part)
             other.query_state.ClearField(part)
         assert one == other
-
-
-# -- Redis -------------------------------------------------------------------------------------------------------------
-
-
-def epoch_now() -> str:
-    """That commit's epoch as it is after the upgrade."""
-    return f"{stored('redis.json')['expected']['epoch']}-{PARTITIONS}"
-
-
-@pytest.fixture(scope="module")
-def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A Redis that holds what that commit's scripts wrote."""
-    stack = Stack(tmp_path_factory.mktemp("redis"), ports=Ports.free())
-    stack.up(["redis"])
-    with redis.Redis.from_url(stack.redis_url) as client:
-        for key, dumped in stored("redis.json")["dump"].items():
-            client.restore(bytes.fromhex(key), 0, bytes.fromhex(dumped))
-    with pytest.raises(PreconditionFailed, match="freshet upgrade"):
-        StateWriter(stack.redis_url).ensure_epoch(PARTITIONS)
-    for users in (len(stored("redis.json")["expected"]["users"]), 0):
-        done = upgrade_store(stack.redis_url, num_partitions=PARTITIONS, ttl_seconds=1_000, now_s=int(time.time()))
-        assert (done.epoch, done.users) == (epoch_now(), users)
-    yield stack.redis_url
-    stack.down()
-
-
-@pytest.mark.integration
-async def test_the_gateways_reader_finds_every_user_in_redis(redis_url: str) -> None:
-    expected = stored("redis.json")["expected"]
-    version = load_bundle(HERE / "mixture").model_version
-    reader = StateReader(redis_url, timeout_s=5.0)
-    epoch, progress = await reader.read_progress()
-    assert epoch == epoch_now()
-    for partition, plain in expected["progress"].items():
-        assert progress[int(partition)].watermark == plain["watermark"]
-        assert progress[int(partition)].counts == plain["counts"] | {"kept_out": 0}
-    for user, plain in expected["users"].items():
-        view = await reader.read_user(user, version, partition=0)
-        assert (view.seen, view.epoch, view.watermark) == (
-            plain["seen"],
-            epoch_now(),
-            expected["progress"]["0"]["watermark"],
-        )
-        assert not view.is_lost
-        assert [list(event[:5]) for event in await reader.read_events(user)] == plain["events"]
-        keys = await reader.read_keys(user)
-        assert (keys.history_events, keys.seen_items, list(keys.state_model_versions)) == (
-            plain["keys"]["history_events"],
-            plain["keys"]["seen_items"],
-            plain["keys"]["state_model_versions"],
-        )
-        if plain["state"] is None:
-            assert view.state is None
-            continue
-        assert view.state is not None
-        packed, wanted = view.state.query_state, plain["state"]["query_state"]
-        assert packed.model_version == plain["state"]["model_version"] == version
-        assert (packed.components.hex(), packed.gate.hex()) == (wanted["components"], wanted["gate"])
-        assert (packed.num_components, packed.component_width) == (wanted["num_components"], wanted["component_width"])
-        for name in ("partition", "offset", "event_time_ms", "applied_ms"):
-            assert getattr(view.state, name) == plain["state"][name]
-    await reader.close()
-
-
-@pytest.mark.integration
-def test_the_encoder_goes_on_from_what_redis_holds(redis_url: str) -> None:
-    expected = stored("redis.json")["expected"]
-    store, producer, stream = StateWriter(redis_url), Producer(), stream_of_interactions()
-    histories = store.load_users(list(expected["users"]), epoch_now())
-    assert not any(store.find_lost(range(PARTITIONS), epoch_now()))
-    for user, plain in expected["histories"].items():
-        history = histories[user]
-        assert [list(entry) for entry in history.recent] == plain["recent"]
-        assert (history.positions, history.forgotten) == (
-            offsets_of(plain["positions"]),
-            offsets_of(plain["forgotten"]),
-        )
-        before = bytes.fromhex(plain["expected"]).decode()
-        assert history.expected.decode() == before.replace("|", f"-{PARTITIONS}|", 1)
-
-    handler, forgets, log = handlers_on("mixture", store, producer)
-    log.append(decode_forget(*key_value(topic("forgets")[0])))
-    assert handler.resync(stream)
-    assert handler.epoch == epoch_now()
-    # Applied before: nothing is done again.
-    assert forgets.resync(handler.epoch, stream.end_offsets()) == 0
-    assert stream.poll(0, 1000) == []
-    user = next(user for user, plain in expected["users"].items() if plain["events"])
-    newest = Interaction(user_id=user, item_id="11", event_id="today", event_time_ms=NOW_MS)
-    partition = partition_for(user.encode(), PARTITIONS)
-    stream.append(partition, user.encode(), encode_interaction(newest), NOW_MS)
-    handler.apply(stream.poll(0, 1000))
-    events = store.load_users([user], handler.epoch)[user].events
-    assert [list(event[:5]) for event in events[:-1]] == expected["users"][user]["events"][-len(events) + 1 :]
-    assert events[-1].item_id == "11"
-    assert [record[0] for record in producer.records] == ["attributions"]
-    store.close()

@@ -31,13 +31,6 @@ def test_no_module_of_the_evaluation_is_a_program() -> None:
     assert [path.name for path in EVALUATION.rglob("*.py") if "__main__" in path.read_text(encoding="utf-8")] == []
 
 
-def test_evaluate_still_works_and_says_its_new_name() -> None:
-    assert "evaluate" not in RUNNER.invoke(app, ["--help"], terminal_width=200).output
-    result = RUNNER.invoke(app, ["evaluate", "pefa", "--data", "nq320k", "--json"])
-    assert "freshet bench" in result.stderr
-    assert "nq320k" in json.loads(result.stdout.splitlines()[-1])["error"]
-
-
 def test_the_figure_of_universality_stands_beside_its_page_and_report(tmp_path: Path) -> None:
     result = RUNNER.invoke(app, ["bench", "universality", "--out", str(tmp_path), "--json"])
     assert result.exit_code == 0, result.output

@@ -15,7 +15,6 @@ from services.refresher.server import RefresherServicer
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("FEEDBACK", "rating:x"),
         ("SHARE", "fixed(least=2)"),
         ("SHARE", "sometimes"),
         ("MIN_USERS", "0"),
