@@ -192,13 +192,18 @@ class Producer:
 
 
 def components_of(model_version: str, user_id: str, events: Sequence[tuple[str, int]]) -> tuple[bytes, bytes] | None:
-    """The stand-in for the model: a hash of model, user and (item, seconds) of the known items, in half precision."""
+    """The stand-in for the model: a hash of model, user and (item, seconds) of the known items, in half precision.
+
+    Components (3, 4), l2-normalised, and gate (6,).
+    """
     known = [(BUNDLE.index(item), seconds) for item, seconds in events if item in BUNDLE]
     if not known:
         return None
     digest = blake2b(f"{model_version} {user_id} {known}".encode(), digest_size=18).digest()
-    values = ((np.frombuffer(digest, np.uint8).astype(np.float32) - 127.5) / 128).astype("<f2")
-    return values[:12].tobytes(), values[12:].tobytes()
+    values = (np.frombuffer(digest, np.uint8).astype(np.float32) - 127.5) / 128
+    components = values[:12].reshape(3, 4)
+    components /= np.linalg.norm(components, axis=1, keepdims=True)
+    return components.astype("<f2").tobytes(), values[12:].astype("<f2").tobytes()
 
 
 class Model(HashEncoder):

@@ -29,7 +29,9 @@ from services.refresher.domain.records import Forgetting, Interaction
 from services.refresher.ports import Log, Polled
 
 SHAPE = QueryShape(model_version="m", num_components=1, component_width=2, num_pairs=0)
-STATE = PackedQueryState(model_version="m", components=b"\x00\x3c" * 2, gate=b"", num_components=1, component_width=2)
+STATE = PackedQueryState(
+    model_version="m", components=b"\x00\x3c\x00\x00", gate=b"", num_components=1, component_width=2
+)
 FORGET = ForgetUpTo(forget_id="f", up_to={0: 4}, user_pseudonym="p", recorded_ms=2)
 
 

@@ -24,6 +24,7 @@ from services.algorithms.filters import ItemFilter
 from services.algorithms.indexes.mutable.index import IndexFullError
 from services.algorithms.manifest import EncoderShape, HeadShape
 from services.algorithms.packed_state import unpack_query_state
+from services.algorithms.pefa.policy import FeedbackPolicy
 from services.candidates.bootstrap import Live, load_catalogue, make_live
 from services.candidates.config import CandidatesSettings
 from services.candidates.domain import SearchQuery, Stage
@@ -371,10 +372,8 @@ def test_dead_letters_hold_the_record_and_say_where_it_came_from() -> None:
 def rules() -> Rules:
     # What weighed how much, before a bundle's event schema said so.
     feedback = "rating:0.5@3,dislike:-1,*:1"
-    settings = RefresherSettings(
-        bundle=HERE / "mixture", port=0, metrics_port=0, min_users=2, max_remembered=16, feedback=feedback
-    )
-    return fold_rules(settings, load_bundle(HERE / "mixture"))
+    settings = RefresherSettings(bundle=HERE / "mixture", port=0, metrics_port=0, min_users=2, max_remembered=16)
+    return replace(fold_rules(settings, load_bundle(HERE / "mixture")), feedback=FeedbackPolicy.parse(feedback))
 
 
 def assert_accounts(state: Partition, users: Sequence[str], arrays: Mapping[str, np.ndarray]) -> None:

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -19,6 +20,7 @@ import pytest
 from freshet.v1 import gateway_pb2, reranker_pb2
 from typer.testing import CliRunner, Result
 
+from services.algorithms.event_schema import default_schema
 from services.cli.main import app
 from services.cli.output import CommandError, printable, report
 from services.cli.stack import Ports, Stack
@@ -190,7 +192,7 @@ def test_a_table_is_not_written_over_itself_nor_where_nothing_can_be(
 @pytest.mark.parametrize(
     ("command", "reads"),
     [
-        (("train",), "services.offline.training.run.load_dataset"),
+        (("train",), "services.offline.training.run.read_data"),
         (("retrain", "--serving", "nowhere"), "services.offline.retraining.run.load_bundle"),
         (("train-text", "all", "--bundle", "nowhere"), "services.offline.training.text_catalogue.load_bundle"),
     ],
@@ -288,6 +290,8 @@ def test_the_past_is_encoded_where_the_stack_has_what_encodes(tmp_path: Path, mo
         raise ValueError("far enough")
 
     monkeypatch.setattr("services.offline.backfill.jobs.run_import", stop)
+    bundle = SimpleNamespace(event_schema=default_schema())
+    monkeypatch.setattr("services.algorithms.bundle.load_bundle", lambda path: bundle)
     rows = [f"{number % 9},{number % 5},{1_600_000_000 + number}" for number in range(90)]
     (tmp_path / "past.csv").write_text("\n".join(["user,item,timestamp", *rows]))
     for profile in ("compact", "split"):
