@@ -4,6 +4,7 @@ A step is a list: its kind, then plain values, so that a trial is kept as JSON. 
 step that finds nothing to do (an undo of what was dropped from the trial) does nothing.
 """
 
+import asyncio
 import contextlib
 import json
 import random
@@ -121,6 +122,9 @@ class Trial:
             except Violation as exc:
                 return str(exc)
             finally:
+                for task in asyncio.all_tasks(world.loop):
+                    task.cancel()
+                world.loop.run_until_complete(asyncio.sleep(0))
                 world.loop.close()
         return ""
 
