@@ -204,7 +204,9 @@ def _dislike(bundle: Bundle, streamed: Streamed, display: Display) -> disliking.
     person = streamed.person
     found = None
     if person is not None:
-        found = disliking.dislike_best(person.user_id, run_id=streamed.run_id, gateway=streamed.plan.gateway)
+        found = disliking.dislike_best(
+            person.user_id, untrained=bundle.untrained, run_id=streamed.run_id, gateway=streamed.plan.gateway
+        )
     if found is None:
         display.fact("nobody whose answer could change: left out")
         return None

@@ -1,10 +1,12 @@
 """The demo's dislike: one person turns the best recommendation down, what is like it falls in the next answer, and that
 answer has a second page.
 
-What is like it comes from the running gateway, too. Real calls; nothing is scored here.
+It is the best of those that training saw: of a newer one the encoder knows nothing, so nothing would fall with it. What
+is like it comes from the running gateway, too. Real calls; nothing is scored here.
 """
 
 import time
+from collections.abc import Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,17 +55,18 @@ class Disliked:
         }
 
 
-def dislike_best(user_id: str, *, run_id: str, gateway: str) -> Disliked | None:
-    """Turn the person's best recommendation down, and ask again; None where there is none."""
+def dislike_best(user_id: str, *, untrained: Set[str], run_id: str, gateway: str) -> Disliked | None:
+    """Turn down the person's best recommendation that is not in `untrained`, ask again; None where there is none."""
     from freshet.v1 import events_pb2, gateway_pb2
 
     with connected(gateway) as call:
         before = call.top(user_id, DEPTH)
-        if not before:
+        best = next((one for one in before if one not in untrained), None)
+        if best is None:
             return None
-        like_it = gateway_pb2.GatewayServiceSimilarRequest(item_id=before[0], k=NEAR)
+        like_it = gateway_pb2.GatewayServiceSimilarRequest(item_id=best, k=NEAR)
         near = [item.item_id for item in call("Similar", like_it).items]
-        found = Disliked(item_id=before[0], before=before, near=near)
+        found = Disliked(item_id=best, before=before, near=near)
         event = events_pb2.Interaction(
             event_id=f"{run_id}-dislike", user_id=user_id, item_id=found.item_id, type="dislike"
         )
@@ -85,7 +88,8 @@ def report(found: Disliked, titles: dict[str, str]) -> list[str]:
     def name(item_id: str) -> str:
         return titles.get(item_id) or item_id
 
-    says = [f"disliked: {name(found.item_id)}, the best for this person; like it: "
+    best = "the best for this person" + (" of what training saw" if found.item_id != found.before[0] else "")
+    says = [f"disliked: {name(found.item_id)}, {best}; like it: "
             f"{'; '.join(name(one) for one in found.near[:_SHOWN])}"]  # fmt: skip
     if found.seconds is None:
         return [*says, "the dislike was not in the person's state in time"]

@@ -6,7 +6,7 @@ from tests.unit.cli.gateway_on_loopback import running_gateway
 
 def test_the_best_answer_is_disliked_and_the_second_answer_waits_for_it() -> None:
     with running_gateway() as (target, server):
-        found = dislike_best("u1", run_id="r1", gateway=target)
+        found = dislike_best("u1", untrained=frozenset(), run_id="r1", gateway=target)
     assert found is not None
     (event,) = server.recorded[0].interactions
     assert (event.type, event.item_id, event.user_id) == ("dislike", found.before[0], "u1")
@@ -19,6 +19,20 @@ def test_the_best_answer_is_disliked_and_the_second_answer_waits_for_it() -> Non
     assert found.pages == [["1193", "661", "914"]] * 2
     assert "3 of page one" in report(found, {})[2]
     assert "u1" not in str(found.summary())
+
+
+def test_a_best_answer_that_training_never_saw_is_passed_over() -> None:
+    """The encoder leads no state away from it, so nothing like it would fall."""
+    with running_gateway() as (target, server):
+        found = dislike_best("u1", untrained={"1193"}, run_id="r1", gateway=target)
+        none = dislike_best("u1", untrained={"1193", "661", "914"}, run_id="r2", gateway=target)
+    assert none is None
+    assert found is not None
+    (request,) = server.recorded
+    assert [event.item_id for event in request.interactions] == ["661"]
+    assert [asked.item_id for asked in server.similar] == [found.item_id] == ["661"]
+    assert found.before[0] == "1193"
+    assert "disliked: 661, the best for this person of what training saw; like it" in report(found, {})[0]
 
 
 def test_what_it_says_is_what_fell() -> None:
@@ -38,7 +52,7 @@ def test_what_it_says_is_what_fell() -> None:
     found.after = ["a", "b"]
     assert found.moved == [0, DEPTH - 2]
     says = report(found, {"x": "Ex"})
-    assert "disliked: Ex" in says[0]
+    assert "disliked: Ex, the best for this person; like it" in says[0]
     assert "2 were among the first 100: 1 fell, by +49.0 places" in says[1]
     assert "not answered again" in says[1]
     found.after = ["x"]
