@@ -208,7 +208,8 @@ def test_no_category_comes_more_often_than_asked_for(outside: Outside) -> None:
     outside.live(user, *outside.items[:4])
     categories = dict(zip(outside.items, outside.bundle.categories, strict=True))
     answer = outside.ids(user, k=10, max_per_category=2)
-    counts = Counter(name for item in answer for name in set(categories[item]))
+    # Items that another test has added have no category.
+    counts = Counter(name for item in answer for name in set(categories.get(item, ())))
     assert answer
     assert max(counts.values()) <= 2
 
@@ -238,7 +239,10 @@ def at(seconds: float) -> dict[str, Any]:
         ({"k": 10**6}, "k=1000000 allowed: 1-1000"),
         ({"user_id": ""}, "user_id='' allowed: 1-128 bytes of UTF-8, or empty with a history"),
         ({"user_id": "u" * 129}, "user_id='text of 129 bytes' allowed: 1-128 bytes"),
-        ({"user_id": "", "history": history(*[{}] * 1001)}, "history='1001 events' allowed: at most 1000 events"),
+        (
+            {"user_id": "", "history": history(*[{}] * 1001)},
+            "history='1001 entries or more' allowed: at most 1000 entries",
+        ),
         ({"history": history({"item_id": ""})}, "history[0].item_id='text of 0 bytes' allowed: 1-128 bytes"),
         ({"history": history({}, {"value": math.nan})}, "history[1].value=nan allowed: a finite number"),
         ({"history": history({"value": math.inf})}, "history[0].value=inf allowed: a finite number"),
@@ -247,7 +251,10 @@ def at(seconds: float) -> dict[str, Any]:
         ({"diversity": math.nan}, "diversity=nan allowed: 0-1"),
         ({"diversity": -math.inf}, "diversity=-inf allowed: 0-1"),
         ({"freshness_token": {"offset": -1}}, "freshness_token.offset=-1 allowed: 0 or more"),
-        ({"filter": {"deny_item_ids": ["x"] * 10_001}}, "filter.deny_item_ids='10001 entries' allowed: at most 10000"),
+        (
+            {"filter": {"deny_item_ids": ["x"] * 10_001}},
+            "filter.deny_item_ids='10001 entries or more' allowed: at most 10000",
+        ),
     ],
 )
 def test_a_bad_request_is_refused_with_field_value_and_range(
@@ -267,7 +274,7 @@ GOOD = {"user_id": "ann", "item_id": "1"}
     ("interactions", "told"),
     [
         ([], "interactions='0 interactions' allowed: 1-1000"),
-        ([GOOD] * 1001, "interactions='1001 interactions' allowed: 1-1000"),
+        ([GOOD] * 1001, "interactions='1001 entries or more' allowed: at most 1000"),
         ([GOOD, GOOD | {"value": math.nan}], "interactions[1].value=nan allowed: a finite number"),
         ([GOOD | {"value": math.inf}], "interactions[0].value=inf allowed: a finite number"),
         ([GOOD | {"value": -math.inf}], "interactions[0].value=-inf allowed: a finite number"),

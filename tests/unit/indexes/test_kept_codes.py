@@ -49,7 +49,8 @@ def take(root: Path, made: Made, *, of: str = "items-1", cells: Coding[Any] = CE
     [CELLS, Cells(num_cells=3, bits=8), Cells(num_cells=3, bits=4, coded_width=12), ProductCells(num_cells=3)],
     ids=lambda cells: f"{cells.kind.__name__} {cells.text}",
 )
-def test_codes_are_made_once(tmp_path: Path, cells: Coding[Any]) -> None:
+def test_codes_are_made_once(tmp_path: Path, cells: Coding[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.algorithms.tensor_file.LOADED_BYTES", 0)
     made = Made()
     wanted = cells.coded(made.vectors, seed=0)
     assert same(take(tmp_path / "new", made, cells=cells), wanted)
