@@ -21,7 +21,7 @@ from services.common import admission, json_requests, large_requests, request_co
 from services.common.admission import Admission
 from services.common.errors import DeadlineExceeded, FreshetError, InvalidRequest, Unauthenticated
 from services.common.metrics import RpcMetrics
-from services.common.request_counts import LIMITS, RequestCounts
+from services.common.request_counts import LIMITS, UNCOUNTED_BYTES, RequestCounts
 
 log = structlog.get_logger()
 
@@ -260,7 +260,8 @@ def reader(path: str, limits: Mapping[str, int]) -> Callable[[Body], Any]:
         if body.is_json:
             return json_requests.parse(data, kind, counts)
         try:
-            counts.check(data)
+            if len(data) > UNCOUNTED_BYTES:
+                counts.check(data)
             return kind.FromString(data)
         except DecodeError as exc:
             raise InvalidRequest(_NO_MESSAGE) from exc

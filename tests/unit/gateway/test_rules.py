@@ -231,14 +231,14 @@ def message(**fields: Any) -> common_pb2.Rule:
 @pytest.mark.parametrize(
     ("rules", "says"),
     [
-        ([message()] * 9, "rules='9 entries or more' allowed: at most 8"),
+        ([message()] * 9, "rules='9 rules' allowed: at most 8"),
         ([message(name="")], r"rules\[0\].name='text of 0 bytes'"),
         (
             [message(), common_pb2.Rule(name="r", boost=1)],
             r"rules\[1\]='every item' allowed: item_ids, categories or where",
         ),
         ([message(categories=[""])], r"rules\[0\].categories\[0\]='text of 0 bytes'"),
-        ([message(item_ids=["a"] * 1001)], r"rules\[0\].item_ids='1001 entries or more' allowed: at most 1000"),
+        ([message(item_ids=["a"] * 1001)], r"rules\[0\].item_ids='1001 entries' allowed: at most 1000"),
         ([common_pb2.Rule(name="r", categories=["x"])], r"rules\[0\].effect='none, or 0' allowed: one of boost, bury"),
         ([message(boost=math.nan)], r"rules\[0\].boost=nan allowed: above 0, at most 1000"),
         ([message(boost=-1.0)], r"rules\[0\].boost=-1.0 allowed"),
