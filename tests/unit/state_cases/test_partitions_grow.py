@@ -36,7 +36,7 @@ def delta(partition: int, offset: int, components: np.ndarray) -> IndexDelta:
 
 
 def test_readers_take_the_deltas_of_an_item_that_changed_its_partition() -> None:
-    old, new = np.ones((2, 4), np.float32), -np.ones((2, 4), np.float32)
+    old, new = np.full((2, 4), 0.5, np.float32), np.full((2, 4), -0.5, np.float32)
     items, _ = readers_view([delta(0, 100, old), delta(1, 5, new)])
     assert items["a"].components.tolist() == new.tolist()
 
