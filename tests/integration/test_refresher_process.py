@@ -44,15 +44,16 @@ def bundle(tmp_path: Path) -> Bundle:
     return make_bundle(tmp_path / "bundle", seed=secrets.randbits(30), count=12, p_q=P_Q, p_x=P_X, d=D)
 
 
-def encoded(entry: Entry, model_version: str) -> Record:
+def encoded(entry: Entry, model_version: str, first: int = 0) -> Record:
     message = events_pb2.Attribution(user_pseudonym=entry.user)  # type: ignore[union-attr]
     if isinstance(entry, Forgetting):
         for partition, offset in entry.up_to.items():
-            message.forgets.up_to.add(partition=partition, offset=offset)
+            message.forgets.up_to.add(partition=partition, offset=offset + first)
         return Record(ATTRIBUTIONS, entry.user.encode(), message.SerializeToString())
     assert isinstance(entry, Interaction | Undo)
     message.item_id = entry.item_id
     partition, offset = unpack_position(entry.source_position)
+    offset += first
     if isinstance(entry, Undo):
         message.undoes.partition, message.undoes.offset = partition, offset
     else:
@@ -73,12 +74,13 @@ def encoded(entry: Entry, model_version: str) -> Record:
     return Record(ATTRIBUTIONS, entry.item_id.encode(), message.SerializeToString())
 
 
-def records_of(seed: int, count: int, model_version: str) -> list[Record]:
-    """Random records, a forgetting copied into every partition as the encoder does."""
+def records_of(seed: int, count: int, model_version: str, first: int = 0) -> list[Record]:
+    """Random records, a forgetting copied into every partition as the encoder does; from offset `first`
+    on, because a position there names one interaction."""
     found = []
     prefix = secrets.token_hex(4)
     for entry in random_records(seed, count, new_items=0):
-        record = encoded(replace(entry, user=f"{prefix}-{entry.user}"), model_version)  # type: ignore[union-attr]
+        record = encoded(replace(entry, user=f"{prefix}-{entry.user}"), model_version, first)  # type: ignore[union-attr]
         if isinstance(entry, Forgetting):
             found += [replace(record, partition=partition) for partition in range(NUM_PARTITIONS)]
         else:
@@ -190,7 +192,7 @@ def test_killed_again_and_again_while_records_come_it_ends_in_the_digest_of_a_re
     ends: dict[int, int] = {}
     for life in range(5):
         processes.start("one")
-        ends |= send(kafka, records_of(seed + life, 300, bundle.model_version))
+        ends |= send(kafka, records_of(seed + life, 300, bundle.model_version, 1_000 * life))
         eventually(lambda: bool(processes.held("one")))
         time.sleep(rng.uniform(0, 0.6))
         processes.kill("one")
