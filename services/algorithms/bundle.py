@@ -21,9 +21,17 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from services.algorithms.absence import AbsenceRows
 from services.algorithms.attributes import AttributeTable, no_attributes
 from services.algorithms.event_schema import EVENTS_YAML, EventSchema, SchemaError, default_schema
-from services.algorithms.manifest import BundleError, EncoderShape, FileEntry, HeadShape, Manifest, NeighbourShape
+from services.algorithms.manifest import (
+    AbsenceShape,
+    BundleError,
+    EncoderShape,
+    HeadShape,
+    Manifest,
+    NeighbourShape,
+)
 from services.algorithms.neighbours import ItemNeighbours
 from services.algorithms.sealed_files import (
     MANIFEST,
@@ -45,6 +53,7 @@ from services.algorithms.states import MAX_LENGTH, MAX_OWN_LENGTH, FloatArray, I
 from services.algorithms.tensor_file import read_tensors
 
 __all__ = [
+    "AbsenceShape",
     "Bundle",
     "BundleContent",
     "BundleError",
@@ -173,6 +182,32 @@ class Bundle:
             raise BundleError(f"{self.path / NEIGHBOURS}: {exc}") from exc
 
     @cached_property
+    def absence(self) -> AbsenceRows | None:
+        """What the model learnt of the time since a user's last event; None where it learnt nothing of it.
+
+        Raises: BundleError for weights that are missing, of another shape, or not allowed.
+        """
+        shape, head = self.manifest.absence, self.manifest.head
+        if shape is None:
+            return None
+        wanted: dict[str, tuple[int, ...]]
+        wanted = {"absence_components": (shape.num_buckets, head.num_query_components, head.component_width)}
+        if head.is_mixture:
+            wanted["absence_gate"] = (shape.num_buckets, head.num_pairs)
+        rows = read_tensors(self.path / WEIGHTS, only=wanted)
+        found = {name: array.shape for name, array in rows.items()}
+        if found != wanted or any(array.dtype != np.float32 for array in rows.values()):
+            raise BundleError(f"{self.path / WEIGHTS} holds {found}; {MANIFEST} says {wanted} of float32")
+        try:
+            return AbsenceRows(
+                floor_seconds=shape.floor_seconds,
+                components=rows["absence_components"],
+                gate=rows.get("absence_gate"),
+            )
+        except ValueError as exc:
+            raise BundleError(f"{self.path / WEIGHTS}: {exc}") from exc
+
+    @cached_property
     def attributes(self) -> AttributeTable:
         """Those that the bundle declares; none where it has no such file. Raises: BundleError."""
         if ATTRIBUTES not in self.manifest.files:
@@ -234,6 +269,7 @@ class BundleContent:
     metrics: Mapping[str, Any] = field(default_factory=dict)
     new_item_length: float | None = None
     neighbours: ItemNeighbours | None = None
+    absence: AbsenceShape | None = None
     events_yaml: bytes | None = None
     attributes: pa.Table | None = None
 
@@ -249,7 +285,7 @@ def load_bundle(path: Path | str, *, verify: bool = True) -> Bundle:
     for name, entry in sorted(manifest.files.items()):
         check_file(root, name, entry, verify=verify)
     bundle = Bundle(path=root, manifest=manifest)
-    version = _model_version(manifest.files, manifest.encoder, manifest.head, manifest.neighbours, root)
+    version = _model_version(manifest, root)
     if version != manifest.model_version:
         raise BundleError(f"{root / MANIFEST}: model_version={manifest.model_version}; the content hashes to {version}")
     _check_shapes(bundle)
@@ -312,6 +348,7 @@ def _check_shapes(bundle: Bundle) -> None:
     check_tensors(root / ITEM_STATES, expected)
     check_table(root / ITEMS, _ITEM_SCHEMA, manifest.num_items)
     check_table(root / USERS, _USER_SCHEMA, manifest.num_users)
+    bundle.absence  # noqa: B018
     bundle.event_schema  # noqa: B018
     bundle.attributes  # noqa: B018
 
@@ -326,22 +363,18 @@ def _content_files(head: HeadShape, neighbours: NeighbourShape | None) -> tuple[
 _OPTIONAL_FILES = (EVENTS_YAML, ATTRIBUTES)
 
 
-def _model_version(
-    files: Mapping[str, FileEntry],
-    encoder: EncoderShape | None,
-    head: HeadShape,
-    neighbours: NeighbourShape | None,
-    root: Path,
-) -> str:
-    names = (*_content_files(head, neighbours), *(name for name in _OPTIONAL_FILES if name in files))
+def _model_version(manifest: Manifest, root: Path) -> str:
+    files, encoder, near, away = manifest.files, manifest.encoder, manifest.neighbours, manifest.absence
+    names = (*_content_files(manifest.head, near), *(name for name in _OPTIONAL_FILES if name in files))
     missing = [name for name in names if name not in files]
     if missing:
         raise BundleError(f"{root / MANIFEST} lists {sorted(files)}; missing: {missing}")
     content = {
         "files": [[name, files[name].sha256] for name in sorted(names)],
         "encoder": None if encoder is None else encoder.described(),
-        "head": head.described(),
-        **({} if neighbours is None else {"neighbours": asdict(neighbours)}),
+        "head": manifest.head.described(),
+        **({} if near is None else {"neighbours": asdict(near)}),
+        **({} if away is None else {"absence": asdict(away)}),
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -371,8 +404,8 @@ def _write_content(root: Path, content: BundleContent) -> None:
         pq.write_table(content.attributes, root / ATTRIBUTES)
     names = (*_content_files(content.head, near), *_OPTIONAL_FILES)
     files = {name: file_entry(root / name) for name in names if (root / name).is_file()}
-    Manifest(
-        model_version=_model_version(files, content.encoder, content.head, near, root),
+    manifest = Manifest(
+        model_version="",
         encoder=content.encoder,
         head=content.head,
         num_items=len(content.item_ids),
@@ -382,4 +415,6 @@ def _write_content(root: Path, content: BundleContent) -> None:
         files=files,
         new_item_length=content.new_item_length,
         neighbours=near,
-    ).write(root / MANIFEST)
+        absence=content.absence,
+    )
+    replace(manifest, model_version=_model_version(manifest, root)).write(root / MANIFEST)

@@ -29,6 +29,7 @@ _ADDED_LATER = {
     "query_activation",
     "neighbours",
     "actions",
+    "absence",
 }
 
 # What JSON has for the type of a field; a whole number is a float, too, and true is no number.
@@ -167,6 +168,23 @@ class NeighbourShape:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class AbsenceShape:
+    """How the time since a user's last event is cut into buckets (`algorithms.absence`).
+
+    Bucket 0 is all below `floor_seconds`, bucket b > 0 begins at floor_seconds * 2^(b - 1). The last of 18 buckets
+    begins at 2.1 years.
+    """
+
+    floor_seconds: int = 1024
+    num_buckets: int = 18
+
+    def __post_init__(self) -> None:
+        for name, low, high in (("floor_seconds", 1, 1 << 24), ("num_buckets", 2, 32)):
+            if not low <= getattr(self, name) <= high:
+                raise BundleError(f"absence.{name}={getattr(self, name)}; allowed: {low} to {high}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class FileEntry:
     """Checksum and size of one file of a bundle."""
 
@@ -180,7 +198,8 @@ class Manifest:
 
     `encoder` is None where the embeddings were brought from elsewhere. `new_item_length`: how long the components of an
     item may become that consists of its interactions alone, where a trained one's are 1; None where nobody measured it.
-    It was measured on the model, and is no part of its version. `neighbours` is None where the model scores alone.
+    It was measured on the model, and is no part of its version. `neighbours` is None where the model scores alone,
+    `absence` where it does not know how long somebody has been away.
     """
 
     model_version: str
@@ -190,6 +209,7 @@ class Manifest:
     num_users: int
     new_item_length: float | None = None
     neighbours: NeighbourShape | None = None
+    absence: AbsenceShape | None = None
     data: dict[str, Any] = field(default_factory=dict)
     metrics: dict[str, Any] = field(default_factory=dict)
     files: dict[str, FileEntry] = field(default_factory=dict)
@@ -217,8 +237,10 @@ class Manifest:
             head = build_part(path, "head", raw["head"], HeadShape)
             near = raw.get("neighbours")
             neighbours = None if near is None else build_part(path, "neighbours", near, NeighbourShape)
-            files = build_files(path, raw["files"])
-            return cls(**{**raw, "encoder": encoder, "head": head, "neighbours": neighbours, "files": files})
+            away = raw.get("absence")
+            absence = None if away is None else build_part(path, "absence", away, AbsenceShape)
+            parts = {"encoder": encoder, "head": head, "neighbours": neighbours, "absence": absence}
+            return cls(**{**raw, **parts, "files": build_files(path, raw["files"])})
         except (TypeError, AttributeError) as exc:
             raise BundleError(f"{path}: a field has the wrong type: {exc}") from exc
 
@@ -226,7 +248,7 @@ class Manifest:
         """Write aside, then rename into place."""
         plain = asdict(self) | {"encoder": None if self.encoder is None else self.encoder.described()}
         plain["head"] = self.head.described()
-        for name in ("new_item_length", "neighbours"):
+        for name in ("new_item_length", "neighbours", "absence"):
             if plain[name] is None:
                 del plain[name]
         write_fields(path, plain)

@@ -8,6 +8,7 @@ The format: 8 bytes of header length, a JSON header, then the arrays.
 
 import json
 import math
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +24,18 @@ _mapped: dict[Path, tuple[int, int, int]] = {}
 _DTYPES = {"F32": np.float32, "F16": np.float16, "F64": np.float64, "I64": np.int64, "I32": np.int32, "U8": np.uint8}
 
 
-def read_tensors(path: Path) -> dict[str, npt.NDArray[Any]]:
+def read_tensors(path: Path, *, only: Collection[str] = ()) -> dict[str, npt.NDArray[Any]]:
     """The arrays of a safetensors file, mapped where it has more than LOADED_BYTES: writing to one changes this
-    process's copy, never the file.
+    process's copy, never the file. `only`: those of these names that it holds, into memory.
 
     Raises: BundleError if the header is not one or an array runs past the end of the file.
     """
     written = _written(path)
-    is_mapped = written[1] > LOADED_BYTES
+    is_mapped = not only and written[1] > LOADED_BYTES
     if is_mapped:
         _mapped[path] = written
-    return {name: _read_tensor(path, *place, is_mapped=is_mapped) for name, place in tensor_places(path).items()}
+    places = {name: place for name, place in tensor_places(path).items() if not only or name in only}
+    return {name: _read_tensor(path, *place, is_mapped=is_mapped) for name, place in places.items()}
 
 
 def changed_in_place() -> str:

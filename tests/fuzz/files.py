@@ -217,7 +217,7 @@ class ModelBundle(Files):
 
         def version(manifest: Path) -> str:
             said = Manifest.read(manifest)
-            return _model_version(said.files, said.encoder, said.head, said.neighbours, self.root)
+            return _model_version(said, self.root)
 
         _seal(rng, self.root, "model_version", version)
 

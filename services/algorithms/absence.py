@@ -1,0 +1,91 @@
+"""Time since the last event: what a query state learns from how long its user has been away.
+
+The seconds from a user's last event to the request fall into B buckets. Bucket 0 is all below the floor, so that
+states do not change within a sitting; each further bucket is twice as wide as the one before. Each bucket has a learnt
+row that is added to the state's components and gate. Bucket 0 leaves a state as it is, bit for bit.
+
+It acts on finished states, so it knows neither encoders nor histories (decision 076).
+
+Letters: B buckets, n states, P_q query components, P pairs, d component width.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from services.algorithms.manifest import AbsenceShape
+from services.algorithms.states import FloatArray, QueryStates
+
+IntArray = npt.NDArray[np.int64]
+
+_TINY = 1e-30
+
+
+def bucket_of(seconds: int, shape: AbsenceShape) -> int:
+    """0 below the floor (negative seconds too), else 1 + floor(log2(seconds / floor)), at most B - 1."""
+    return min(max(0, seconds // shape.floor_seconds).bit_length(), shape.num_buckets - 1)
+
+
+def buckets_of(seconds: IntArray, shape: AbsenceShape) -> IntArray:
+    """`bucket_of` of each of (n,) seconds."""
+    edges = shape.floor_seconds << np.arange(shape.num_buckets - 1, dtype=np.int64)
+    return np.searchsorted(edges, seconds, side="right").astype(np.int64)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class AbsenceRows:
+    """What one model learnt of absences. Equal to itself alone.
+
+    Shapes: components (B, P_q, d), gate (B, P), or None for a dot product; row 0 is zero.
+    Raises: ValueError for shapes that disagree and values that are not allowed.
+    """
+
+    floor_seconds: int
+    components: FloatArray
+    gate: FloatArray | None = None
+
+    def __post_init__(self) -> None:
+        for name, array, axes in (("components", self.components, 3), ("gate", self.gate, 2)):
+            if array is None:
+                continue
+            if array.ndim != axes or len(array) != len(self.components):
+                raise ValueError(f"absence.{name} has shape {array.shape}; expected {axes} axes and as many buckets")
+            if not np.isfinite(array).all() or array[0].any():
+                raise ValueError(
+                    f"absence.{name} holds NaN, infinite values or a first row; allowed: finite, row 0 zero"
+                )
+        self.shape  # noqa: B018 - which checks itself
+
+    @property
+    def shape(self) -> AbsenceShape:
+        return AbsenceShape(floor_seconds=self.floor_seconds, num_buckets=len(self.components))
+
+    def bucket_of(self, seconds: int) -> int:
+        """The bucket of a user whose last event was so many seconds before the request."""
+        return bucket_of(seconds, self.shape)
+
+    def apply(self, states: QueryStates, bucket: int | IntArray) -> QueryStates:
+        """The n states as of a request in this bucket, or in these buckets (n,), in half precision as stored states.
+
+        A component c becomes (c + row) / |c + row|, an absent one (zero) stays zero; a gate becomes gate + row. States
+        of bucket 0 are returned as they are. The result of a state does not depend on the others beside it.
+        Cost: 17 microseconds for one state of 4 x 50 on one Xeon core.
+        """
+        if bucket == 0 if isinstance(bucket, int) else not bucket.any():
+            return states
+        old = states.components
+        # In float64, so that the order in which a processor adds does not reach the rounded result.
+        moved = np.add(old, self.components[bucket], dtype=np.float64)
+        lengths = np.sqrt(np.einsum("npd,npd->np", moved, moved))[..., None]
+        moved *= old.any(axis=-1, keepdims=True) / np.maximum(lengths, _TINY)
+        components = moved.astype(np.float16).astype(np.float32)
+        gate = states.gate
+        if gate is not None and self.gate is not None:
+            gate = (gate + self.gate[bucket]).astype(np.float16).astype(np.float32)
+        if isinstance(bucket, np.ndarray):
+            still = bucket == 0
+            components[still] = old[still]
+            if gate is not None and states.gate is not None:
+                gate[still] = states.gate[still]
+        return QueryStates(components=components, gate=gate)
