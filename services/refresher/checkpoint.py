@@ -14,8 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 MAGIC = b"FRESHET\x01"
-# The only part of a checkpoint that an earlier version wrote, which was one file.
-OLD_FILE = "file"
 _DTYPES = frozenset(("uint8", "int64", "uint64", "float16", "float32", "float64"))
 _SHA_BYTES = 32
 _PREFIX = len(MAGIC) + _SHA_BYTES
@@ -81,14 +79,12 @@ def _array(data: bytes, start: int, dtype: str, shape: list[int], begin: int, en
 
 def to_file(values: Mapping[str, Any], parts: Mapping[str, bytes]) -> bytes:
     """All parts of a checkpoint as one file."""
-    return parts.get(OLD_FILE) or pack(values, {name: np.frombuffer(data, np.uint8) for name, data in parts.items()})
+    return pack(values, {name: np.frombuffer(data, np.uint8) for name, data in parts.items()})
 
 
 def from_file(data: bytes) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """What `to_file` was given, or an earlier version's file as its only part. Raises: CheckpointError."""
+    """The inverse of `to_file`. Raises: CheckpointError."""
     values, arrays = unpack(data)
-    if "format" not in values:
-        return values, {OLD_FILE: data}
     return values, {name: values.tobytes() for name, values in arrays.items()}
 
 

@@ -13,7 +13,7 @@ class RefresherSettings(ProcessSettings):
     """Variables are named per field; times are milliseconds unless the name says otherwise."""
 
     port: int = Field(default=50054, ge=0, le=65535, validation_alias="FRESHET_REFRESHER_PORT")
-    # Read where the topic has no checkpoint: what an earlier version wrote, or `freshet restore` put there.
+    # Read where the topic has no checkpoint: what `freshet restore` put there.
     checkpoints: Path = Field(default=Path(".freshet/data/refresher"), validation_alias="FRESHET_REFRESHER_CHECKPOINTS")
     group_id: str = Field(default="freshet-refresher", min_length=1, validation_alias="FRESHET_REFRESHER_GROUP")
     # How far an item may leave its model (lambda); applied when publishing.

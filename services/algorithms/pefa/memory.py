@@ -228,34 +228,6 @@ class QueryMemory:
         out._changed.clear()
         return out
 
-    def to_arrays(self) -> Arrays:
-        """Everything held, the reserve and the bound included, for a checkpoint."""
-        return {
-            **arrays_of([entry for _, entry in self.held()], self.num_components, self.width),
-            "sizes": np.array([self.capacity, self.reserve, self._bound < _NO_BOUND], dtype=np.int64),
-            "bound": np.array([self._bound if self._bound < _NO_BOUND else 0], dtype=np.uint64),
-        }
-
-    @classmethod
-    def from_arrays(cls, arrays: Mapping[str, npt.NDArray[np.generic]]) -> "QueryMemory":
-        """A memory as `to_arrays` gave it; its changes begin anew. Raises: ValueError for arrays that do not fit."""
-        names = ("text", "text_ends", "components", "weights", "event_seconds", "sizes", "bound")
-        if missing := [name for name in names if name not in arrays]:
-            raise ValueError(f"arrays hold {sorted(arrays)}; missing: {missing}")
-        entries = entries_of_arrays(arrays)
-        components = arrays["components"]
-        if len(arrays["sizes"]) != 3 or len(arrays["bound"]) != 1:
-            raise ValueError(f"sizes holds {len(arrays['sizes'])} and bound {len(arrays['bound'])}; expected 3 and 1")
-        capacity, reserve, bounded = (int(size) for size in arrays["sizes"].tolist())
-        return cls.restored(
-            entries,
-            capacity=capacity,
-            reserve=reserve,
-            num_components=components.shape[1],
-            width=components.shape[2],
-            bound=int(arrays["bound"].tolist()[0]) if bounded else None,
-        )
-
     def _end_at(self, bound: int) -> None:
         """Entries of equal hash go together, so that "below the bound" says exactly what is held."""
         self._bound = bound

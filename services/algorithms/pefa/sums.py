@@ -307,29 +307,6 @@ class ItemSums:
         digest.update(item.times_mix.to_bytes(8, "little"))
         return int.from_bytes(digest.digest(), "little")
 
-    def to_arrays(self) -> Arrays:
-        """Everything held, for a checkpoint: equal states make equal bytes.
-
-        Ids as one UTF-8 text with the end of each; per item its number of segments, per segment the sums' row, and all
-        event times, item by item.
-        """
-        item_ids = sorted(self._items)
-        encoded = [item_id.encode() for item_id in item_ids]
-        items = [self._items[item_id] for item_id in item_ids]
-        segments = [sorted(item.rows) for item in items]
-        rows = [item.rows[segment] for item, own in zip(items, segments, strict=True) for segment in own]
-        seconds = [self._seconds(item_id) for item_id in item_ids]
-        return {
-            "id_text": np.frombuffer(b"".join(encoded), dtype=np.uint8),
-            "id_ends": np.cumsum([len(text) for text in encoded], dtype=np.int64),
-            "num_segments": np.array([len(own) for own in segments], dtype=np.int64),
-            "segments": np.array([segment for own in segments for segment in own], dtype=np.int64),
-            "sums": self._sums[rows],
-            "weights": self._weights[rows],
-            "counts": self._counts[rows],
-            "seconds": np.concatenate([*seconds, np.empty(0, dtype=np.int64)]),
-        }
-
     def pick(self, item_ids: Sequence[str]) -> Arrays:
         """Some items, all held here, without their ids and times, for a checkpoint of parts. Copies."""
         items = [self._items[item_id] for item_id in item_ids]
@@ -366,48 +343,6 @@ class ItemSums:
             self._items[item_id] = _Item(rows, int(last), int(mix))
             at += count
         self._unhashed.update(item_ids)
-
-    @classmethod
-    def from_arrays(
-        cls,
-        arrays: Mapping[str, npt.NDArray[np.generic]],
-        *,
-        decay: ForwardDecay | None = None,
-        times: Times | None = None,
-    ) -> "ItemSums":
-        """Sums as `to_arrays` gave them. Raises: ValueError naming an array that is missing or does not fit."""
-        names = ("id_text", "id_ends", "num_segments", "segments", "sums", "weights", "counts", "seconds")
-        if missing := [name for name in names if name not in arrays]:
-            raise ValueError(f"arrays hold {sorted(arrays)}; missing: {missing}")
-        sums = np.asarray(arrays["sums"], dtype=np.int64)
-        if sums.ndim != 3:
-            raise ValueError(f"sums has shape {sums.shape}; expected (rows, P_x, d)")
-        out = cls(num_components=sums.shape[1], width=sums.shape[2], decay=decay, times=times)
-        counts = np.asarray(arrays["counts"], dtype=np.int64)
-        ends, num_segments = arrays["id_ends"].astype(np.int64), arrays["num_segments"].astype(np.int64)
-        sizes = {len(sums), len(counts), len(arrays["weights"]), len(arrays["segments"]), int(num_segments.sum())}
-        last = int(ends[-1]) if len(ends) else 0
-        if len(sizes) > 1 or len(ends) != len(num_segments) or last != len(arrays["id_text"]):
-            raise ValueError(f"arrays disagree on the number of rows: {sorted(sizes)}, {len(ends)} item ids")
-        if int(counts.sum()) != len(arrays["seconds"]) or (counts < 1).any():
-            raise ValueError(f"counts add up to {int(counts.sum())} but there are {len(arrays['seconds'])} seconds")
-        text = arrays["id_text"].tobytes()
-        segments, seconds = arrays["segments"].tolist(), arrays["seconds"].astype(np.int64)
-        row = time = start = 0
-        for end, own in zip(ends.tolist(), num_segments.tolist(), strict=True):
-            number = int(counts[row : row + own].sum())
-            happened = seconds[time : time + number].tolist()
-            rows = {int(segments[at]): at for at in range(row, row + own)}
-            item = _Item(rows, max(happened), sum(map(_mix, happened)) % _WORD)
-            if times is None:
-                item.seconds.extend(happened)
-            out._items[text[start:end].decode()] = item
-            row, time, start = row + own, time + number, end
-        out._sums, out._counts = sums.copy(), counts.copy()
-        out._weights = np.array(arrays["weights"], dtype=np.int64)
-        out._used = len(sums)
-        out._unhashed.update(out._items)
-        return out
 
     def _seconds(self, item_id: str) -> npt.NDArray[np.int64]:
         """When an item's interactions happened, ascending."""

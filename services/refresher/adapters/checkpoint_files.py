@@ -1,4 +1,4 @@
-"""Checkpoints in a folder, read only: what an earlier version wrote, or `freshet restore` put there.
+"""Checkpoints in a folder, read only: what `freshet restore` put there.
 
 `partition-3.checkpoint` is the newest, `partition-3.older` the one before. New checkpoints go to a topic
 (`checkpoint_topic.py`), which comes first.

@@ -160,12 +160,19 @@ class Ledger:
 
     def add(self, user: str, position: int, offset: int, item: int = NO_ITEM, second: int = 0) -> None:
         """Count a position that stands as NEW; its attribution lies at `offset`. item, second: of the sums."""
-        self._append(hash_text(user), position, offset, item, second)
+        if not self.blocks or self.blocks[-1].count == BLOCK_ROWS:
+            self._mix_tail()
+            self.blocks.append(Block.empty())
+            self._tail, self._mixed = {}, 0
+        block = self.blocks[-1]
+        row = block.count
+        block.users[row], block.positions[row], block.offsets[row] = hash_text(user), position, offset
+        block.items[row], block.seconds[row] = item, second
+        block.count = row + 1
         self._num_positions += 1
         source, at = unpack_position(position)
-        block = self.blocks[-1]
         block.low, block.high = min(block.low, at), max(block.high, at)
-        self._tail[position] = block.count - 1
+        self._tail[position] = row
         if position > self._newest.get(source, -1):
             self._newest[source] = position
 
@@ -194,19 +201,14 @@ class Ledger:
     def release(self, item: int, first: int) -> tuple[int, list[int]]:
         """The sums hold nothing of an item any more: strike what lies below the offset `first`, which is not to be read
         again. Returns how many those were, and the offsets of the others, which go on counting."""
-        rows, left = self.of_item(item), []
-        lost = int((rows["positions"] == _BLANK).sum())
+        rows, left = self.of_item(item), list[int]()
         for position, offset in zip(rows["positions"].tolist(), rows["offsets"].tolist(), strict=True):
-            if position != _BLANK and offset < first:
+            if offset < first:
                 self.strike(position)
-                lost += 1
-            elif position != _BLANK:
+            else:
                 self.settle(position, NO_ITEM, 0)
                 left.append(offset)
-        for block in self.blocks:
-            for row in np.flatnonzero(block.items[: block.count] == item).tolist():
-                block.write(row, is_blank=True)
-        return lost, left
+        return len(rows["positions"]) - len(left), left
 
     def covered(self, user: str, up_to: Mapping[int, int]) -> list[tuple[int, int]]:
         """(position, attribution offset) of what counts and lies at or below these offsets of its partition."""
@@ -284,37 +286,6 @@ class Ledger:
         self._mix_tail()
         return b"".join(word.to_bytes(8, "little") for word in self._mix.words)
 
-    # Old checkpoints told of users and of items apart.
-
-    def add_contribution(self, user: int, item: int, second: int) -> None:
-        """A row of the sums whose position is not known: `user` gave something to `item`, something was at `second`."""
-        self._append(user, _BLANK, 0, item, second)
-
-    def strike_contribution(self, user: str, item: int, second: int) -> bool:
-        """Take one of these rows out: the user's, and the second of whichever had it. False: there is none."""
-        mark, own, other = np.uint64(hash_text(user)), None, None
-        for block in self.blocks:
-            rows = np.flatnonzero((block.items[: block.count] == item) & (block.positions[: block.count] == _BLANK))
-            for row in rows.tolist():
-                if own is None and block.users[row] == mark:
-                    own = (block, row)
-                if other is None and block.seconds[row] == second:
-                    other = (block, row)
-        if own is None or other is None:
-            return False
-        block, row = other
-        block.write(row, item=item, second=int(own[0].seconds[own[1]]))
-        own[0].write(own[1], is_blank=True)
-        return True
-
-    def contributed(self, user: int) -> set[int]:
-        """The items of these rows that a user (by hash) has."""
-        found: set[int] = set()
-        for block in self.blocks:
-            rows = (block.users[: block.count] == np.uint64(user)) & (block.positions[: block.count] == _BLANK)
-            found |= set(block.items[: block.count][rows].tolist())
-        return found - {NO_ITEM}
-
     # To a checkpoint and back.
 
     def forgotten(self, shard: int) -> dict[str, Mapping[int, int]]:
@@ -372,17 +343,6 @@ class Ledger:
     def newest(self) -> Mapping[int, int]:
         """The newest position of each partition of `interactions` that ever counted."""
         return self._newest
-
-    def _append(self, user: int, position: int, offset: int, item: int, second: int) -> None:
-        if not self.blocks or self.blocks[-1].count == BLOCK_ROWS:
-            self._mix_tail()
-            self.blocks.append(Block.empty())
-            self._tail, self._mixed = {}, 0
-        block = self.blocks[-1]
-        row = block.count
-        block.users[row], block.positions[row], block.offsets[row] = user, position, offset
-        block.items[row], block.seconds[row] = item, second
-        block.count = row + 1
 
     def _mix_tail(self) -> None:
         if self.blocks:

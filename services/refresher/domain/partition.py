@@ -211,12 +211,8 @@ class Partition:
             owners[interaction.source_position] = owner
             if self.pending.holds(interaction.item_id, interaction.offset):
                 self.pending.remove(interaction.item_id, interaction.offset)
-            elif self.is_known(interaction.item_id):
+            elif item != NO_ITEM:  # else it weighs nothing, or its item's sums are made anew and do not hold it yet
                 in_sums.append(interaction)
-                if item == NO_ITEM and self._weights([interaction])[0]:
-                    number, second = self.number_of(interaction.item_id), interaction.moment_ms // 1000
-                    if not self.ledger.strike_contribution(interaction.user, number, second):
-                        in_sums.pop()  # its item's sums are being made anew, and do not hold it yet
         for part in self._rows(in_sums, self._weights(in_sums)):
             self.sums.remove(part.item_ids, part.contributions, part.weights, part.seconds)
             for interaction in part.interactions:
@@ -238,8 +234,9 @@ class Partition:
         numbers: set[int] = set()
         for position in positions:
             offset = self.ledger.offset_of(position)
-            user, item = self.ledger.strike(position)
-            numbers |= {item} if item != NO_ITEM else self.ledger.contributed(user)
+            _, item = self.ledger.strike(position)
+            if item != NO_ITEM:
+                numbers.add(item)
             for item_id in [item_id for item_id in self.pending if self.pending.holds(item_id, offset or 0)]:
                 self.pending.remove(item_id, offset or 0)
         others = 0

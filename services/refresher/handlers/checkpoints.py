@@ -19,17 +19,14 @@ import numpy.typing as npt
 
 from services.algorithms.pefa.memory import MemoryEntry, QueryMemory, arrays_of, entries_of_arrays
 from services.algorithms.pefa.policy import SharePolicy
-from services.algorithms.pefa.sums import ItemSums
 from services.common.stream.position import MAX_OFFSET
 from services.refresher.checkpoint import (
     MALFORMED,
-    OLD_FILE,
     CheckpointError,
     from_file,
     pack_text,
     squeeze,
     to_file,
-    unpack,
     unpack_text,
     unsqueeze,
 )
@@ -138,10 +135,8 @@ def restore(
     Raises: CheckpointError for what does not fit or is of another partition, OtherRulesError for other rules.
     """
     try:
-        if OLD_FILE in parts:
-            return _of_old_file(*unpack(parts[OLD_FILE]), number, rules, listed)
-        if values["format"] != FORMAT:
-            raise CheckpointError(f"its format is {values['format']}; this version reads {FORMAT}")
+        if values.get("format") != FORMAT:
+            raise CheckpointError(f"its format is {values.get('format', 1)}; this version reads {FORMAT}")
         return _restore(values, parts, number, rules, listed)
     except MALFORMED as exc:
         if isinstance(exc, CheckpointError):
@@ -329,54 +324,6 @@ def _find_contributors(state: Partition) -> None:
         rows = np.flatnonzero(np.isin(items, new))
         for item, user in zip(items[rows].tolist(), users[rows].tolist(), strict=True):
             state.contributor_hashes.setdefault(state.item_ids[item], array("Q")).append(user)
-
-
-# What an earlier version wrote.
-
-
-def _of_old_file(
-    values: Mapping[str, Any], arrays: Rows, number: int, rules: Rules, listed: Container[str]
-) -> Partition:
-    """It told of users, and of items, but not which of a user's interactions went to which item."""
-    state = _fitting(values, number, rules, listed)
-    published = unpack_text(arrays["published.items"], values["num_published"])
-    visible = unpack_text(arrays["visible"], values["num_visible"])
-    if values["rules"] != rules.text:
-        raise OtherRulesError(f"made by {values['rules']!r}; these are {rules.text!r}", published, visible)
-    sums = _group(arrays, "sums")
-    state.sums = ItemSums.from_arrays(sums, decay=rules.decay, times=state.times_of)
-    state.memory = QueryMemory.from_arrays(_group(arrays, "memory"))
-    state.show_memory()
-    _old_ledger(state.ledger, unpack_text(arrays["users"], values["num_users"]), _group(arrays, "ledger"))
-    start, seconds = 0, sums["seconds"].tolist()
-    contributors = unpack_text(arrays["takers.items"], values["num_takers"])
-    for item_id, length in zip(contributors, arrays["takers.lengths"].tolist(), strict=True):
-        item = state.number_of(item_id)
-        state.shard_versions[item // SHARD_ITEMS] += 1
-        users = arrays["takers.users"][start : start + length].tolist()
-        # Both are in the order of the items' ids.
-        for user, second in zip(users, seconds[start : start + length], strict=True):
-            state.ledger.add_contribution(user, item, second)
-        if rules.items.is_new(item_id):
-            state.contributor_hashes[item_id] = array("Q", users)
-        start += length
-    pending = unpack_text(arrays["parked.items"], values["num_parked"])
-    state.pending = Pending.from_arrays(rules.max_pending, pending, _group(arrays, "parked"))
-    state.published = dict(zip(published, arrays["published.shares"].tolist(), strict=True))
-    dirty = unpack_text(arrays["dirty.items"], values["num_dirty_items"])
-    state.dirty_items = dict(zip(dirty, map(bool, arrays["dirty.removed"].tolist()), strict=True))
-    state.dirty_entries = set(unpack_text(arrays["dirty.entries"], values["num_dirty_entries"]))
-    return state
-
-
-def _old_ledger(ledger: Ledger, users: list[str], arrays: Rows) -> None:
-    owners = [user for user, length in zip(users, arrays["lengths"].tolist(), strict=True) for _ in range(length)]
-    for user, position, offset in zip(owners, arrays["places"].tolist(), arrays["offsets"].tolist(), strict=True):
-        ledger.add(user, position, offset)
-    for row, partition, offset in arrays["up_to"].tolist():
-        ledger.forget(users[row], {partition: offset})
-    for position in arrays["undone"].tolist():
-        ledger.undo(position)
 
 
 def _group(arrays: Rows, group: str) -> dict[str, npt.NDArray[Any]]:
