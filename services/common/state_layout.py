@@ -13,7 +13,6 @@ whose keys are gone, or say less than the table, is lost: not new.
 """
 
 import hashlib
-import struct
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from operator import sub
@@ -195,10 +194,6 @@ def hash_event_id(event_id: str) -> int:
     return int.from_bytes(hashlib.blake2b(event_id.encode(), digest_size=8).digest(), "little")
 
 
-# What an earlier version wrote: format 1, and recent ids without a format in two fields.
-_HEADER = struct.Struct("<BI")
-_EVENT = struct.Struct("<qiqQ")
-_RECENT = struct.Struct("<QiqB")
 _FORMAT = 2
 _FORMAT_BYTE = bytes([_FORMAT])
 
@@ -215,26 +210,16 @@ def pack_events(events: Sequence[StoredEvent]) -> bytes:
 
 def unpack_events(blob: bytes | None) -> list[StoredEvent]:
     """The inverse of `pack_events`. Raises: PreconditionFailed when the blob was written in another format."""
-    if not blob:
-        return []
-    if blob[0] == _FORMAT:
-        return events_of(events_pb2.HistoryEvents.FromString(blob[1:]))
-    layout, count = _HEADER.unpack_from(blob)
-    if layout != 1:
-        raise PreconditionFailed(
-            f"a history has format {layout}, this version reads up to {_FORMAT}: a newer version of Freshet wrote it. "
-            "Run that version, or empty the state store: it is filled again from the topic"
-        )
-    end = _HEADER.size + count * _EVENT.size
-    items = blob[end:].decode().split("\0")
-    fixed = _EVENT.iter_unpack(blob[_HEADER.size : end])
-    return [StoredEvent._make((*event, item, "", 0.0, "")) for event, item in zip(fixed, items, strict=True)]
+    return events_of(events_pb2.HistoryEvents.FromString(event_columns(blob)))
 
 
 def event_columns(blob: bytes | None) -> bytes:
-    """The serialised `HistoryEvents` of what `pack_events` made, in this version or an earlier one."""
+    """The serialised `HistoryEvents` of what `pack_events` made. Raises: as `unpack_events`."""
     if blob and blob[0] != _FORMAT:
-        blob = pack_events(unpack_events(blob))
+        raise PreconditionFailed(
+            f"a history has format {blob[0]}, this version reads {_FORMAT}: another version of Freshet wrote it. "
+            "Run that version, or empty the state store: it is filled again from the topic"
+        )
     return blob[1:] if blob else b""
 
 
@@ -305,13 +290,9 @@ def pack_recent(recent: Sequence[RecentId]) -> bytes:
     return data
 
 
-def unpack_recent(ids: bytes | None, earlier: bytes | None = None, items: bytes | None = None) -> list[RecentId]:
-    """The inverse of `pack_recent`. earlier, items: the two fields that an earlier version wrote in the place of it."""
-    if ids is not None:
-        return recent_of(events_pb2.RecentIds.FromString(ids))
-    fixed = list(_RECENT.iter_unpack(earlier or b""))
-    item_ids = items.decode().split("\0") if items else [""] * len(fixed)
-    return [RecentId._make((*entry, item_id)) for entry, item_id in zip(fixed, item_ids, strict=True)]
+def unpack_recent(ids: bytes | None) -> list[RecentId]:
+    """The inverse of `pack_recent`."""
+    return recent_of(events_pb2.RecentIds.FromString(ids or b""))
 
 
 def recent_message(recent: Sequence[RecentId]) -> Any:
@@ -391,18 +372,13 @@ def traceparent_of(trace: bytes, partition: int, offset: int) -> str:
     return traceparent if position == f"{partition}:{offset}" else ""
 
 
-def reaches(state_position: bytes | None, partition: int, offset: int, history_position: bytes | None) -> bool:
-    """Whether a state reflects the whole history beside it; read after the history's position, it may be ahead.
-
-    partition, offset: the state's own fields, for states that an earlier version stored without a position.
-    """
-    if not history_position:
+def reaches(state_position: bytes | None, history_position: bytes | None) -> bool:
+    """Whether a state reflects the whole history beside it; read after the history's position, it may be ahead."""
+    if not history_position or not state_position:
         return False
     if state_position == history_position:
         return True
     epoch, newest, *forgotten = history_position.decode().split("|")
-    if state_position is None:
-        return _covers({partition: offset}, _unpack_offsets(newest))
     state = unpack_positions(epoch, state_position)
     return (
         state is not None
@@ -439,7 +415,6 @@ if redis.call('HGET', KEYS[4], '') ~= ARGV[10] then
 end
 redis.call('HSET', KEYS[4], ARGV[8], ARGV[9])
 redis.call('HSET', KEYS[1], 'position', ARGV[2], 'events', ARGV[4], 'ids', ARGV[5])
-redis.call('HDEL', KEYS[1], 'recent', 'recent_items')
 redis.call('EXPIRE', KEYS[1], ARGV[3])
 local at = 12
 local gone = tonumber(ARGV[at])
@@ -599,13 +574,13 @@ return {
 """
 
 # All that is stored of a user but states. KEYS history, seen, users. ARGV: user id, epoch. Answers entry in the table,
-# position, events, ids, recent, recent_items, then seen items and times in turn, as one string.
+# position, events, ids, then seen items and times in turn, as one string.
 DUMP = """
 local entry = false
 if redis.call('HGET', KEYS[3], '') == ARGV[2] then entry = redis.call('HGET', KEYS[3], ARGV[1]) end
-local found = redis.call('HMGET', KEYS[1], 'position', 'events', 'ids', 'recent', 'recent_items')
+local found = redis.call('HMGET', KEYS[1], 'position', 'events', 'ids')
 table.insert(found, 1, entry)
-found[7] = table.concat(redis.call('ZRANGE', KEYS[2], 0, -1, 'WITHSCORES'), '\\0')
+found[5] = table.concat(redis.call('ZRANGE', KEYS[2], 0, -1, 'WITHSCORES'), '\\0')
 return found
 """
 

@@ -262,7 +262,7 @@ def _progress(values: Sequence[bytes | None], epoch: bytes | None) -> Progress:
     )
 
 
-_HISTORY_FIELDS = ("position", "events", "ids", "recent", "recent_items")
+_HISTORY_FIELDS = ("position", "events", "ids")
 _PROGRESS_FIELDS = ("epoch", "watermark", "unfinished", "anchors", *layout.COUNT_FIELDS)
 
 
@@ -366,8 +366,7 @@ class StateReader:
             watermark=int(applied) if of_epoch == found_epoch and applied is not None else -1,
             partition=asked,
             has_history=bool(position),
-            reaches_history=state is not None
-            and layout.reaches(state_position, state.partition, state.offset, position),
+            reaches_history=state is not None and layout.reaches(state_position, position),
             is_lost=(was_applied and not is_applied)
             or _lost(epoch, home, entry, position, events=event_bytes > 0, seen=num_seen > 0),
         )
@@ -594,16 +593,13 @@ class StateWriter:
             home = layout.home_of(user_id, epoch)
             pipeline.hget(layout.history_key(home), "position")
             pipeline.hstrlen(layout.history_key(home), "events")
-            pipeline.hmget(layout.state_key(home, model_version), ("partition", "offset", layout.STATE_POSITION))
+            pipeline.hget(layout.state_key(home, model_version), layout.STATE_POSITION)
         with redis_errors():
             replies = pipeline.execute()
         found = {}
-        for user_id, position, size, state in zip(user_ids, replies[::3], replies[1::3], replies[2::3], strict=True):
+        for user_id, position, size, reached in zip(user_ids, replies[::3], replies[1::3], replies[2::3], strict=True):
             if size and layout.unpack_positions(epoch, position):
-                partition, offset, reached = state
-                found[user_id] = reached == position or (
-                    partition is not None and layout.reaches(reached, int(partition), int(offset), position)
-                )
+                found[user_id] = layout.reaches(reached, position)
         return found
 
     def find_lost(self, partitions: Collection[int], epoch: str) -> Iterator[Collection[str]]:
@@ -740,7 +736,7 @@ class StateWriter:
         replies = self._run_scripts((layout.DUMP,), queue)
         histories: dict[str, PackedHistory] = {}
         lost = []
-        for home, (entry, position, events, ids, *earlier, seen) in zip(homes, replies, strict=False):
+        for home, (entry, position, events, ids, seen) in zip(homes, replies, strict=False):
             if _lost(epoch, home, entry, position, events=bool(events), seen=bool(seen)):
                 lost.append(home.user_id)
             elif found := layout.unpack_positions(epoch, position):
@@ -749,7 +745,7 @@ class StateWriter:
                 histories[home.user_id] = PackedHistory(
                     *found,
                     layout.event_columns(events),
-                    ids if ids is not None else layout.pack_recent(layout.unpack_recent(None, *earlier)),
+                    ids or b"",
                     *layout.pack_seen(dict(zip(words[::2], times, strict=True))),
                 )
         progress = {p: _progress(row, epoch.encode()) for p, row in zip(partitions, replies[len(homes) :], strict=True)}
@@ -896,7 +892,7 @@ class StateWriter:
 def _history(
     epoch: str, home: Home, entry: bytes | None, row: Sequence[bytes | None], *, has_seen: bool
 ) -> UserHistory:
-    position, events, *recent = row
+    position, events, ids = row
     is_lost = _lost(epoch, home, entry, position, events=bool(events), seen=has_seen)
     found = layout.unpack_positions(epoch, position)
     known = -1 if entry is None else int(entry.partition(b":")[0])
@@ -905,7 +901,7 @@ def _history(
     positions, forgotten = found
     return UserHistory(
         events=layout.unpack_events(events),
-        recent=layout.unpack_recent(*recent),
+        recent=layout.unpack_recent(ids),
         positions=positions,
         forgotten=forgotten,
         expected=position or b"",

@@ -5,7 +5,6 @@ Keys, expiry and scripts are checked on Redis beside it; what the gateway reads 
 
 import asyncio
 import random
-import struct
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from typing import Any
@@ -294,32 +293,6 @@ def test_seeded_users_are_lost_until_they_are_written_and_known_ones_stay(store:
     assert sorted(store.dump(["ann", *others], [], epoch).lost) == sorted(others)
     store.rewrite([update(others[0], positions={home: 9})], epoch)
     assert lost(store, epoch) == others[1:]
-
-
-@pytest.mark.integration
-def test_what_an_earlier_version_stored_is_read_and_dumped(writer: StateWriter, redis_url: str) -> None:
-    epoch, _ = writer.ensure_epoch(NUM_PARTITIONS)
-    writer.apply([update("ann")], epoch, {})
-    with open_client(redis_url, timeout_s=5) as client:
-        client.hdel(ANN_HISTORY, "ids")
-        client.hset(
-            ANN_HISTORY,
-            mapping={
-                "position": state_layout.pack_positions(epoch, {3: 42}),
-                "events": struct.pack("<BIqiqQ", 1, 1, 1_000, 3, 40, 2**63) + b"item-0",
-                "recent": struct.pack("<QiqB", 7, 3, 42, 0),
-                "recent_items": b"item-0",
-            },
-        )
-    found = writer.load_users(["ann"], epoch)["ann"]
-    assert found.events == [StoredEvent(1_000, 3, 40, 2**63, "item-0")]
-    assert found.recent == [RecentId(7, 3, 42, 0, "item-0")]
-    dumped = writer.dump(["ann"], [], epoch).histories["ann"]
-    assert state_layout.unpack_events(b"\x02" + dumped.events) == found.events
-    assert state_layout.unpack_recent(dumped.recent) == found.recent
-    writer.apply([update("ann", found.expected, events=found.events, recent=found.recent)], epoch, {})
-    with open_client(redis_url, timeout_s=5) as client:
-        assert sorted(client.hkeys(ANN_HISTORY)) == [b"events", b"ids", b"position"]  # type: ignore[type-var, arg-type]
 
 
 @pytest.mark.integration

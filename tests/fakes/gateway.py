@@ -162,7 +162,7 @@ class StoredUserStates(MemoryUserStates):
         history = self.store.load_users([user], epoch)[user]
         position = pack_positions(epoch, history.positions, history.forgotten) if history.expected else None
         written = self.store.state_positions.get((user, self.model_version))
-        return reaches(written, state.partition, state.offset, position)
+        return reaches(written, position)
 
 
 @dataclass

@@ -105,20 +105,6 @@ def test_what_came_after_a_forget_has_a_state_again_with_the_next_event(store: S
     assert store.reaches("m1")
 
 
-def test_a_state_of_an_earlier_version_is_judged_by_its_own_offset(store: Store) -> None:
-    store.write("m1", 1)
-    with redis.Redis.from_url(store.url) as client:
-        assert (
-            client.hdel(
-                state_layout.state_key(state_layout.home_of("ann", store.epoch), "m1"), state_layout.STATE_POSITION
-            )
-            == 1
-        )
-    assert store.reaches("m1")
-    store.write("m2", 2)
-    assert not store.reaches("m1")
-
-
 def test_a_state_without_a_history_says_so(store: Store) -> None:
     store.write("m1", 1)
     with redis.Redis.from_url(store.url) as client:

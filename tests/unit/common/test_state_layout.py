@@ -1,13 +1,12 @@
 """Packed values come back as they were, and keys keep one user's together."""
 
-import struct
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from redis.crc import key_slot
 
 from services.common import state_layout as layout
+from services.common.errors import PreconditionFailed
 from services.common.state_layout import RecentId, StoredEvent
 
 ids = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=20)
@@ -34,10 +33,10 @@ def test_what_holds_for_all_events_is_stored_once() -> None:
     assert len(layout.pack_events(many)) < 100 * (7 + 8 + 8 + 2) + 60
 
 
-def test_a_history_of_an_earlier_version_has_no_types() -> None:
-    events = [StoredEvent(NOW_MS + n, 3, 40 + n, 2**63 + n, f"item-{n}") for n in range(3)]
-    fixed = b"".join(struct.pack("<qiqQ", *event[:4]) for event in events)
-    assert layout.unpack_events(struct.pack("<BI", 1, 3) + fixed + b"item-0\0item-1\0item-2") == events
+@pytest.mark.parametrize("version", [1, 3])
+def test_a_history_of_another_version_is_refused(version: int) -> None:
+    with pytest.raises(PreconditionFailed, match=f"a history has format {version}, this version reads 2"):
+        layout.unpack_events(bytes([version]) + b"\1\0\0\0")
 
 
 @given(st.lists(st.builds(RecentId, hashes, partitions, offsets, st.integers(0, 255), texts)))
@@ -45,19 +44,10 @@ def test_recent_ids_come_back(recent: list[RecentId]) -> None:
     assert layout.unpack_recent(layout.pack_recent(recent)) == recent
 
 
-def test_recent_ids_of_earlier_versions_come_back_with_items_or_without() -> None:
-    recent = [RecentId(7, 0, 3, 1), RecentId(8, 0, 4, 0, "item-4")]
-    earlier = b"".join(struct.pack("<QiqB", *entry[:4]) for entry in recent)
-    assert layout.unpack_recent(None, earlier, b"\0item-4") == recent
-    assert layout.unpack_recent(None, earlier, None) == [entry._replace(item_id="") for entry in recent]
-    assert layout.unpack_recent(None, None, None) == []
-
-
 @given(st.dictionaries(partitions, offsets), st.dictionaries(partitions, offsets))
 def test_positions_come_back_in_their_epoch_only(positions: dict[int, int], forgotten: dict[int, int]) -> None:
     packed = layout.pack_positions("e1", positions, forgotten)
     assert layout.unpack_positions("e1", packed) == (positions, forgotten)
-    # As an earlier version wrote it.
     assert layout.unpack_positions("e1", layout.pack_positions("e1", positions)) == (positions, {})
     assert layout.unpack_positions("e2", packed) is None
     assert layout.unpack_positions("e1", None) is None
@@ -82,17 +72,14 @@ def position(text: str) -> bytes:
         # The history is gone, with or without the state's position.
         (position("3:7"), None, False),
         (None, None, False),
-        # States of an earlier version: partition 3, offset 7.
-        (None, position("3:7"), True),
-        (None, position("3:7|3:2"), True),
-        (None, position("3:8"), False),
-        (None, position("2:1,3:7"), False),
+        # A state that does not say what it reflects.
+        (None, position("3:7"), False),
     ],
 )
 def test_a_state_reaches_a_history_that_it_reflects_whole(
     state: bytes | None, history: bytes | None, reached: bool
 ) -> None:
-    assert layout.reaches(state, 3, 7, history) is reached
+    assert layout.reaches(state, history) is reached
 
 
 @given(ids, ids, st.integers(1, 64))
