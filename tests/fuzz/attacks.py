@@ -462,6 +462,9 @@ def items_topic_made_anew(scene: Scene) -> Iterator[tuple[str, Seen, bool]]:
         scene.until("deleted", lambda: ITEMS not in admin.list_topics())
         ensure_topics(scene.stack.kafka_bootstrap)
         admin.close()
+        # A reader notices at the next record that its position is none of this topic's.
+        request = gateway_pb2.PutItemsRequest(items=[events_pb2.Item(item_id="later", title="later")])
+        scene.gateway.PutItems(request, timeout=30, metadata=scene.keys["operator"])
         infos = []
         begun = time.monotonic()
         while time.monotonic() < begun + 25:  # It is noticed at a poll, and nothing tells which one.
