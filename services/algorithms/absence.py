@@ -18,7 +18,10 @@ from services.algorithms.manifest import AbsenceShape
 from services.algorithms.states import FloatArray, QueryStates
 
 IntArray = npt.NDArray[np.int64]
+HalfArray = npt.NDArray[np.float16]
 
+# As states are stored and sent.
+HALF = np.dtype("<f2")
 _TINY = 1e-30
 
 
@@ -74,18 +77,24 @@ class AbsenceRows:
         """
         if bucket == 0 if isinstance(bucket, int) else not bucket.any():
             return states
-        old = states.components
-        # In float64, so that the order in which a processor adds does not reach the rounded result.
-        moved = np.add(old, self.components[bucket], dtype=np.float64)
-        lengths = np.sqrt(np.einsum("npd,npd->np", moved, moved))[..., None]
-        moved *= old.any(axis=-1, keepdims=True) / np.maximum(lengths, _TINY)
-        components = moved.astype(np.float16).astype(np.float32)
-        gate = states.gate
-        if gate is not None and self.gate is not None:
-            gate = (gate + self.gate[bucket]).astype(np.float16).astype(np.float32)
+        old, old_gate = states.components, states.gate
+        half, half_gate = self.moved(old, old_gate, bucket)
+        components, gate = half.astype(np.float32), None if half_gate is None else half_gate.astype(np.float32)
         if isinstance(bucket, np.ndarray):
             still = bucket == 0
             components[still] = old[still]
-            if gate is not None and states.gate is not None:
-                gate[still] = states.gate[still]
+            if gate is not None and old_gate is not None:
+                gate[still] = old_gate[still]
         return QueryStates(components=components, gate=gate)
+
+    def moved(
+        self, components: npt.NDArray[np.floating], gate: npt.NDArray[np.floating] | None, bucket: int | IntArray
+    ) -> tuple[HalfArray, HalfArray | None]:
+        """What `apply` makes of n states' components and gates; a gate stays where there are no rows for one."""
+        # In float64, so that the order in which a processor adds does not reach the rounded result.
+        moved = np.add(components, self.components[bucket], dtype=np.float64)
+        lengths = np.sqrt(np.einsum("npd,npd->np", moved, moved))[..., None]
+        moved *= components.any(axis=-1, keepdims=True) / np.maximum(lengths, _TINY)
+        if gate is not None and self.gate is not None:
+            gate = gate + self.gate[bucket]
+        return moved.astype(HALF), None if gate is None else gate.astype(HALF)

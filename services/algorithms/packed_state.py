@@ -4,11 +4,29 @@ Half precision halves the state (about a kilobyte at 8x64) and is part of what a
 as stored. Letters: P_q query components, P pairs, d component width.
 """
 
+from dataclasses import replace
+from typing import Any, Protocol, TypeVar, cast
+
 import numpy as np
 
+from services.algorithms.absence import HALF, AbsenceRows
 from services.algorithms.states import QueryStates
 
-_HALF = np.dtype("<f2")
+
+class Packed(Protocol):
+    """A state as `services.common.query_state` carries it (this package may not name it), a dataclass."""
+
+    @property
+    def components(self) -> bytes: ...
+    @property
+    def gate(self) -> bytes: ...
+    @property
+    def num_components(self) -> int: ...
+    @property
+    def component_width(self) -> int: ...
+
+
+S = TypeVar("S", bound=Packed)
 
 
 def unpack_query_state(components: bytes, gate: bytes, *, num_components: int, component_width: int) -> QueryStates:
@@ -20,20 +38,38 @@ def unpack_query_state(components: bytes, gate: bytes, *, num_components: int, c
         raise ValueError(f"num_components={num_components} allowed: at least 1")
     if component_width < 1:
         raise ValueError(f"component_width={component_width} allowed: at least 1")
-    wanted = num_components * component_width * _HALF.itemsize
+    wanted = num_components * component_width * HALF.itemsize
     if len(components) != wanted:
         raise ValueError(
             f"components holds {len(components)} bytes; {num_components} x {component_width} need {wanted}"
         )
-    if len(gate) % _HALF.itemsize:
+    if len(gate) % HALF.itemsize:
         raise ValueError(f"gate holds {len(gate)} bytes; half-precision values need an even number")
-    values = np.frombuffer(components, _HALF).astype(np.float32).reshape(1, num_components, component_width)
+    values = np.frombuffer(components, HALF).astype(np.float32).reshape(1, num_components, component_width)
     return QueryStates(
-        components=values, gate=np.frombuffer(gate, _HALF).astype(np.float32).reshape(1, -1) if gate else None
+        components=values, gate=np.frombuffer(gate, HALF).astype(np.float32).reshape(1, -1) if gate else None
     )
 
 
 def pack_query_state(queries: QueryStates, query: int = 0) -> tuple[bytes, bytes]:
     """One state's components and gate (empty without one) as half-precision bytes."""
-    gate = b"" if queries.gate is None else queries.gate[query].astype(_HALF).tobytes()
-    return queries.components[query].astype(_HALF).tobytes(), gate
+    gate = b"" if queries.gate is None else queries.gate[query].astype(HALF).tobytes()
+    return queries.components[query].astype(HALF).tobytes(), gate
+
+
+def after_absence(state: S, rows: AbsenceRows | None, last_event_ms: int, at_ms: int) -> tuple[S, int]:
+    """The state to ask with at a moment, of one whose last event was at another (Unix milliseconds); and the bucket.
+
+    It is the state itself, bit for bit, within a sitting, for moments before the event, and for a model without rows.
+    An attribution, which says later what would have been asked with, is computed here too, of the same bytes.
+    Nothing is checked. Raises: ValueError where a size disagrees.
+    """
+    bucket = 0 if rows is None else rows.bucket_of((at_ms - last_event_ms) // 1000)
+    if rows is None or not bucket:
+        return state, 0
+    shape = (1, state.num_components, state.component_width)
+    gate = np.frombuffer(state.gate, HALF)[None] if state.gate else None
+    moved, moved_gate = rows.moved(np.frombuffer(state.components, HALF).reshape(shape), gate, bucket)
+    packed_gate = b"" if moved_gate is None else moved_gate.tobytes()
+    asked: S = replace(cast(Any, state), components=moved.tobytes(), gate=packed_gate)
+    return asked, bucket
