@@ -78,6 +78,7 @@ def vocabulary_of(bundle: Bundle) -> Vocabulary:
             bundle.pair_gate,
             leave_out=bundle.num_query_components - 1 if bundle.encoder.uses_user_index else None,
         ),
+        absence=bundle.absence,
     )
 
 

@@ -13,10 +13,12 @@ from hashlib import blake2b
 import numpy as np
 import numpy.typing as npt
 
+from services.algorithms.absence import AbsenceRows
 from services.algorithms.actions import STRIDE, Actions
 from services.algorithms.aversion import DECAY, WINDOW, Aversion
 from services.algorithms.event_schema import EventSchema, default_schema
 from services.algorithms.item_buckets import item_bucket
+from services.algorithms.packed_state import after_absence
 from services.common.query_state import PackedQueryState
 from services.common.state_layout import StoredEvent
 from services.encoder.domain import EncodedStates, EncodeJob
@@ -30,7 +32,7 @@ class Vocabulary:
 
     untrained: items of `item_index` that the bundle holds without training having seen them. schema: what types of
     events mean. actions: rows of the model's action embedding, where it has one. aversion: leads states away from what
-    was turned down; None: they stay.
+    was turned down; None: they stay. absence: what the model knows of absences; None: nothing.
     """
 
     model_version: str
@@ -42,6 +44,7 @@ class Vocabulary:
     schema: EventSchema = field(default_factory=default_schema)
     actions: Actions | None = None
     aversion: Aversion | None = None
+    absence: AbsenceRows | None = None
 
     def row(self, item_id: str) -> int:
         """What stands for an item inside a history: its dense index, else its bucket's, else UNKNOWN."""
@@ -127,6 +130,17 @@ def user_state(
         components = vocabulary.aversion.steered(states.components[row], gate, rows, weights)
         states, row = EncodedStates(components[None], None if gate is None else gate[None]), 0
     return pack_state(states, row, vocabulary.model_version)
+
+
+def attributed_state(
+    vocabulary: Vocabulary, states: EncodedStates, row: int, last_event_ms: int, at_ms: int
+) -> PackedQueryState:
+    """The state before an event at `at_ms`, whose own last event was at `last_event_ms` (Unix milliseconds): what the
+    encoder made, after the absence in between."""
+    state, _ = after_absence(
+        pack_state(states, row, vocabulary.model_version), vocabulary.absence, last_event_ms, at_ms
+    )
+    return state
 
 
 def _turned_down(vocabulary: Vocabulary, events: Sequence[StoredEvent]) -> dict[int, float]:

@@ -54,7 +54,7 @@ from services.encoder.domain import (
     read_arrival,
     rounds,
 )
-from services.encoder.encoding import Vocabulary, encode_job, pack_state, user_state
+from services.encoder.encoding import Vocabulary, attributed_state, encode_job, user_state
 from services.encoder.forgetting import Forgotten
 from services.encoder.handlers.keep_histories import KeepHistories
 from services.encoder.handlers.restore_users import RestoreUsers
@@ -550,8 +550,10 @@ class ApplyRecords:
         for number, prefix in user.merged.preceding.items():
             arrival, after = user.arrivals[number], encoded.after(user_id, prefix)
             if after is not None and self._is_attributed(arrival):
+                last = user.merged.sequences[prefix.sequence][prefix.num_events - 1]
+                asked_ms = arrival.interaction.event_time_ms
                 yield Attribution(
-                    state=pack_state(*after, encoded.vocabulary.model_version),
+                    state=attributed_state(encoded.vocabulary, *after, last.event_time_ms, asked_ms),
                     type=arrival.interaction.type,
                     value=arrival.interaction.value,
                     **arrival.fields(pseudonym),

@@ -29,7 +29,7 @@ from services.common.stream.position import Position
 from services.common.stream.topics.attributions import Attribution
 from services.common.stream.topics.interactions import INTERACTIONS, decode_interaction, encode_interaction
 from services.encoder.domain import RECENT_IDS, EncodedStates, EncodeJob, Outcome
-from services.encoder.encoding import Vocabulary, encode_job, pack_state, user_state
+from services.encoder.encoding import Vocabulary, attributed_state, encode_job, user_state
 from services.encoder.forgetting import Forgotten, check_same_log
 from services.encoder.ports import ForgetLog, Outbox, SequenceEncoder, Store
 from services.offline.backfill.past_interactions import Layout, PastInteractions, check, lay_out
@@ -359,10 +359,11 @@ class BulkImport:
             if before - 1 not in work.state_at or not is_attributed[past.types[row]]:
                 continue
             job, at = work.state_at[before - 1]
+            times_ms = (int(past.timestamps[one]) * 1000 for one in (work.history[before - 1], row))
             yield Attribution(
                 event_id=past.event_id(row),
                 item_id=past.item_ids[past.items[row]],
-                state=pack_state(states[job], at, self._vocabulary.model_version),
+                state=attributed_state(self._vocabulary, states[job], at, *times_ms),
                 type=past.type_names[past.types[row]],
                 value=float(past.values[row]),
                 event_time_ms=int(past.timestamps[row]) * 1000,
