@@ -15,6 +15,8 @@ deadline: ContextVar[float | None] = ContextVar("deadline", default=None)
 
 # The id of the caller's API key; empty where none is asked for.
 caller: ContextVar[str] = ContextVar("caller", default="")
+# What that key is for; None where none is asked for, so that everybody may do everything.
+roles: ContextVar[frozenset[str] | None] = ContextVar("roles", default=None)
 
 
 def new_request_id() -> str:

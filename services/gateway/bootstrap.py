@@ -16,6 +16,7 @@ from freshet.v1 import gateway_pb2, gateway_pb2_grpc
 from grpc_health.v1 import health_pb2
 from prometheus_client import CollectorRegistry
 
+from services.algorithms.absence import AbsenceRows
 from services.algorithms.attributes import Kinds
 from services.algorithms.bundle import Bundle, load_bundle
 from services.algorithms.event_schema import EventSchema
@@ -184,10 +185,11 @@ def make_handlers(
     rng: Random | None = None,
     rules: Sequence[AskedRule] = (),
     others: Callable[[], Sequence[Refreshers]] = tuple,
+    absence: AbsenceRows | None = None,
 ) -> Handlers:
     """Every handler on these ports. `titles`: by item id, live. `kinds`: of attributes. `tau`: of the model's scores.
-    `stalls`: of this event loop. `others`: refreshers of other version sets."""
-    stages = Stages(ports, limits, stalls, metrics.component_failed)
+    `stalls`: of this event loop. `others`: refreshers of other version sets. `absence`: the model's rows."""
+    stages = Stages(ports, limits, stalls, metrics.component_failed, absence)
     text = TextRetrieval(ports.sources, limits)
     record = RecordInteractions(
         ports=ports, lag=lag, metrics=metrics, exposures=exposures, schema=schema, limits=limits
@@ -240,6 +242,7 @@ def make_handlers(
             kinds=kinds,
             limits=limits,
             rules=rules,
+            absence=absence,
         ),
         get_freshness=GetFreshness(ports=ports, model_version=model_version),
         put_items=PutItems(log=ports.items, kinds=kinds, append_timeout_s=limits.append_timeout_s),
@@ -429,6 +432,7 @@ async def _serve(
             rules=rules,
             stalls=stalls,
             others=lambda: [held.refreshers for held in routes.others],
+            absence=bundle.absence,
         )
         unseen = make(metrics=GatewayMetrics(CollectorRegistry()), exposures=Exposures(key, None))
 

@@ -1,6 +1,7 @@
 """What the gateway speaks of: requests, states, pools, answers, degradations. Plain values, no Protobuf.
 
-Query states stay the bytes that they are in Redis and on the wire: the gateway carries them, it does not score.
+Query states stay the bytes that they are in Redis and on the wire: the gateway adds a row for the user's absence to
+them (`stages`), it does not score.
 """
 
 import time
@@ -97,6 +98,13 @@ def seen_in(history: Iterable[HistoryEvent], schema: EventSchema) -> list[str]:
     return [event.item_id for event in history if schema.of(event.type or DEFAULT_TYPE).seen]
 
 
+def last_event_ms(history: Sequence[HistoryEvent], schema: EventSchema) -> int:
+    """When the last event that histories keep happened, of a history whose events have times, oldest first; 0: there is
+    none."""
+    kept = (event for event in reversed(history) if schema.of(event.type or DEFAULT_TYPE).history)
+    return next((event.event_time_ms or 0 for event in kept), 0)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskedRule:
     """A rule of a request or a standing one: which items, by everything that is given, and one effect, the others 0."""
@@ -135,6 +143,8 @@ class RecommendQuery:
     page_token: str = ""
     not_again: NotAgain | None = None
     rules: tuple[AskedRule, ...] = ()
+    # Unix milliseconds; None: now.
+    as_of_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,7 +259,8 @@ class StageTimes:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recommendation:
     """The answer with its provenance. `state_source` is "stored", "stored_history" (made of the stored history for this
-    answer), "request", "none", or "page" (of a list that was kept)."""
+    answer), "request", "none", or "page" (of a list that was kept). absence_bucket: of the state that was asked
+    with."""
 
     items: Sequence[ScoredItem]
     model_version: str
@@ -264,6 +275,7 @@ class Recommendation:
     exposure_id: str = ""
     next_page_token: str = ""
     searched_share: float = 1.0
+    absence_bucket: int = 0
 
 
 @dataclass(frozen=True, slots=True)

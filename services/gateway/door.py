@@ -146,6 +146,7 @@ class Door:
             why = f"API key {key.id} may make {key.requests_per_second:g} calls a second"
             raise self._refused(key.id, method, context, Overloaded(why, retry_after_ms=ceil(wait_s * 1000)))
         request_context.caller.set(key.id)
+        request_context.roles.set(key.roles)
         return partial(self.audit.call, key.id, method, context.peer()) if method in AUDITED else None
 
     def _refused(self, key_id: str, method: str, context: Any, error: FreshetError) -> FreshetError:

@@ -86,6 +86,7 @@ class Explanation:
 
     model_version: str
     state_source: str
+    absence_bucket: int = 0
     similarity: Similarity | None = None
     votes: Votes | None = None
     history: Sequence[PastInteraction] = ()

@@ -38,6 +38,7 @@ class Exposures:
         text_version: str = "",
         first_position: int = 1,
         context: Mapping[str, str] = MappingProxyType({}),
+        absence_bucket: int = 0,
     ) -> str:
         """The exposure id of an answer that goes out now (see `Exposure`); the empty user id is nobody's."""
         shown_ms = self._clock_ms()
@@ -58,6 +59,7 @@ class Exposures:
                     sources=sources,
                     propensities=propensities,
                     context=context,
+                    absence_bucket=absence_bucket,
                 ),
             )
         return exposure_id

@@ -18,7 +18,9 @@ from services.gateway.signing import Altered, OfAnotherUser, Signer
 
 KEPT_S = 15 * 60
 MAX_LISTS = 4
-_ID_BYTES, _TIME_BYTES, _PLACE_BYTES = 5, 6, 4
+# Tokens of before have no bucket: there the first byte of four for the offset, which is at most 1,000, is 0.
+_ID_BYTES, _TIME_BYTES, _OFFSET_BYTES = 5, 6, 3
+_PLACE_BYTES = 1 + _OFFSET_BYTES
 _BODY_BYTES = _ID_BYTES + _TIME_BYTES + _PLACE_BYTES
 _CERTIFICATE = struct.Struct(">Bd")
 _ENDED = f"page_token: its list is gone; allowed: within {KEPT_S // 60} minutes, of a user's {MAX_LISTS} newest lists"
@@ -26,11 +28,13 @@ _ENDED = f"page_token: its list is gone; allowed: within {KEPT_S // 60} minutes,
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the next page begins: `offset` items of a list come before it. made_ms: Unix milliseconds."""
+    """Where the next page begins: `offset` items of a list come before it. made_ms: Unix milliseconds.
+    absence_bucket: of the state that the list was ranked by."""
 
     list_id: bytes
     made_ms: int
     offset: int
+    absence_bucket: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,14 +52,14 @@ class PageTokens:
     def __init__(self, key: bytes, clock_ms: Callable[[], int] = now_ms) -> None:
         self._signer, self._clock_ms = Signer(key, b"page"), clock_ms
 
-    def begin(self, offset: int) -> Place:
+    def begin(self, offset: int, absence_bucket: int = 0) -> Place:
         """The place in a list that is made now."""
-        return Place(os.urandom(_ID_BYTES), self._clock_ms(), offset)
+        return Place(os.urandom(_ID_BYTES), self._clock_ms(), offset, absence_bucket)
 
     def token(self, place: Place, user_id: str) -> str:
         """The text for the client."""
-        made, offset = place.made_ms.to_bytes(_TIME_BYTES, "big"), place.offset.to_bytes(_PLACE_BYTES, "big")
-        return self._signer.sign(place.list_id + made + offset, user_id)
+        made, offset = place.made_ms.to_bytes(_TIME_BYTES, "big"), place.offset.to_bytes(_OFFSET_BYTES, "big")
+        return self._signer.sign(place.list_id + made + bytes([place.absence_bucket]) + offset, user_id)
 
     def place(self, token: str, user_id: str) -> Place:
         """Raises: InvalidRequest for an altered token, PermissionDenied for another user's, PreconditionFailed for one
@@ -67,8 +71,8 @@ class PageTokens:
             raise InvalidRequest.of("page_token", shown, "next_page_token of an earlier answer, unchanged") from None
         except OfAnotherUser:
             raise PermissionDenied("page_token: of another user's list; allowed: of this one's") from None
-        list_id, rest = body[:_ID_BYTES], body[_ID_BYTES:]
-        place = Place(list_id, int.from_bytes(rest[:_TIME_BYTES], "big"), int.from_bytes(rest[_TIME_BYTES:], "big"))
+        list_id, made, rest = body[:_ID_BYTES], body[_ID_BYTES:-_PLACE_BYTES], body[-_PLACE_BYTES:]
+        place = Place(list_id, int.from_bytes(made, "big"), int.from_bytes(rest[1:], "big"), rest[0])
         if self._clock_ms() > place.made_ms + KEPT_S * 1000:
             raise PreconditionFailed(_ENDED)
         return place

@@ -78,3 +78,4 @@ class SearchAnswer:
     sources: Sequence[SourceTime]
     total_ms: float
     exposure_id: str = ""
+    absence_bucket: int = 0

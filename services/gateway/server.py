@@ -9,7 +9,7 @@ from freshet.v1 import candidates_pb2, common_pb2, events_pb2, gateway_pb2, gate
 from services.algorithms.attributes import Comparison, Condition
 from services.common import request_context
 from services.common.attributes import read_conditions
-from services.common.errors import InvalidRequest
+from services.common.errors import InvalidRequest, PermissionDenied
 from services.common.large_requests import in_turn
 from services.common.stream.times import read_ms
 from services.common.stream.topics.interactions import Interaction, from_message
@@ -33,6 +33,7 @@ from services.gateway.domain import (
 )
 from services.gateway.explanation import ExplainQuery, Explanation
 from services.gateway.freshness import FreshnessReport
+from services.gateway.roles import Role
 from services.gateway.routes import Handlers, Routes, SetReport
 from services.gateway.searching import SearchAnswer, SearchQuery
 
@@ -49,6 +50,10 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
     async def Recommend(self, request: gateway_pb2.RecommendRequest, context: Any) -> gateway_pb2.RecommendResponse:
         """The top K items for a user, or for a history in the request."""
         query = await in_turn(_query, request)
+        roles = request_context.roles.get()
+        if query.as_of_ms is not None and roles is not None and Role.OPERATOR not in roles:
+            key = request_context.caller.get()
+            raise PermissionDenied(f"as_of needs the role operator; API key {key} has {', '.join(sorted(roles))}")
         held = self.routes.of(query.user_id)
         answer = await held.handlers.recommend(query)
         self.routes.answered(held, query, answer)
@@ -196,6 +201,7 @@ def _query(request: gateway_pb2.RecommendRequest) -> RecommendQuery:
         if request.HasField("not_again")
         else None,
         rules=_rules(request.rules),
+        as_of_ms=read_ms(request.as_of, "as_of") if request.HasField("as_of") else None,
     )
 
 
@@ -305,6 +311,7 @@ def _answer_message(answer: Recommendation) -> gateway_pb2.RecommendResponse:
         exposure_id=answer.exposure_id,
         next_page_token=answer.next_page_token,
         searched_share=answer.searched_share,
+        absence_bucket=answer.absence_bucket,
     )
     state = answer.state
     if state is not None:
@@ -342,6 +349,7 @@ def _found_message(answer: SearchAnswer) -> gateway_pb2.GatewayServiceSearchResp
         total_ms=answer.total_ms,
         request_id=request_context.request_id.get(),
         exposure_id=answer.exposure_id,
+        absence_bucket=answer.absence_bucket,
     )
 
 
@@ -393,6 +401,7 @@ def _explanation_message(answer: Explanation) -> gateway_pb2.ExplainResponse:
             for rule in answer.rules
         ],
         score_with_rules=answer.score_with_rules,
+        absence_bucket=answer.absence_bucket,
     )
 
 

@@ -10,6 +10,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Self, TypeVar
 
+from services.algorithms.absence import AbsenceRows
+from services.algorithms.packed_state import after_absence
 from services.common import request_context
 from services.common.errors import DeadlineExceeded
 from services.common.query_state import PackedQueryState
@@ -94,6 +96,8 @@ class Work(Generic[Q]):
     searched_share: float = 1.0
     # What impressions take from the score of an item.
     discounts: Mapping[str, float] = field(default_factory=dict)
+    # Of the state that is asked with.
+    absence_bucket: int = 0
     token_honoured: bool = True
 
     @classmethod
@@ -131,14 +135,26 @@ class Work(Generic[Q]):
 class FoundState:
     """A user's state and where it came from, as in `Recommendation`; `stored` where it is the state store's.
 
-    is_whole: it reflects the whole stored history. answered: False where there may be more to know than was found.
+    last_event_ms: when its last event happened, Unix milliseconds. is_whole: it reflects the whole stored history.
+    answered: False where there may be more to know than was found.
     """
 
     query_state: PackedQueryState | None = None
+    last_event_ms: int = 0
     stored: StoredState | None = None
     source: str = "none"
     is_whole: bool = True
     answered: bool = True
+
+    @classmethod
+    def of_stored(cls, stored: StoredState, *, is_whole: bool = True) -> Self:
+        return cls(
+            query_state=stored.query_state,
+            last_event_ms=stored.event_time_ms,
+            stored=stored,
+            source="stored",
+            is_whole=is_whole,
+        )
 
 
 class Stages:
@@ -150,9 +166,10 @@ class Stages:
         limits: Limits,
         stalls: LoopStalls | None = None,
         on_nothing: Callable[[str], None] = lambda component: None,
+        absence: AbsenceRows | None = None,
     ) -> None:
-        """on_nothing: told the component's name for each call that gave nothing."""
-        self._ports, self._limits, self._on_nothing = ports, limits, on_nothing
+        """on_nothing: told the component's name for each call that gave nothing. absence: the model's rows."""
+        self._ports, self._limits, self._on_nothing, self._absence = ports, limits, on_nothing, absence
         self._stalls = stalls or LoopStalls()
         self._breakers = {
             name: Breaker(name, open_seconds=limits.breaker_s, stalled_s=self._stalls.since) for name in COMPONENTS
@@ -192,30 +209,37 @@ class Stages:
         had, the stored one all the same, marked."""
         stored = view.state
         if stored is not None and view.reaches_history:
-            found = FoundState(query_state=stored.query_state, stored=stored, source="stored")
+            found = FoundState.of_stored(stored)
         else:
             found = await self._state_of_history(work, view)
         if found.query_state is not None and not self._ports.stream.encoder_serving:
             work.mark(Degradation.STALE_STATE)
         return found
 
+    def asked_with(self, work: Work[Any], found: FoundState, at_ms: int) -> PackedQueryState | None:
+        """The state that everybody is asked with: the one found, after its user's absence until `at_ms`."""
+        if found.query_state is None:
+            return None
+        state, work.absence_bucket = after_absence(found.query_state, self._absence, found.last_event_ms, at_ms)
+        return state
+
     async def _state_of_history(self, work: Work[Any], view: UserView) -> FoundState:
         stored, answered = view.state, True
         if view.epoch is not None and (view.has_history or stored is None):
-            query_state, answered = await self.encode_stored(work)
+            query_state, last_event_ms, answered = await self._encode_stored(work)
             if query_state is not None:
-                return FoundState(query_state=query_state, source="stored_history")
+                return FoundState(query_state=query_state, last_event_ms=last_event_ms, source="stored_history")
             if answered:
                 # Everything was taken back, or this model knows none of the items.
                 return FoundState()
         if stored is None:
             return FoundState(answered=answered)
         work.mark(Degradation.STALE_STATE)
-        return FoundState(query_state=stored.query_state, stored=stored, source="stored", is_whole=False)
+        return FoundState.of_stored(stored, is_whole=False)
 
-    async def encode_stored(self, work: Work[Any]) -> tuple[PackedQueryState | None, bool]:
-        """The query state of the stored history (None: there is none, or it could not be had), and whether state store
-        and encoder answered."""
+    async def _encode_stored(self, work: Work[Any]) -> tuple[PackedQueryState | None, int, bool]:
+        """The query state of the stored history (None: there is none, or it could not be had), when its last event
+        happened, and whether state store and encoder answered."""
         history = await self._attempt(
             work,
             "state_store",
@@ -223,9 +247,9 @@ class Stages:
             lambda _: self._ports.states.read_history(work.query.user_id),
         )
         if not history:
-            return None, history is not None
+            return None, 0, history is not None
         encoded = await self.encode(work, history)
-        return (None, False) if encoded is None else (encoded.query_state, True)
+        return (None, 0, False) if encoded is None else (encoded.query_state, history[-1].event_time_ms or 0, True)
 
     async def read_sessions(self, work: Work[Any], wanted: Mapping[str, int]) -> Mapping[str, list[bytes]] | None:
         """What is kept beside the user (`ports.Sessions`)."""

@@ -43,6 +43,9 @@ def check_query(query: RecommendQuery, now_ms: int, kinds: Kinds) -> None:
         _check_token(query.token, query.user_id)
     if query.query:
         validate_query("query", query.query)
+    if query.as_of_ms is not None and not 0 <= query.as_of_ms <= now_ms + MAX_FUTURE_MS:
+        allowed = f"0 to {now_ms + MAX_FUTURE_MS} ms: at most a day in the future"
+        raise InvalidRequest.of("as_of", f"{query.as_of_ms} ms", allowed)
     _check_shown(query)
     _check_rules(query.rules, kinds)
     _check_filter(query.filter, kinds)

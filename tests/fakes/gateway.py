@@ -288,6 +288,7 @@ class MemoryReranker(_Failing):
     discounts: list[Mapping[str, float]] = field(default_factory=list)
     rules: list[Sequence[AskedRule]] = field(default_factory=list)
     titles: dict[str, str] = field(default_factory=dict)
+    query_states: list[PackedQueryState] = field(default_factory=list)
 
     async def rerank(
         self,
@@ -303,6 +304,7 @@ class MemoryReranker(_Failing):
         rules: Sequence[AskedRule],
         timeout_s: float,
     ) -> Ranking:
+        self.query_states.append(query_state)
         self.rules.append(rules)
         self.asked.append((max_per_category, diversity))
         self.discounts.append(discounts)
@@ -326,6 +328,7 @@ class MemoryReranker(_Failing):
         rules: Sequence[AskedRule],
         timeout_s: float,
     ) -> Similarity:
+        self.query_states.append(query_state)
         await self._behave()
         if item_id not in self.titles:
             raise NotFound(f"reranker: item_id={item_id!r} is in no index")

@@ -8,14 +8,15 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from services.algorithms.absence import AbsenceRows
 from services.algorithms.attributes import Kinds
 from services.algorithms.event_schema import EventSchema
+from services.algorithms.packed_state import after_absence
 from services.common.large_requests import in_turn
-from services.common.query_state import PackedQueryState
-from services.gateway.domain import AskedRule, HistoryEvent, now_ms, seen_in
+from services.gateway.domain import AskedRule, HistoryEvent, last_event_ms, now_ms, seen_in
 from services.gateway.explanation import ExplainQuery, Explanation, PastInteraction
 from services.gateway.ports import Ports
-from services.gateway.stages import Limits
+from services.gateway.stages import FoundState, Limits
 from services.gateway.validation import check_explain, with_times
 
 MAX_PAST = 10
@@ -32,6 +33,7 @@ class Explain:
     kinds: Kinds
     limits: Limits
     rules: Sequence[AskedRule]
+    absence: AbsenceRows | None
 
     async def __call__(self, query: ExplainQuery) -> Explanation:
         """Raises: InvalidRequest naming the field; NotFound for an item that no index serves; the error of a
@@ -39,9 +41,10 @@ class Explain:
         asked_ms = now_ms()
         await in_turn(check_explain, query, asked_ms, self.kinds)
         rules = (*self.rules, *query.rules)
-        state, history, source = await self._find_state(query, asked_ms)
-        if state is None:
-            return Explanation(model_version=self.model_version, state_source=source)
+        found, history = await self._find_state(query, asked_ms)
+        if found.query_state is None:
+            return Explanation(model_version=self.model_version, state_source=found.source)
+        state, bucket = after_absence(found.query_state, self.absence, found.last_event_ms, asked_ms)
         newest = sorted(history, key=_time)[::-1]
         seen = seen_in(newest, self.schema)
         timeout_s = self.limits.stage_timeout_s
@@ -53,7 +56,8 @@ class Explain:
         )
         return Explanation(
             model_version=self.model_version,
-            state_source=source,
+            state_source=found.source,
+            absence_bucket=bucket,
             similarity=similarity,
             votes=votes,
             history=[
@@ -67,10 +71,8 @@ class Explain:
             rules=[rules[place] for place in similarity.rules],
         )
 
-    async def _find_state(
-        self, query: ExplainQuery, asked_ms: int
-    ) -> tuple[PackedQueryState | None, Sequence[HistoryEvent], str]:
-        """The request's history, else the stored state, else the stored history: the order of Recommend."""
+    async def _find_state(self, query: ExplainQuery, asked_ms: int) -> tuple[FoundState, Sequence[HistoryEvent]]:
+        """Of the request's history, else the stored state, else the stored history: the order of Recommend."""
         if query.history:
             history: Sequence[HistoryEvent] = with_times(query.history, asked_ms)
             source = "request"
@@ -80,12 +82,15 @@ class Explain:
                 self.ports.states.read_history(query.user_id),
             )
             if view.state is not None and (view.reaches_history or not view.has_history):
-                return view.state.query_state, history, "stored"
+                return FoundState.of_stored(view.state), history
             source = "stored_history"
         if not history:
-            return None, (), "none"
+            return FoundState(), ()
         encoded = await self.ports.encoder.encode(query.user_id, history, self.limits.stage_timeout_s)
-        return encoded.query_state, history, source if encoded.query_state is not None else "none"
+        if encoded.query_state is None:
+            return FoundState(), history
+        last_ms = last_event_ms(history, self.schema)
+        return FoundState(query_state=encoded.query_state, last_event_ms=last_ms, source=source), history
 
 
 def _time(event: HistoryEvent) -> int:

@@ -36,6 +36,7 @@ from services.gateway.domain import (
     Recommendation,
     RecommendQuery,
     ScoredItem,
+    last_event_ms,
     now_ms,
     seen_in,
 )
@@ -64,7 +65,7 @@ from services.gateway.shown_before import (
     not_again,
     packed_items,
 )
-from services.gateway.stages import Limits, Stages, Work
+from services.gateway.stages import FoundState, Limits, Stages, Work
 from services.gateway.text_retrieval import TextRetrieval, without_seen
 from services.gateway.token_waits import TokenWaits, is_reached
 from services.gateway.validation import MAX_K, check_query, with_times
@@ -110,17 +111,19 @@ class Recommend:
         if query.page_token:
             return await self._next_page(work, asked_ms)
         slot = admission.current.get()
+        at_ms = asked_ms if query.as_of_ms is None else query.as_of_ms
+        found = FoundState()
         if slot is not None and slot.is_surplus:
             work.mark(Degradation.BUSY)
             self._token_failed(work)
-            query_state, stored, source = None, None, "none"
         else:
             if query.not_again is not None or (query.user_id and self.limits.impression_discount):
                 await self._read_shown(work, asked_ms)
             if query.history:
-                query_state, stored, source = await self._from_request(work, with_times(query.history, asked_ms))
+                found = await self._from_request(work, with_times(query.history, at_ms))
             else:
-                query_state, stored, source = await self._from_store(work)
+                found = await self._from_store(work)
+        query_state = self.stages.asked_with(work, found, at_ms)
         if not self.ports.stream.log_reachable:
             work.mark(Degradation.NOT_FRESH)
 
@@ -134,16 +137,16 @@ class Recommend:
                 self._token_failed(work)
         if ranking is None:
             ranking = self._popular_items(work)
-            stored, source = None, "none"
+            found, work.absence_bucket = FoundState(), 0
         ranking = replace(ranking, searched_share=work.searched_share)
         served = ServedList(ranking=ranking, model_version=self.model_version, degradations=tuple(work.degradations))
         next_page = None
         if query.page_depth and len(ranking.items) > query.k and Degradation.BUSY not in work.degradations:
-            next_page = self.pages.begin(query.k)
+            next_page = self.pages.begin(query.k, work.absence_bucket)
             entry = packed_list(next_page, served)
             if not await self.stages.keep(work, PAGES, entry, most=MAX_LISTS, ttl_seconds=KEPT_S):
                 next_page = None
-        answer = await self._answer(work, query.k, served, next_page, stored=stored, source=source)
+        answer = await self._answer(work, query.k, served, next_page, stored=found.stored, source=found.source)
         self.metrics.answered(answer, had_token=query.token is not None)
         return answer
 
@@ -159,6 +162,7 @@ class Recommend:
             raise DependencyUnavailable("the state store, which keeps the list, did not answer", retry_after_ms=500)
         served = find_list(kept[PAGES], place)
         work.degradations, work.searched_share = list(served.degradations), served.ranking.searched_share
+        work.absence_bucket = place.absence_bucket
         work.token_honoured = Degradation.TOKEN_NOT_HONOURED not in work.degradations
         items = served.ranking.items
         rows = [row for row in range(place.offset, len(items)) if items[row].item_id not in self.popular.withdrawn]
@@ -210,9 +214,11 @@ class Recommend:
                 index_version=ranking.index_version,
                 first_position=first_position,
                 context=work.query.context,
+                absence_bucket=work.absence_bucket,
             ),
             next_page_token="" if next_page is None else self.pages.token(next_page, user_id),
             searched_share=work.searched_share,
+            absence_bucket=work.absence_bucket,
         )
 
     async def _read_shown(self, work: Work[RecommendQuery], asked_ms: int) -> None:
@@ -237,22 +243,20 @@ class Recommend:
                 half_life_s=limits.impression_half_life_s,
             )
 
-    async def _from_store(self, work: Work[RecommendQuery]) -> tuple[PackedQueryState | None, StoredState | None, str]:
+    async def _from_store(self, work: Work[RecommendQuery]) -> FoundState:
         """The state that the stream made; made of the stored history where this model's does not reflect all of it."""
         view = await self._read_user(work)
         if view is None:
-            return None, None, "none"
+            return FoundState()
         found = await self.stages.find_state(work, view)
         if not found.answered:
             # The store or the encoder: there may be more to know than popular items tell.
             self._token_failed(work)
         if not found.is_whole:
             self._token_behind(work, found.stored)
-        return found.query_state, found.stored, found.source
+        return found
 
-    async def _from_request(
-        self, work: Work[RecommendQuery], history: tuple[HistoryEvent, ...]
-    ) -> tuple[PackedQueryState | None, StoredState | None, str]:
+    async def _from_request(self, work: Work[RecommendQuery], history: tuple[HistoryEvent, ...]) -> FoundState:
         """The state of the request's own history; the stored one, marked, when it can't be computed."""
         if work.query.user_id:
             view, encoded = await asyncio.gather(self._read_user(work), self.stages.encode(work, history))
@@ -262,14 +266,16 @@ class Recommend:
         work.seen = [*own, *work.seen]
         if encoded is not None:
             work.num_had = len(set(own))
-            source = "none" if encoded.query_state is None else "request"
-            return encoded.query_state, None, source
+            if encoded.query_state is None:
+                return FoundState()
+            last_ms = last_event_ms(history, self.schema)
+            return FoundState(query_state=encoded.query_state, last_event_ms=last_ms, source="request")
         if view is not None and view.state is not None:
             work.mark(Degradation.STALE_STATE)
             if not view.reaches_history:
                 self._token_behind(work, view.state)
-            return view.state.query_state, view.state, "stored"
-        return None, None, "none"
+            return FoundState.of_stored(view.state)
+        return FoundState()
 
     async def _read_user(self, work: Work[RecommendQuery]) -> UserView | None:
         """The user's view, waiting for the token where there is one; None when the store does not answer."""

@@ -15,7 +15,7 @@ from services.algorithms.rank_fusion import Fused, reciprocal_rank_fusion
 from services.common.large_requests import in_turn
 from services.common.query_state import PackedQueryState
 from services.common.state_store import UserView
-from services.gateway.domain import Degradation, Pool, Ranking
+from services.gateway.domain import Degradation, Pool, Ranking, now_ms
 from services.gateway.exposures import Exposures
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.searching import PERSONAL, SearchAnswer, SearchQuery, SearchResult, SourceRank, SourceTime
@@ -46,13 +46,13 @@ class Search:
         Raises: InvalidRequest naming the field; DependencyUnavailable with the reasons when no source answered (another
         error of the tree when all of them failed alike); DeadlineExceeded when the caller's time was spent on the way.
         """
-        work = Work.begin(query, budget_s=self.limits.budget_s)
+        work, asked_ms = Work.begin(query, budget_s=self.limits.budget_s), now_ms()
         await in_turn(check_search, query, self.kinds)
         view = None
         if query.user_id and query.filter.exclude_seen:
             # What was seen acts inside the sources, so that it never starves the answer: it has to be known first.
             view = await self._read_user(work, with_seen=True)
-        answers, state = await asyncio.gather(self._find(work), self._state(work, view))
+        answers, state = await asyncio.gather(self._find(work), self._state(work, view, asked_ms))
         if all(answer.hits is None for answer in answers):
             raise no_source(answers)
         if any(answer.failed for answer in answers):
@@ -68,6 +68,7 @@ class Search:
             times.append(spent)
             if personal is None:
                 work.mark(Degradation.NOT_PERSONALISED)
+                work.absence_bucket = 0
             else:
                 model_version = self.model_version
                 rankings[PERSONAL] = [item.item_id for item in personal.items]
@@ -91,7 +92,9 @@ class Search:
                 sources=["+".join(found.source for found in result.found_by) for result in results],
                 model_version=model_version,
                 text_version=text_version,
+                absence_bucket=work.absence_bucket,
             ),
+            absence_bucket=work.absence_bucket,
         )
         self.metrics.searched(answer)
         return answer
@@ -106,7 +109,7 @@ class Search:
             left_s=left_s - min(kept_s, left_s / 3),
         )
 
-    async def _state(self, work: Work[SearchQuery], view: UserView | None) -> PackedQueryState | None:
+    async def _state(self, work: Work[SearchQuery], view: UserView | None, asked_ms: int) -> PackedQueryState | None:
         """The user's query state as Recommend finds it; None where there is none, or it could not be had (marked)."""
         if not work.query.user_id:
             return None
@@ -114,7 +117,7 @@ class Search:
             view = await self._read_user(work, with_seen=True)
         if view is None or view.epoch is None:
             return None
-        return (await self.stages.find_state(work, view)).query_state
+        return self.stages.asked_with(work, await self.stages.find_state(work, view), asked_ms)
 
     async def _read_user(self, work: Work[SearchQuery], *, with_seen: bool) -> UserView | None:
         view = await self.stages.read_user(work, with_seen=with_seen)

@@ -32,6 +32,7 @@ def exposure(**changes: Any) -> Exposure:
         {"context": {"device": "phone", "surface": "日本語"}},
         {"first_position": 21, "text_version": "t1", "surface": "search"},
         {"item_ids": [], "scores": [], "sources": []},
+        {"absence_bucket": 17},
     ],
 )
 def test_an_exposure_is_read_as_it_was_written(changes: dict[str, Any]) -> None:

@@ -21,6 +21,7 @@ from fakes.gateway import (
 )
 from prometheus_client import CollectorRegistry
 
+from services.algorithms.absence import AbsenceRows
 from services.algorithms.attributes import AttributeTable, Kind
 from services.algorithms.event_schema import EventSchema, default_schema
 from services.common.query_state import PackedQueryState
@@ -98,6 +99,7 @@ class Scene:
     schema: EventSchema = field(default_factory=default_schema)
     popular: PopularItems = field(default_factory=lambda: PopularItems(ITEMS, COUNTS, CATEGORIES, ATTRIBUTES))
     rng: Random | None = None
+    absence: AbsenceRows | None = None
 
     def __post_init__(self) -> None:
         self.lag = AcknowledgedLag(grace_seconds=self.lag_grace_s)
@@ -119,6 +121,7 @@ class Scene:
             pages=PageTokens(b"key", lambda: self.now_ms or now_ms()),
             kinds=ATTRIBUTES.kinds,
             rng=self.rng,
+            absence=self.absence,
         )
         self.servicer = GatewayServicer(Routes.of_one(self.handlers, "m1"))
         self.search, self.recommend, self.explain = self.handlers.search, self.handlers.recommend, self.handlers.explain

@@ -23,7 +23,7 @@ TOPIC = Topic(name=EXPOSURES, settings={"retention.ms": str(90 * _DAY_MS)})
 class Exposure:
     """One answer. Columns of its n slots, best first: item_ids, scores, sources, propensities (n,), the last empty
     where each is 1. surface: "recommend", "search" or "similar". shown_ms: Unix milliseconds. context: of the
-    request."""
+    request. absence_bucket: of the state that was asked with."""
 
     exposure_id: str
     shown_ms: int
@@ -37,6 +37,7 @@ class Exposure:
     sources: Sequence[str] = ()
     propensities: Sequence[float] = ()
     context: Mapping[str, str] = field(default_factory=dict)
+    absence_bucket: int = 0
 
 
 def encode_exposure(exposure: Exposure) -> bytes:
@@ -55,6 +56,7 @@ def encode_exposure(exposure: Exposure) -> bytes:
         sources=number,
         propensity=exposure.propensities or [1.0],
         context=exposure.context,
+        absence_bucket=exposure.absence_bucket,
     )
     set_ms(message.shown_time, exposure.shown_ms)
     data: bytes = message.SerializeToString()
@@ -87,4 +89,5 @@ def decode_exposure(value: bytes | None) -> Exposure:
         sources=sources * count if len(sources) == 1 else sources,
         propensities=() if list(message.propensity) == [1.0] else list(message.propensity),
         context=dict(message.context),
+        absence_bucket=message.absence_bucket,
     )
