@@ -138,6 +138,7 @@ def _row(user: str, answer: "gateway_pb2.RecommendResponse") -> dict[str, Any]:
         "state_source": answer.state_source,
         "state_partition": None if position is None else position.partition,
         "state_offset": None if position is None else position.offset,
+        "absence_bucket": answer.absence_bucket,
         "certificate": kind,
         "gap": answer.certificate.gap if kind == "bounded" else None,
         "degradations": degradation_names(answer),

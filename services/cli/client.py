@@ -1,11 +1,13 @@
 """The command line's connection to a process, mostly the gateway: one blocking call at a time, failures as sentences.
 
-Also speaks the two small notations a shell needs: a freshness token as `epoch:partition:offset`, and `key=value`
-context. Loads gRPC only when a call is made. Knows nothing of what an answer means.
+Also speaks the small notations a shell needs: a freshness token as `epoch:partition:offset`, `key=value` context, and
+moments. Loads gRPC only when a call is made. Knows nothing of what an answer means.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from services.cli.output import CommandError, ExitStatus, if_option, sentences, usage_error
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
 from pathlib import Path
 
 Response = TypeVar("Response")
+
+# The years 1 to 9999, which the wire carries.
+_FIRST_S, _LAST_S = -62_135_596_800, 253_402_300_799
 
 _USAGE = frozenset({"INVALID_ARGUMENT", "OUT_OF_RANGE", "NOT_FOUND", "UNIMPLEMENTED"})
 
@@ -165,6 +170,21 @@ def parse_context(pairs: Sequence[str]) -> dict[str, str]:
             raise usage_error(f"context={pair!r} is not key=value", "for example --context device=tv")
         context[key] = value
     return context
+
+
+def parse_time_ns(option: str, text: str) -> int:
+    """Unix nanoseconds of an ISO 8601 moment (UTC unless it says otherwise) or of unix seconds, given as --option."""
+    seconds = Decimal("nan")
+    with suppress(ValueError):
+        moment = datetime.fromisoformat(text)
+        since = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - datetime(1970, 1, 1, tzinfo=UTC)
+        seconds = Decimal(since // timedelta(microseconds=1)) / 10**6
+    with suppress(InvalidOperation):
+        seconds = Decimal(text)
+    if seconds.is_finite() and _FIRST_S <= seconds <= _LAST_S:
+        return int(seconds * 10**9)
+    advice = f"--{option} 2026-11-21T09:30:00Z; milliseconds are divided by 1000"
+    raise usage_error(f"{option}={text!r} allowed: ISO 8601, or unix seconds of the years 1 to 9999", advice)
 
 
 def split_ids(text: str) -> list[str]:

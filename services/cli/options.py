@@ -49,4 +49,7 @@ Where = Annotated[
     typer.Option(help="A condition on an attribute, e.g. 'price<=20' or 'language in en,de'. May be repeated."),
 ]
 DenyCategories = Annotated[str, typer.Option(help="No item with one of these categories.")]
+AsOf = Annotated[
+    str, typer.Option(help="Answer as of this moment, for replays (operators): ISO 8601 or unix seconds. Default: now.")
+]
 Context = Annotated[list[str] | None, typer.Option(help="key=value; may be repeated.")]

@@ -25,6 +25,7 @@ SCHEMA = pa.schema(
         "state_source": pa.string(),
         "state_partition": pa.int32(),
         "state_offset": pa.int64(),
+        "absence_bucket": pa.int32(),
         "certificate": pa.string(),
         "gap": pa.float64(),
         "degradations": pa.list_(pa.string()),

@@ -49,6 +49,7 @@ def recommend(
     not_again_answers: Annotated[int, typer.Option(min=0, max=50, help="Leave out the last so many answers.")] = 0,
     not_again_minutes: Annotated[int, typer.Option(min=0, max=1440, help="And those of the last so many minutes.")] = 0,
     rules: Annotated[Path | None, typer.Option(help="Rules for this request: a YAML file (docs/rules.md).")] = None,
+    as_of: options.AsOf = "",
     context: options.Context = None,
     bundle: options.BundlePath = options.DEFAULT_BUNDLE,
     gateway: options.Gateway = options.DEFAULT_GATEWAY,
@@ -96,6 +97,8 @@ def recommend(
         else None,
         rules=rules_of(rules),
     )
+    if as_of:
+        request.as_of.FromNanoseconds(client.parse_time_ns("as-of", as_of))
     if batch is not None and out is not None:
         _recommend_to_all(batch, out, request, gateway, timeout_ms / 1000, as_json=as_json)
         return
@@ -159,6 +162,7 @@ def as_dict(answer: "gateway_pb2.RecommendResponse", titles: dict[str, str]) -> 
         "state_position": f"{answer.state_position.partition}:{answer.state_position.offset}"
         if answer.HasField("state_position")
         else None,
+        "absence_bucket": answer.absence_bucket,
         "token_honoured": answer.token_honoured,
         "index_freshness": index_freshness(answer.index_freshness) if answer.HasField("index_freshness") else None,
         "certificate": certificate_text(answer),

@@ -5,9 +5,6 @@ Prints the event id (reuse it to repeat the command safely) and the freshness to
 
 import math
 import time
-from contextlib import suppress
-from datetime import UTC, datetime, timedelta
-from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -17,9 +14,6 @@ from services.cli.output import emit_json, reports_errors, usage_error
 
 if TYPE_CHECKING:
     from freshet.v1 import gateway_pb2
-
-# The years 1 to 9999, which the wire carries.
-_FIRST_S, _LAST_S = -62_135_596_800, 253_402_300_799
 
 
 @reports_errors
@@ -64,7 +58,7 @@ def record(
         context=client.parse_context(context or []),
         query=query,
     )
-    interaction.event_time.FromNanoseconds(_event_time_ns(at))
+    interaction.event_time.FromNanoseconds(client.parse_time_ns("time", at) if at else time.time_ns())
     request = gateway_pb2.RecordInteractionsRequest(interactions=[interaction])
     with client.gateway(gateway) as stub:
         response = client.call(stub.RecordInteractions, request, target=gateway, timeout_s=timeout_ms / 1000)
@@ -100,20 +94,3 @@ def _print_receipt(receipt: "gateway_pb2.InteractionReceipt", *, as_json: bool, 
     typer.echo(f"{done}  event {receipt.event_id}")
     typer.echo(f"token  {token}")
     typer.echo(f"see it: freshet recommend --user {user} --token {token}")
-
-
-def _event_time_ns(text: str) -> int:
-    """Unix nanoseconds of an ISO 8601 moment (UTC unless it says otherwise) or of unix seconds; now when empty."""
-    if not text:
-        return time.time_ns()
-    seconds = Decimal("nan")
-    with suppress(ValueError):
-        moment = datetime.fromisoformat(text)
-        since = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - datetime(1970, 1, 1, tzinfo=UTC)
-        seconds = Decimal(since // timedelta(microseconds=1)) / 10**6
-    with suppress(InvalidOperation):
-        seconds = Decimal(text)
-    if seconds.is_finite() and _FIRST_S <= seconds <= _LAST_S:
-        return int(seconds * 10**9)
-    advice = "--time 2026-11-21T09:30:00Z; milliseconds are divided by 1000"
-    raise usage_error(f"time={text!r} allowed: ISO 8601, or unix seconds of the years 1 to 9999", advice)

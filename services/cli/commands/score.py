@@ -2,13 +2,14 @@
 
 import hashlib
 import secrets
+import time
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from services.cli import options
+from services.cli import client, options
 from services.cli.output import console, emit_json, progress_bar, reports_errors, sentences
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ def score(
     k: Annotated[int, typer.Option(min=1, max=1000, help="How many items.")] = 10,
     bundle: options.BundlePath = options.DEFAULT_BUNDLE,
     archive: options.Archive = None,
+    as_of: options.AsOf = "",
     on: options.On = None,
     kafka: options.Kafka = "",
     state: options.State = options.DEFAULT_STATE,
@@ -39,7 +41,8 @@ def score(
     who has had fewer items than FRESHET_GATEWAY_COLD_ITEMS (`popular_not_favoured`); standing rules, new items'
     positions, impressions. States differ from stored ones by a rounding of half precision at most.
 
-    A run that breaks off is continued by the same command; finished partitions stay.
+    A run that breaks off is continued by the same command; finished partitions stay, as of the moment when they were
+    made unless --as-of names one.
 
     Example:  freshet score --out scores.parquet --k 50
 
@@ -58,6 +61,7 @@ def score(
     from services.offline.backfill.scoring import Scoring, ScoringCandidates, score_partition
 
     with sentences(), progress_bar(as_json=as_json) as bar:
+        moment_ns = client.parse_time_ns("as-of", as_of) if as_of else time.time_ns()
         wanted = None if users is None else read_users(users, out)
         model_version = load_bundle(bundle, verify=False).model_version
         said = {"bundle": bundle.resolve(), "kafka_bootstrap": kafka or Stack(state).kafka_bootstrap}
@@ -69,6 +73,7 @@ def score(
             archive=None if archive is None else archive.resolve(),
             k=k,
             cold_items=load_settings(GatewaySettings).cold_items,
+            as_of_ms=moment_ns // 1_000_000,
         )
         log = kafka_stream(job.encoder)
         try:
@@ -80,7 +85,7 @@ def score(
             theirs[partition_for(user_id.encode(), len(partitions))].append(user_id)
         named = hashlib.sha256("\0".join(wanted or ()).encode()).hexdigest()
         log_is = {"kafka": encoder.kafka_bootstrap, "partitions": len(partitions), "archive": str(job.archive)}
-        parts = RowParts(out, {"model": model_version, "users": named, "k": k, **log_is})
+        parts = RowParts(out, {"model": model_version, "users": named, "k": k, "as_of": as_of, **log_is})
         found = parts.found
         task = bar.add_task("partitions", total=len(partitions), completed=found)
 

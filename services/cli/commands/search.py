@@ -77,6 +77,7 @@ def as_dict(answer: "gateway_pb2.GatewayServiceSearchResponse") -> dict[str, Any
         ],
         "text_version": answer.text_version,
         "model_version": answer.model_version or None,
+        "absence_bucket": answer.absence_bucket,
         "degradations": degradation_names(answer),
         "sources": [
             {"source": spent.source, "milliseconds": spent.milliseconds, "failure": spent.failure or None}

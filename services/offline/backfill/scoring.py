@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry
 from services.algorithms.bundle import load_bundle
 from services.algorithms.filters import ItemFilter
 from services.algorithms.native.threads import set_compute_threads
-from services.algorithms.packed_state import unpack_query_state
+from services.algorithms.packed_state import after_absence, unpack_query_state
 from services.candidates.bootstrap import Live, load_catalogue, make_follower, make_live
 from services.candidates.config import CandidatesSettings
 from services.candidates.domain import Found, SearchQuery, Stage
@@ -75,7 +75,7 @@ class _NoOutbox:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scoring:
     """What all parts of a run have in common. run: its name, no other run's. archive: read first, then the topic from
-    where it ends. cold_items: as the gateway's setting."""
+    where it ends. cold_items: as the gateway's setting. as_of_ms: when all of them ask, Unix milliseconds."""
 
     run: str
     encoder: EncoderSettings
@@ -83,6 +83,7 @@ class Scoring:
     archive: Path | None
     k: int
     cold_items: int
+    as_of_ms: int
 
 
 def score_partition(job: Scoring, partition: int, users: Sequence[str] | None = None) -> pa.Table:
@@ -100,14 +101,20 @@ def score_partition(job: Scoring, partition: int, users: Sequence[str] | None = 
     rows: list[Row] = []
     for start in range(0, len(wanted), _USERS):
         histories = store.load_users(wanted[start : start + _USERS], epoch)
-        states = query_states(encoder, vocabulary, histories)
+        asked = {
+            user_id: after_absence(state, vocabulary.absence, histories[user_id].events[-1].event_time_ms, job.as_of_ms)
+            for user_id, state in query_states(encoder, vocabulary, histories).items()
+        }
+        states = {user_id: state for user_id, (state, _) in asked.items()}
         seen = {user_id: _newest_first(store.seen.get(user_id, {})) for user_id in states}
         searches = [_search(state, job.k, seen[user_id]) for user_id, state in states.items()]
         found = dict(zip(states, live.search.find_all(searches) if searches else (), strict=True))
         for user_id in wanted[start : start + _USERS]:
             is_cold = len(seen.get(user_id, ())) < job.cold_items
             position = histories[user_id].positions.get(partition)
-            rows.append(_row(user_id, found.get(user_id), vocabulary, partition, position, is_cold=is_cold))
+            bucket = asked[user_id][1] if user_id in asked else 0
+            row = _row(user_id, found.get(user_id), vocabulary, partition, position, is_cold=is_cold)
+            rows.append(row | {"absence_bucket": bucket})
     return pa.Table.from_pylist(rows, schema=SCHEMA)
 
 

@@ -58,6 +58,7 @@ class MemoryGateway(gateway_pb2_grpc.GatewayServiceServicer):
             state_source="request" if request.history else "stored",
             token_honoured=request.freshness_token.offset < 1000,
             request_id="r-1",
+            absence_bucket=5 if request.HasField("as_of") else 0,
         )
         known = list(self._newcomers())
         titled = [item.item_id for item in self.items if self.newcomers_by_title and item.item_id not in known]

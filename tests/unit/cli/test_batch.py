@@ -79,6 +79,7 @@ def test_each_user_has_the_live_answer_once_in_the_order_given(tmp_path: Path) -
         "state_source": "stored",
         "state_partition": 3,
         "state_offset": 41,
+        "absence_bucket": 0,
         "certificate": "bounded",
         "gap": 0.0125,
         "degradations": [],

@@ -58,6 +58,19 @@ def test_a_given_event_id_and_time_are_sent_as_given(gateway: tuple[str, MemoryG
     assert sent.event_time.ToJsonString() == when
 
 
+def test_as_of_is_sent_as_given(gateway: tuple[str, MemoryGateway]) -> None:
+    target, server = gateway
+    when = "2001-02-03T04:05:06Z"
+    result = run("recommend", "--user", "42", "--as-of", when, "--gateway", target, "--bundle", "nowhere", "--json")
+    assert (result.exit_code, json.loads(result.stdout)["absence_bucket"]) == (0, 5)
+    assert server.asked[0].as_of.ToJsonString() == when
+    refused = run("recommend", "--user", "42", "--as-of", "yesterday", "--gateway", target, "--bundle", "nowhere")
+    assert refused.exit_code == 2
+    assert "as-of='yesterday' allowed: ISO 8601, or unix seconds" in refused.stderr
+    run("recommend", "--user", "42", "--gateway", target, "--bundle", "nowhere")
+    assert not server.asked[1].HasField("as_of")
+
+
 def test_recommend_shows_items_and_provenance(gateway: tuple[str, MemoryGateway]) -> None:
     target, _ = gateway
     result = run("recommend", "--user", "42", "--k", "3", "--gateway", target, "--bundle", "nowhere")
