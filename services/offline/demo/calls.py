@@ -19,11 +19,14 @@ class Gateway:
     def __call__(self, method: str, request: Any, *, timeout_s: float = _CALL_S) -> Any:
         return client.call(getattr(self._stub, method), request, target=self._address, timeout_s=timeout_s)
 
-    def top(self, user_id: str, k: int) -> list[str]:
-        """Item ids that the user is recommended, best first."""
+    def top(self, user_id: str, k: int, as_of_s: int | None = None) -> list[str]:
+        """Item ids that the user is recommended, best first; as_of_s: as of this moment, unix seconds."""
         from freshet.v1 import gateway_pb2
 
-        answer = self("Recommend", gateway_pb2.RecommendRequest(user_id=user_id, k=k))
+        request = gateway_pb2.RecommendRequest(user_id=user_id, k=k)
+        if as_of_s is not None:
+            request.as_of.FromSeconds(as_of_s)
+        answer = self("Recommend", request)
         return [scored.item_id for scored in answer.items]
 
 

@@ -91,6 +91,9 @@ def run_demo(options: DemoOptions, display: Display) -> dict[str, Any]:
         with clock.part("import"):
             steps.import_past(split.train, stack, display)
         display.step("stream", f"{options.rate_per_s:.0f} events a second, one in five predicted before it is sent")
+        display.fact(
+            "each prediction is asked for as of its event's own time (`as_of`), as the person would have asked"
+        )
         with clock.part("stream"):
             streamed = _stream(options, split, bundle, stack, display)
         with clock.part("search"):
@@ -152,7 +155,7 @@ def _stream(options: DemoOptions, split: GlobalTimeSplit, bundle: Bundle, stack:
     )
     person = _person(plan, past)
     if person is not None:
-        person.before = _top_ten(person.user_id, gateway)
+        person.before = _top_ten(person.user_id, gateway, person.times_s[0])
     display.fact(f"{len(users)} users take part, {int(schedule.num_active.max())} of {NUM_ACTIVE_USERS} at once")
     with display.progress() as bar:
         task = bar.add_task("connecting", total=len(events))
@@ -168,7 +171,7 @@ def _stream(options: DemoOptions, split: GlobalTimeSplit, bundle: Bundle, stack:
     after = wait_until_applied(stack.redis_url, result.last_offsets, timeout_s=_APPLY_TIMEOUT_S)
     encodes_after = _stream_encodes(stack)
     if person is not None:
-        person.after = _top_ten(person.user_id, gateway)
+        person.after = _top_ten(person.user_id, gateway, person.times_s[1])
     return Streamed(
         plan=plan,
         result=result,
@@ -205,7 +208,11 @@ def _dislike(bundle: Bundle, streamed: Streamed, display: Display) -> disliking.
     found = None
     if person is not None:
         found = disliking.dislike_best(
-            person.user_id, untrained=bundle.untrained, run_id=streamed.run_id, gateway=streamed.plan.gateway
+            person.user_id,
+            untrained=bundle.untrained,
+            run_id=streamed.run_id,
+            gateway=streamed.plan.gateway,
+            as_of_s=person.times_s[1],
         )
     if found is None:
         display.fact("nobody whose answer could change: left out")
@@ -314,13 +321,18 @@ def _person(plan: ReplayPlan, past: Mapping[str, list[str]]) -> story.Story | No
     user_id = story.choose_person(plan.events, past)
     if user_id is None:
         return None
-    events = [event.item_id for event in plan.events if event.user_id == user_id]
-    return story.Story(user_id=user_id, history=past[user_id], events=events)
+    events = [event for event in plan.events if event.user_id == user_id]
+    return story.Story(
+        user_id=user_id,
+        history=past[user_id],
+        times_s=(events[0].time_s, events[-1].time_s),
+        events=[event.item_id for event in events],
+    )
 
 
-def _top_ten(user_id: str, gateway: str) -> list[str]:
+def _top_ten(user_id: str, gateway: str, as_of_s: int) -> list[str]:
     with connected(gateway) as call:
-        return call.top(user_id, 10)
+        return call.top(user_id, 10, as_of_s)
 
 
 def _show(

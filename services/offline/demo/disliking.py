@@ -55,12 +55,17 @@ class Disliked:
         }
 
 
-def dislike_best(user_id: str, *, untrained: Set[str], run_id: str, gateway: str) -> Disliked | None:
-    """Turn down the person's best recommendation that is not in `untrained`, ask again; None where there is none."""
+def dislike_best(
+    user_id: str, *, untrained: Set[str], run_id: str, gateway: str, as_of_s: int | None = None
+) -> Disliked | None:
+    """Turn down the person's best recommendation that is not in `untrained`, ask again; None where there is none.
+
+    as_of_s: of the first answer, unix seconds, so that the second differs by what was turned down alone.
+    """
     from freshet.v1 import events_pb2, gateway_pb2
 
     with connected(gateway) as call:
-        before = call.top(user_id, DEPTH)
+        before = call.top(user_id, DEPTH, as_of_s)
         best = next((one for one in before if one not in untrained), None)
         if best is None:
             return None

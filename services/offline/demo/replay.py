@@ -218,6 +218,8 @@ class Replay:
     def _request(self, event: ReplayEvent) -> gateway_pb2.RecommendRequest:
         request = gateway_pb2.RecommendRequest(user_id=event.user_id, k=self._plan.k)
         request.filter.exclude_seen = True
+        # What a real request at that moment would have known: when it is made, and nothing of the event.
+        request.as_of.FromSeconds(event.time_s)
         return request
 
     def _start(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

@@ -22,10 +22,12 @@ _SHOWN_EVENTS = 12
 
 @dataclass(kw_only=True)
 class Story:
-    """A person in the replay; item ids oldest first (history, events) or best first (before, after)."""
+    """A person in the replay; item ids oldest first (history, events) or best first (before, after). times_s: of the
+    first and the last event in the replay, unix seconds: when the answers are asked for."""
 
     user_id: str
     history: list[str]
+    times_s: tuple[int, int]
     before: list[str] = field(default_factory=list)
     events: list[str] = field(default_factory=list)
     after: list[str] = field(default_factory=list)

@@ -33,9 +33,10 @@ EVENT_COUNTS = ("sent", "applied", "dead_lettered", "duplicates")
 NOTES = {
     "events": "sent: distinct acknowledged event ids, broken records included; sent = applied + dead_lettered",
     "hit_rate_at_10": "share of predicted events whose item is among the ten recommended before the event was sent; "
-    "model: without a token; model_with_token: with the token of the user's previous event; frozen_state: the same "
-    "model with user states frozen at the split; popularity: training counts; recent_popularity and item_knn: learnt "
-    "from every event before the predicted one; seen items left out of all",
+    "model: without a token; model_with_token: with the token of the user's previous event; both are asked as of the "
+    "event's own time, which is what a real request at that moment would have known; frozen_state: the same model with "
+    "user states frozen at the split, however long ago that is; popularity: training counts; recent_popularity and "
+    "item_knn: learnt from every event before the predicted one; seen items left out of all",
     "hit_rate_at_10_by_sitting": DEFINITION,
     "over_best_baseline": "the model's hit rate over the highest of popularity's, recent_popularity's and item_knn's",
     "recommend_ms": "milliseconds from the scheduled moment to the answer, calls without a token, arrivals on a clock",

@@ -6,8 +6,9 @@ from tests.unit.cli.gateway_on_loopback import running_gateway
 
 def test_the_best_answer_is_disliked_and_the_second_answer_waits_for_it() -> None:
     with running_gateway() as (target, server):
-        found = dislike_best("u1", untrained=frozenset(), run_id="r1", gateway=target)
+        found = dislike_best("u1", untrained=frozenset(), run_id="r1", gateway=target, as_of_s=900)
     assert found is not None
+    assert [asked.as_of.ToSeconds() for asked in server.asked if asked.HasField("as_of")] == [900]
     (event,) = server.recorded[0].interactions
     assert (event.type, event.item_id, event.user_id) == ("dislike", found.before[0], "u1")
     assert server.similar[0].item_id == found.item_id == found.before[0]

@@ -175,6 +175,14 @@ async def test_each_predicted_event_is_asked_twice_and_before_it_is_sent() -> No
             assert max(moments[first : first + 2]) <= sent[event.event_id]
 
 
+async def test_a_prediction_is_asked_as_of_its_events_time() -> None:
+    plan = plan_of(60, 10)
+    _, _, gateway = await replayed(plan)
+    asked = [(r.user_id, r.as_of.ToSeconds()) for _, r in gateway.asked[plan.warm_up_calls :] if r.k > 1]
+    wanted = [(event.user_id, event.time_s) for event in plan.events if event.predicted]
+    assert sorted(asked) == sorted(2 * wanted)
+
+
 async def test_the_token_is_that_of_the_users_event_before() -> None:
     # 200 ms from one event of a user to the next: on a quiet machine each acknowledgement is there in time.
     plan = plan_of(100, 10, rate_per_s=50.0, duplicate_every=1000, malformed_every=1000)
