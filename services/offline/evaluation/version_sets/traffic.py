@@ -54,6 +54,7 @@ class Answer:
     items: list[str] = field(default_factory=list)
     scores: list[float] = field(default_factory=list)
     states: dict[str, tuple[str, str]] = field(default_factory=dict)
+    absence_bucket: int = 0
 
 
 class Traffic:
@@ -117,7 +118,7 @@ class Traffic:
         else:
             answer.ms = (time.time() - at) * 1000
             answer.model, answer.index = said.model_version, said.index_version
-            answer.marks = list(said.degradations)
+            answer.marks, answer.absence_bucket = list(said.degradations), said.absence_bucket
             answer.items = [item.item_id for item in said.items]
             answer.scores = [item.score for item in said.items]
             made_of = (said.state_position.partition, said.state_position.offset)

@@ -156,6 +156,8 @@ def _gap(answer: Answer, bundle: Bundle, rows: Mapping[str, int]) -> float:
     query = unpack_query_state(
         components, gate, num_components=head.num_query_components, component_width=head.component_width
     )
+    if bundle.absence is not None:
+        query = bundle.absence.apply(query, answer.absence_bucket)
     states = bundle.item_states.take(np.array([rows[item] for item in listed]))
     own = mol_scores(query, states, bundle.pair_gate)[0]
     served = dict(zip(answer.items, answer.scores, strict=True))
