@@ -2,7 +2,8 @@
 
 Two things vary: which people were asked, and which seed trained the model. The pigeonhole bootstrap (Owen, "The
 pigeonhole bootstrap", Annals of Applied Statistics 1(2), 2007) draws both, independently, so an interval covers
-both. It knows nothing of models or data sets: it reads values per seed and event.
+both; where an arm has a single seed, it covers users alone. It knows nothing of models or data sets: it reads values
+per seed and event.
 
 Letters: S seeds, E events, R replicates.
 """
@@ -27,6 +28,9 @@ class Difference:
     low: float
     high: float
     p_value: float
+
+    def __str__(self) -> str:
+        return f"{self.mean:+.4f} [{self.low:+.4f}, {self.high:+.4f}]"
 
     @property
     def is_above_zero(self) -> bool:

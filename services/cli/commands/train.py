@@ -15,7 +15,12 @@ def train(
     preset: Annotated[str, typer.Option(help="quick, ml-1m, ml-20m or books.")] = "quick",
     data: options.Data = "auto",
     out: Annotated[Path, typer.Option(help="Where the bundle goes.")] = options.DEFAULT_BUNDLE,
-    epochs: Annotated[int | None, typer.Option(min=1, help="Default: the preset's.")] = None,
+    epochs: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Default: the preset's. With --head auto: of the mixture, another head takes as long."
+        ),
+    ] = None,
     seed: options.Seed = 0,
     split: Annotated[
         str, typer.Option(help="leave-one-out, time (first four fifths) or none (train on everything).")
@@ -56,9 +61,9 @@ def train(
 ) -> None:
     """Train a model and write its bundle; says positions/s, where the time went, memory, and hit rates.
 
-    The head `auto` first trains each candidate for a third of the epochs and keeps the one that validates best as
-    served, with item neighbours: a mixture only where it is better than a dot product beyond doubt. It says what it
-    chose, by how much, at what cost.
+    The head `auto` first trains the mixture for a third of the epochs and every other candidate for as much processor
+    time. It keeps the one that validates best as served, with item neighbours, or what is cheaper to serve where no
+    difference is beyond doubt; trains that for as long as the mixture would take; and says why.
 
     Example:  freshet train --preset quick
 

@@ -78,6 +78,20 @@ def save(
             shutil.rmtree(older)
 
 
+def _newest(folder: Path) -> Path | None:
+    found = sorted(path for path in folder.glob("[0-9]*") if path.is_dir()) if folder.is_dir() else []
+    return found[-1] if found else None
+
+
+def read_config(folder: Path) -> dict[str, Any] | None:
+    """The configuration, as plain values, that the newest checkpoint belongs to; None if there is none."""
+    newest = _newest(folder)
+    if newest is None:
+        return None
+    config: dict[str, Any] = json.loads((newest / _PROGRESS).read_text(encoding="utf-8"))["identity"]["config"]
+    return config
+
+
 def load(
     folder: Path,
     identity: Mapping[str, Any],
@@ -93,10 +107,9 @@ def load(
     Returns the progress, the generators' states and the best weights so far.
     Raises: ValueError naming the first field of the configuration or data in which the checkpoint differs.
     """
-    found = sorted(path for path in folder.glob("[0-9]*") if path.is_dir()) if folder.is_dir() else []
-    if not found:
+    newest = _newest(folder)
+    if newest is None:
         return None
-    newest = found[-1]
     content = json.loads((newest / _PROGRESS).read_text(encoding="utf-8"))
     if content["format"] != FORMAT:
         raise ValueError(f"{newest}: format={content['format']}; this program reads format {FORMAT}")

@@ -4,6 +4,7 @@ It strings the package's parts together and says in one dictionary what came out
 affair, and so is the display.
 """
 
+import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -34,6 +35,7 @@ from services.offline.datasets import (
 from services.offline.datasets.item_attributes import read_item_attributes
 from services.offline.evaluation.common.recall import summary
 from services.offline.training.bundling import save_bundle
+from services.offline.training.checkpoint import read_config
 from services.offline.training.choice import Choice, candidates, choose
 from services.offline.training.evaluation import ModelScorer, evaluate, rank_events
 from services.offline.training.export import export_bundle
@@ -159,7 +161,8 @@ def configure(
 ) -> TrainConfig:
     """A preset, with another encoder, head or loss where asked for; `alpha` weighs the mutual information.
 
-    For the head "auto" it is the mixture's configuration. Raises: ValueError naming what is allowed.
+    For the head "auto" it is the mixture's configuration; another head gets the epochs that fill its processor time.
+    Raises: ValueError naming what is allowed.
     """
     if encoder not in ENCODERS:
         raise ValueError(f"encoder={encoder!r}; allowed: {', '.join(ENCODERS)}")
@@ -252,10 +255,13 @@ def run_training(
     if epochs is None:
         config = replace(config, epochs=default_epochs(config, Histories.of(divided.train).num_positions))
     choice = None
-    if head == AUTO:
-        choice = _choose(config, divided.train, device, say)
-        config = choice.config
     checkpoints = out.with_name(f"{out.name}.checkpoint")
+    if head == AUTO:
+        begun = _begun(candidates(config), checkpoints) if resume else None
+        if begun is None:
+            choice = _choose(config, divided.train, device, say)
+            begun = choice.config
+        config = begun
     with training_progress(console, config.epochs) as listener:
         kept = choosing_rows(divided.train)
         learnt = divided.train.select(np.setdiff1d(np.arange(len(divided.train)), kept, assume_unique=True))
@@ -321,15 +327,21 @@ def run_training(
 
 
 def _choose(config: TrainConfig, interactions: Interactions, device: str, say: Callable[[str], None]) -> Choice:
-    choice = choose(candidates(config), interactions, on_candidate=lambda name: say(f"Trying {name}"), device=device)
+    choice = choose(candidates(config), interactions, on_candidate=lambda told: say(f"Trying {told}"), device=device)
     scores = ", ".join(f"{name} {value:.4f}" for name, value in choice.ndcg_at_10.items())
-    lead = choice.lead
     say(
-        f"Chosen: {choice.name}. Validation NDCG@10 as served: {scores}; best mixture minus best dot product "
-        f"{lead.mean:+.4f} [{lead.low:+.4f}, {lead.high:+.4f}]. Choosing took {choice.cpu_seconds:.0f} s of processor "
-        "time"
+        f"Chosen: {choice.name}, {choice.config.epochs} epochs: {choice.reason}. Validation NDCG@10 as served, after "
+        f"equal processor time: {scores}; best mixture minus best dot product {choice.lead} (one training each: the "
+        f"interval covers users alone). Choosing took {choice.cpu_seconds:.0f} s of processor time"
     )
     return choice
+
+
+def _begun(options: Mapping[str, TrainConfig], checkpoints: Path) -> TrainConfig | None:
+    """The candidate that a checkpoint belongs to, with its epochs, which a new choice might change; or None."""
+    found = read_config(checkpoints)
+    begun = (replace(config, epochs=found["epochs"]) for config in options.values() if found)
+    return next((config for config in begun if json.loads(json.dumps(config.as_dict())) == found), None)
 
 
 def _plain(choice: Choice) -> dict[str, Any]:
@@ -338,6 +350,8 @@ def _plain(choice: Choice) -> dict[str, Any]:
         "head": choice.name,
         "ndcg@10": {name: round(value, 5) for name, value in choice.ndcg_at_10.items()},
         "mixture_minus_dot": [round(value, 5) for value in (lead.mean, lead.low, lead.high)],
+        "reason": choice.reason,
+        "microseconds_per_position": {name: round(value, 1) for name, value in choice.microseconds.items()},
         "cpu_seconds": round(choice.cpu_seconds, 1),
     }
 

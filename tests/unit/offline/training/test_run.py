@@ -17,6 +17,7 @@ from services.algorithms.event_schema import default_schema
 from services.offline.datasets import Interactions
 from services.offline.training import PRESETS, TrainConfig, preset, train
 from services.offline.training.bundling import load_model, save_bundle
+from services.offline.training.choice import candidates
 from services.offline.training.export import export_bundle, max_difference
 from services.offline.training.onnx_graphs import ExportError, session
 from services.offline.training.presets import default_epochs, with_dot_head, with_sasrec
@@ -69,6 +70,18 @@ def test_run_training_writes_a_bundle_and_says_how_it_went(tmp_path: Path, monke
     assert [path.name for path in tmp_path.iterdir()] == ["bundle"]  # no checkpoints left
     for words in ("positions/s", "data", "encoder", "mol", "optimizer", "peak memory", "popularity", "hr@10"):
         assert words in shown.getvalue()
+
+
+def test_a_resumed_training_has_the_head_and_the_epochs_that_were_chosen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(PRESETS, "quick", CONFIG)
+    data, chosen = cyclic_interactions(), replace(candidates(CONFIG)["dot"], epochs=5)
+    out = tmp_path / "bundle"
+    train(chosen, fit_split(data, "leave-one-out").train, out=tmp_path / "bundle.checkpoint", stop_after_batches=1)
+    report = run_training(out=out, interactions=data, epochs=3, resume=True, export=False)
+    assert (report["head"], report["epochs"], report["choice"]) == ("dot", 5, None)
+    assert load_bundle(out).manifest.data["training"]["config"] == json.loads(json.dumps(chosen.as_dict()))
 
 
 def rows_read(config: TrainConfig, rng: np.random.Generator, size: tuple[int, int]) -> np.ndarray:
