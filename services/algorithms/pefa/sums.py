@@ -32,6 +32,7 @@ _FIRST_ROWS = 64
 _ROW_OBJECT_BYTES = 440  # the id, two dictionary entries and the times' array as Python objects, measured 433
 _BYTES_PER_TIME = 8
 _WORD = 1 << 64
+_MOST = 1 << 62  # a weight, or a sum of a batch's, as an integer: twice what is allowed
 
 
 # Gives the times of an item's interactions, in any order.
@@ -87,7 +88,10 @@ class _Delta:
         order = np.argsort(rows, kind="stable")
         distinct, starts = np.unique(rows[order], return_index=True)
         sums = np.add.reduceat(contributions[order], starts, axis=0)
-        return cls(distinct, sums, np.add.reduceat(weights[order], starts), np.diff(np.append(starts, len(rows))))
+        totals = np.add.reduceat(weights[order], starts)
+        # What may have wrapped is far beyond any total that is allowed.
+        totals[np.add.reduceat(weights[order].astype(np.float64), starts) > _MOST] = _MOST
+        return cls(distinct, sums, totals, np.diff(np.append(starts, len(rows))))
 
 
 class ItemSums:
@@ -369,7 +373,7 @@ class ItemSums:
             raise ValueError("weights holds NaN or infinite values; every value must be finite")
         if num and seconds.dtype.kind not in "iu":
             raise ValueError(f"event_seconds has dtype {seconds.dtype}; expected whole seconds")
-        return np.rint(np.abs(weights) * SCALE).astype(np.int64), seconds.astype(np.int64)
+        return np.rint(np.minimum(np.abs(weights), _MOST / SCALE) * SCALE).astype(np.int64), seconds.astype(np.int64)
 
     def _row(self, item_id: str, segment: int) -> int:
         """The row of an item's segment, a new one where it has none."""

@@ -237,6 +237,25 @@ def test_removing_something_else_than_was_added_is_noticed_when_the_item_would_e
     assert sums.digest() == before
 
 
+@pytest.mark.parametrize(
+    ("count", "weight"), [(4, 2.0**31), (8, 2.0**31), (5, 1.9e9), (1, 2.0**33), (1, 2.0**34), (1, 1e300)]
+)
+def test_a_batch_whose_own_sum_passes_64_bits_is_refused(count: int, weight: float) -> None:
+    sums = ItemSums(num_components=1, width=1)
+    sums.add(["a"], np.full((1, 1, 1), SCALE), np.ones(1), np.zeros(1, np.int64))
+    before = sums.digest()
+    for item_id in ("a", "b"):
+        with pytest.raises(ValueError, match=f"item '{item_id}': weights add up to more than {MAX_TOTAL_WEIGHT}"):
+            sums.add(
+                ["c", *[item_id] * count],
+                np.zeros((1 + count, 1, 1), np.int64),
+                np.array([1.0] + [weight] * count),
+                np.zeros(1 + count, np.int64),
+            )
+        assert sums.digest() == before
+        assert list(sums) == ["a"]
+
+
 def test_sums_refuse_to_overflow() -> None:
     sums = ItemSums(num_components=1, width=1)
     big = np.array([[[2**60]]], dtype=np.int64)
