@@ -78,18 +78,10 @@ def save(
             shutil.rmtree(older)
 
 
-def _newest(folder: Path) -> Path | None:
-    found = sorted(path for path in folder.glob("[0-9]*") if path.is_dir()) if folder.is_dir() else []
-    return found[-1] if found else None
-
-
 def read_config(folder: Path) -> dict[str, Any] | None:
     """The configuration, as plain values, that the newest checkpoint belongs to; None if there is none."""
-    newest = _newest(folder)
-    if newest is None:
-        return None
-    config: dict[str, Any] = json.loads((newest / _PROGRESS).read_text(encoding="utf-8"))["identity"]["config"]
-    return config
+    found = sorted(folder.glob(f"[0-9]*/{_PROGRESS}"))
+    return dict(json.loads(found[-1].read_text(encoding="utf-8"))["identity"]["config"]) if found else None
 
 
 def load(
@@ -102,21 +94,21 @@ def load(
 ) -> tuple[Progress, dict[str, Tensor], dict[str, Tensor]] | None:
     """Restore the newest checkpoint into model and optimizer; None if there is none.
 
-    `absent` says, by dotted name, what a field of the identity stands for where the checkpoint lacks it. `optimizer`
-    has one group, which afterwards holds the model's parameters as they then are: an older checkpoint may bring some.
+    `absent` says, by dotted name, what a field of the identity stands for where the checkpoint lacks it. An older
+    checkpoint may bring the model parameters, which the caller puts into the optimizer's groups.
     Returns the progress, the generators' states and the best weights so far.
     Raises: ValueError naming the first field of the configuration or data in which the checkpoint differs.
     """
-    newest = _newest(folder)
-    if newest is None:
+    found = sorted(path for path in folder.glob("[0-9]*") if path.is_dir()) if folder.is_dir() else []
+    if not found:
         return None
+    newest = found[-1]
     content = json.loads((newest / _PROGRESS).read_text(encoding="utf-8"))
     if content["format"] != FORMAT:
         raise ValueError(f"{newest}: format={content['format']}; this program reads format {FORMAT}")
     _check_identity(newest, content["identity"], json.loads(json.dumps(dict(identity))), absent)
     tensors = load_file(newest / _TENSORS)
     model.load_state_dict({name[6:]: value for name, value in tensors.items() if name.startswith("model.")})
-    optimizer.param_groups[0]["params"] = list(model.parameters())
     tensors |= _moments_of_logit_weights(tensors, model)
     for name, parameter in model.named_parameters():
         if f"optimizer.{name}.step" in tensors:

@@ -139,25 +139,19 @@ def _cheapest_of_the_best(
     options: Mapping[str, TrainConfig], gains: Mapping[str, npt.NDArray[np.float64]]
 ) -> tuple[str, str]:
     """The cheapest to serve of the options that the best is not beyond doubt better than, and why in words."""
-
-    def serving_cost(name: str) -> tuple[bool, int]:
-        # A wide dot product has the mixture's bytes, and no gate to compute.
-        return options[name].head.is_mixture, options[name].head.component_width
-
     best = max(options, key=lambda name: gains[name].mean())
-    cheaper = sorted(
-        (name for name in options if serving_cost(name) < serving_cost(best)),
-        key=lambda name: (*serving_cost(name), -gains[name].mean()),
+    # A wide dot product has the mixture's bytes, and no gate to compute.
+    order = sorted(
+        options,
+        key=lambda name: (options[name].head.is_mixture, options[name].head.component_width, -gains[name].mean()),
     )
-    if not cheaper:
-        return best, "it validates best, and none is cheaper to serve"
-    for name in cheaper:
-        found = _difference(gains, best, name)
-        if not found.is_above_zero:
-            return name, f"no difference beyond doubt ({best} minus {name} {found}), and it is cheaper to serve"
-    rival = max(cheaper, key=lambda name: gains[name].mean())
-    found = _difference(gains, best, rival)
-    return best, f"beyond doubt better than what is cheaper to serve ({best} minus {rival} {found})"
+    chosen = next(name for name in order if name == best or not _difference(gains, best, name).is_above_zero)
+    if chosen != best:
+        lead = _difference(gains, best, chosen)
+        return chosen, f"no difference beyond doubt ({best} minus {chosen} {lead}), and it is cheaper to serve"
+    return best, "the best, and none is cheaper to serve" if best == order[
+        0
+    ] else "beyond doubt better than all cheaper"
 
 
 def _difference(gains: Mapping[str, npt.NDArray[np.float64]], one: str, other: str) -> Difference:

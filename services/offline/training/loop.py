@@ -141,9 +141,10 @@ class _Run:
             num_items=interactions.num_items,
             num_users=0 if self.user_index is None else int(self.user_index.max()) + 1,
             dropouts=config.dropouts,
+            start_noise=config.start_noise,
         ).to(self.device)
         self.optimizer = torch.optim.AdamW(
-            self.model.parameters(),
+            self._parameter_groups(),
             lr=config.learning_rate,
             betas=_BETAS,
             weight_decay=config.weight_decay,
@@ -159,6 +160,9 @@ class _Run:
         if restored is None:
             return
         self.progress, generators, self.best_weights = restored
+        # An older checkpoint may bring parameters that this program's models do not begin with.
+        for group, wanted in zip(self.optimizer.param_groups, self._parameter_groups(), strict=True):
+            group["params"] = wanted["params"]
         torch.set_rng_state(generators["torch"])
         self.negatives.set_state(generators["negatives"])
         if "cuda" in generators:
@@ -260,10 +264,18 @@ class _Run:
         torch.autograd.backward(loss.total)
         return float(loss.ranking)
 
+    def _parameter_groups(self) -> list[dict[str, Any]]:
+        """The model's parameters by the factor of their learning rate."""
+        groups: dict[float, list[torch.nn.Parameter]] = {}
+        for name, parameter in self.model.named_parameters():
+            factor = 1.0 if not name.startswith("head.") else self.config.head_rate
+            groups.setdefault(self.config.gate_rate if "_gate." in name else factor, []).append(parameter)
+        return [{"params": parameters, "factor": factor} for factor, parameters in groups.items()]
+
     def _update(self) -> None:
         rate = self.config.learning_rate * rate_factor(self.config, self.progress.positions / self.total_positions)
         for group in self.optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * group["factor"]
         self.optimizer.step()
         self.optimizer.zero_grad()
 

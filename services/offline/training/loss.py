@@ -19,10 +19,10 @@ from services.offline.training.mol_sampled_softmax import GateWeights, Negatives
 from services.offline.training.presets import TrainConfig
 from services.offline.training.sampled_objectives import Objective, corrected_softmax, gbce, sampled_softmax
 
-# Positions times negatives of a group, which is one tile. Measured on two EPYC cores, P = 8, G = 64: 8k pairs 11.4,
-# 16k 10.2, 4k 13.4 microseconds per position; larger tiles leave the cache. Which positions share negatives is part of
-# the objective, so a GPU has the same groups.
-_PAIRS_PER_GROUP = 16384
+# Positions times negatives of a tile, which is one group unless the configuration divides it. Measured on two EPYC
+# cores, P = 8, G = 64: 8k pairs 11.4, 16k 10.2, 4k 13.4 microseconds per position; larger tiles leave the cache. Which
+# positions share negatives is part of the objective, so a GPU has the same groups.
+_PAIRS_PER_TILE = 16384
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,7 +46,7 @@ def batch_loss(
     generator: torch.Generator,
 ) -> Loss:
     """encoded (N, D) states in random order, users (N,) or None, targets (N,) dense items. `generator` draws items."""
-    group_size = max(16, _PAIRS_PER_GROUP // config.num_negatives)
+    group_size = max(16, _PAIRS_PER_TILE // (config.num_negatives * config.groups_per_tile))
     groups = -(-len(targets) // group_size)
     if config.loss == "full-softmax":
         assert isinstance(model.head, DotHead)

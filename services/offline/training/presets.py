@@ -22,6 +22,10 @@ ADDED_LATER: Mapping[str, Any] = {
     "gbce_calibration": 0.75,
     "sasrec": None,
     "dot_weight_decay": None,
+    "groups_per_tile": 1,
+    "head_rate": 1.0,
+    "gate_rate": 1.0,
+    "start_noise": 0.0,
     "dropouts.user_element": 0.0,
     "dropouts.pair": 0.0,
     "encoder.norm_epsilon": 1e-5,
@@ -63,6 +67,13 @@ class TrainConfig:
     loss: str = "sampled-softmax"
     # The t of gBCE; other losses do not read it.
     gbce_calibration: float = 0.75
+    # Positions that share their negatives are a tile of logits, or this part of one: more distinct negatives a step.
+    groups_per_tile: int = 1
+    # The learning rate of the head's projections and of its gate, as factors of `learning_rate`.
+    head_rate: float = 1.0
+    gate_rate: float = 1.0
+    # 0: a mixture's query component p starts as item component p mod P_x. Above: all start as one map plus this noise.
+    start_noise: float = 0.0
     # Where nobody says how many epochs: at least this many positions, so that small data is not left half trained.
     default_min_positions: int = 0
     # What the baselines change besides encoder or head; None: nothing.
@@ -71,8 +82,9 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         for names, low, high in (
-            (("epochs", "num_negatives", "batch_sequences"), 1, math.inf),
-            (("weight_decay", "mutual_information_weight", "user_norm_weight"), 0, math.inf),
+            (("epochs", "num_negatives", "batch_sequences", "groups_per_tile"), 1, math.inf),
+            (("weight_decay", "mutual_information_weight", "user_norm_weight", "start_noise"), 0, math.inf),
+            (("head_rate", "gate_rate"), 0, 100),
             (("warmup_fraction", "final_rate_fraction", "gbce_calibration"), 0, 1),
             ([f"dropouts.{field.name}" for field in fields(Dropouts)], 0, 0.95),
             (("bucket_probability",), 0, 0.5),

@@ -1,5 +1,7 @@
 """The mixture-of-logits head: the reference's formula, a user component that may be absent, and dropouts."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -192,3 +194,16 @@ def test_item_states_of_the_model_are_in_dense_order_and_match_its_head() -> Non
     np.testing.assert_allclose(states.components[3], single[0][0].detach().numpy(), atol=1e-6)
     assert states.gate is not None
     np.testing.assert_allclose(states.gate[3], single[1][0].detach().numpy(), atol=1e-6)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("noise", "twins"), [(0.0, 1), (0.3, 0)])
+def test_no_two_query_components_start_the_same_with_noise(noise: float, twins: int) -> None:
+    head = MolHead(replace(SHAPE, query_hidden=0), 12, start_noise=noise)
+    of_queries, of_items = (torch.split(side.weight, 4) for side in (head.query, head.item))
+    pairs = ((0, 1), (0, 2), (1, 2))
+    assert sum(torch.equal(of_queries[one], of_queries[other]) for one, other in pairs) == twins
+    # Rows of all components are near those of one orthogonal map.
+    for component in (*of_queries, *of_items) if noise else ():
+        cosines = functional.cosine_similarity(component, of_items[0])
+        assert (cosines > 0.7).all()

@@ -1,75 +1,129 @@
-"""The arms of the comparison: which encoder with which head, and the settings that each arm may choose from.
+"""The arms of the comparison: which encoder with which head, and what each arm tunes in how much processor time.
 
 Six arms, as in the paper's Table 3 (arXiv:2407.15462) with two controls: a dot product at the mixture's bytes per item,
-and a mixture without its mutual-information loss. Every arm has equally many trials. It trains and measures nothing.
+and a mixture without its mutual-information loss. It trains and measures nothing.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from services.offline.training.presets import TrainConfig, with_dot_head, with_sasrec, with_wide_dot_head
 
-NUM_TRIALS = 5
+# Settings of a trial that are fields of `TrainConfig`.
+_FIELDS = ("loss", "num_negatives", "groups_per_tile", "head_rate", "gate_rate", "start_noise")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trial:
     """One setting: what an arm may choose. `regularised` drops more: encoder .3, item .2.
 
-    `component_width` is a mixture's; None keeps the preset's.
+    `component_width` is a mixture's; None keeps the preset's. `rate`, `head_rate` and `gate_rate` are factors of the
+    learning rate: of all, of the head's projections, of the gate.
     """
 
     loss: str
     num_negatives: int = 64
     regularised: bool = False
     component_width: int | None = None
+    groups_per_tile: int = 1
+    gate_dropout: float = 0.0
+    pair_dropout: float = 0.0
+    rate: float = 1.0
+    head_rate: float = 1.0
+    gate_rate: float = 1.0
+    start_noise: float = 0.0
 
     @property
     def text(self) -> str:
-        """For a table."""
+        """For a table: the loss, its negatives if it draws some, and what is not the default."""
         parts = [self.loss if self.loss == "full-softmax" else f"{self.loss}, {self.num_negatives} negatives"]
         parts += ["more dropout"] if self.regularised else []
-        parts += [f"components {self.component_width} wide"] if self.component_width else []
-        return ", ".join(parts)
+        others = (one for one in fields(self)[3:] if getattr(self, one.name) != one.default)
+        return ", ".join([*parts, *(f"{one.name.replace('_', ' ')} {getattr(self, one.name):g}" for one in others)])
 
     def applied(self, config: TrainConfig) -> TrainConfig:
-        """The configuration with this trial's settings."""
-        dropouts = replace(config.dropouts, encoder=0.3, item=0.2) if self.regularised else config.dropouts
-        head = replace(config.head, component_width=self.component_width or config.head.component_width)
-        return replace(config, loss=self.loss, num_negatives=self.num_negatives, dropouts=dropouts, head=head)
+        """The configuration with this trial's settings. A dropout of the gate or of pairs replaces the preset's."""
+        kept = config.dropouts
+        kept = replace(kept, gate=self.gate_dropout or kept.gate, pair=self.pair_dropout or kept.pair)
+        return replace(
+            config,
+            dropouts=replace(kept, encoder=0.3, item=0.2) if self.regularised else kept,
+            head=replace(config.head, component_width=self.component_width or config.head.component_width),
+            learning_rate=config.learning_rate * self.rate,
+            **{name: getattr(self, name) for name in _FIELDS},
+        )
+
+
+Changes = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Arm:
-    """`shaped` turns a preset's configuration, HSTU with the mixture, into this arm's."""
+    """`shaped` turns a preset's configuration, HSTU with the mixture, into this arm's. `changes`: see `tune`."""
 
     name: str
     title: str
     shaped: Callable[[TrainConfig], TrainConfig]
-    trials: Sequence[Trial]
+    changes: Changes
 
     @property
     def is_mixture(self) -> bool:
         return self.name.endswith(("mol", "no-mi"))
 
 
-# The paper's loss first, then what was seen to matter: the log-Q correction, the full softmax (which would cost a
-# mixture X / K times its sampled one), gBCE, more dropout, and for a mixture the width of its components.
-_DOT_TRIALS = (
-    Trial(loss="sampled-softmax"),
-    Trial(loss="corrected-softmax", num_negatives=256),
-    Trial(loss="full-softmax"),
-    Trial(loss="full-softmax", regularised=True),
-    Trial(loss="gbce", num_negatives=256),
+# Every arm tries the paper's loss, and its log-Q correction with 64 and 256 negatives; then, one at a time on the best
+# so far, what its processor time allows. The full softmax would cost a mixture X / K times its sampled one. More
+# dropout of encoder and items is left out: it lost in 35 of 36 trials (docs/benchmarks/quality.json).
+EVERY_ARM: Changes = (
+    {"loss": "sampled-softmax"},
+    {"loss": "corrected-softmax"},
+    {"loss": "corrected-softmax", "num_negatives": 256},
 )
-_MIXTURE_TRIALS = (
-    Trial(loss="sampled-softmax"),
-    Trial(loss="corrected-softmax"),
-    Trial(loss="corrected-softmax", component_width=32),
-    Trial(loss="corrected-softmax", regularised=True),
-    Trial(loss="gbce"),
+_DOT_CHANGES: Changes = (
+    *EVERY_ARM,
+    {"loss": "full-softmax"},
+    {"loss": "corrected-softmax", "num_negatives": 1024},
+    {"groups_per_tile": 4},
+    {"rate": 0.5},
+    {"rate": 2.0},
 )
-assert len(_DOT_TRIALS) == len(_MIXTURE_TRIALS) == NUM_TRIALS
+_WIDE_DOT_CHANGES: Changes = (*_DOT_CHANGES, {"head_rate": 0.3}, {"head_rate": 3.0})
+_MIXTURE_CHANGES: Changes = (
+    *EVERY_ARM,
+    {"start_noise": 0.3},
+    {"gate_dropout": 0.2, "pair_dropout": 0.1},
+    {"gate_rate": 0.3},
+    {"head_rate": 0.3},
+    {"groups_per_tile": 4},
+    {"num_negatives": 1024},
+    {"gate_rate": 3.0},
+    {"head_rate": 3.0},
+    {"component_width": 32},
+)
+
+
+def tune(changes: Changes, seconds: float, tried: Callable[[Trial, float], tuple[float, float] | None]) -> Trial:
+    """The setting that validates best of those that `seconds` of processor time allow.
+
+    Each change is made to the best setting so far. `tried(trial, left)` gives a trial's validation score and the
+    seconds that it took, None if it would take more than `left`; the settings of every arm are tried whatever is left.
+    """
+    scores: dict[Trial, float] = {}
+    for number, change in enumerate(changes):
+        is_for_all = number < len(EVERY_ARM)
+        if seconds <= 0 and not is_for_all:
+            break
+        best = max(scores, key=scores.__getitem__, default=Trial(loss="sampled-softmax"))
+        trial = replace(best, **change)
+        if trial.loss == "full-softmax":  # draws no negatives
+            trial = replace(trial, num_negatives=64, groups_per_tile=1)
+        found = None if trial in scores else tried(trial, math.inf if is_for_all else seconds)
+        if found is not None:
+            scores[trial] = found[0]
+            seconds -= found[1]
+    return max(scores, key=scores.__getitem__)
 
 
 def _without_mutual_information(config: TrainConfig) -> TrainConfig:
@@ -83,22 +137,22 @@ ARMS: Mapping[str, Arm] = {
             name="sasrec-dot",
             title="SASRec, dot product",
             shaped=lambda config: with_dot_head(with_sasrec(config)),
-            trials=_DOT_TRIALS,
+            changes=_DOT_CHANGES,
         ),
-        Arm(name="hstu-dot", title="HSTU, dot product", shaped=with_dot_head, trials=_DOT_TRIALS),
+        Arm(name="hstu-dot", title="HSTU, dot product", shaped=with_dot_head, changes=_DOT_CHANGES),
         Arm(
             name="hstu-dot-wide",
             title="HSTU, dot product at the mixture's bytes per item",
             shaped=with_wide_dot_head,
-            trials=_DOT_TRIALS,
+            changes=_WIDE_DOT_CHANGES,
         ),
-        Arm(name="sasrec-mol", title="SASRec, mixture", shaped=with_sasrec, trials=_MIXTURE_TRIALS),
-        Arm(name="hstu-mol", title="HSTU, mixture", shaped=lambda config: config, trials=_MIXTURE_TRIALS),
+        Arm(name="sasrec-mol", title="SASRec, mixture", shaped=with_sasrec, changes=_MIXTURE_CHANGES),
+        Arm(name="hstu-mol", title="HSTU, mixture", shaped=lambda config: config, changes=_MIXTURE_CHANGES),
         Arm(
             name="hstu-mol-no-mi",
             title="HSTU, mixture without mutual information",
             shaped=_without_mutual_information,
-            trials=_MIXTURE_TRIALS,
+            changes=_MIXTURE_CHANGES,
         ),
     )
 }

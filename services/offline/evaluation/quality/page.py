@@ -11,7 +11,7 @@ import numpy as np
 from services.offline.evaluation.common.plots import panels, titled
 from services.offline.evaluation.common.report import Report, Request, cell, filled, markdown, report_of, written
 from services.offline.evaluation.quality import table
-from services.offline.evaluation.quality.arms import ARMS, NUM_TRIALS, Trial
+from services.offline.evaluation.quality.arms import ARMS, Trial
 
 Row = Mapping[str, Any]
 
@@ -48,7 +48,11 @@ def page(report: Mapping[str, Any]) -> str:
     done = sum(section["finals"]["done"] for section in sections)
     expected = sum(section["finals"]["expected"] for section in sections)
     progress = "The table is complete." if done >= expected else f"{done} of {expected} final runs are done so far."
-    values = {"num_trials": NUM_TRIALS, "progress": progress, "sections": [_section(section) for section in sections]}
+    values = {
+        "tuning_minutes": table.TUNING_SECONDS / 60,
+        "progress": progress,
+        "sections": [_section(section) for section in sections],
+    }
     return filled(_FOLDER / "page.template.md", **{**report, **values})
 
 

@@ -36,11 +36,13 @@ _EVENTS_PER_EPOCH = 4_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """How long trainings are: `trial_epochs` for trials, `final_epochs` for final runs."""
+    """How long trainings are: `trial_epochs` for trials, `final_epochs` for final runs; and the processor time that an
+    arm's trials may take, in seconds."""
 
     config: TrainConfig
     trial_epochs: int
     final_epochs: int
+    tuning_seconds: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

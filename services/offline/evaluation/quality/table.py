@@ -1,14 +1,15 @@
 """The whole comparison: which data, splits and seeds, in which order, and what the finished runs add up to.
 
-Every arm and baseline tunes itself on validation with the same number of trials, then ranks the test events once per
-seed. A time limit ends the work; the next call goes on, and what is missing is counted. Runs are kept on their machine;
-the sections of an earlier report, which may be another machine's, stand until there is more than they have, and what
-their trials chose is not tried again.
+Every arm tunes itself on validation in the same processor time, every baseline over its grid; then each ranks the test
+events once per seed. A time limit ends the work; the next call goes on, and what is missing is counted. Runs are kept
+on their machine; the sections of an earlier report, which may be another machine's, stand until there is more than they
+have, and what their trials chose is not tried again.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,11 @@ import numpy as np
 from services.offline.datasets import Interactions, MeasuredSplit, load_dataset, order_test
 from services.offline.datasets.splits import SPLITS
 from services.offline.evaluation.common.report import machine
-from services.offline.evaluation.quality.arms import ARMS, Arm, Trial
+from services.offline.evaluation.quality.arms import ARMS, Arm, Trial, tune
 from services.offline.evaluation.quality.baselines import GRIDS, make_baseline
 from services.offline.evaluation.quality.runs import Finished, Plan, Row, Store, run_arm, run_baseline, strata
 from services.offline.statistics import Difference, holm, paired_difference, spread
+from services.offline.training.choice import microseconds_per_position
 from services.offline.training.evaluation import RankedEvents
 from services.offline.training.loop import Step
 from services.offline.training.presets import preset
@@ -29,10 +31,12 @@ from services.offline.training.sequences import Histories
 
 TIME, LAST, LAST_REVERSED = "global time", "leave-one-out", "leave-one-out, reversed ties"
 METRICS = ("hr@1", "hr@10", "hr@50", "hr@200", "ndcg@10", "mrr")
-# The metrics that a verdict is about; Holm's correction is over all of a table's verdicts.
+# The metrics that a verdict is about; Holm's correction is over the verdicts of a family and a metric.
 JUDGED = ("ndcg@10", "hr@10")
-# Holm multiplies the smallest p-value that they allow, 2 / (R + 1), by the number of comparisons, about 60.
+# Holm multiplies the smallest p-value that they allow, 2 / (R + 1), by the comparisons of a family, 50 at most: .02.
 _REPLICATES = 5_000
+# Processor time of an arm's trials on one split: a dozen of a dot product on ML-1M, half as many of a mixture.
+TUNING_SECONDS = 600.0
 _SHORTER, _NEIGHBOURS = "short", "neighbours"
 
 
@@ -40,9 +44,9 @@ _SHORTER, _NEIGHBOURS = "short", "neighbours"
 class MeasuredData:
     """One data set of the table: its splits, the primary one first, how many seeds final runs have, what runs on it.
 
-    `variant` tells entries of one data set apart. With `published` the arms are the preset of the data's name with the
-    paper's own settings, and nothing is tuned. `settings_of`: arms and baselines take what that set's trials chose.
-    `epochs`: final runs take this many.
+    `variant` tells entries of one data set apart. With `setting` all arms have that one, and nothing is tuned;
+    `is_published`: they are the preset of the data's name, with its epochs. `settings_of`: arms and baselines take what
+    that set's trials chose. `epochs`: final runs take this many.
     """
 
     name: str
@@ -51,7 +55,8 @@ class MeasuredData:
     seeds: int = 3
     baselines: tuple[str, ...] = tuple(GRIDS)
     arms: tuple[str, ...] = tuple(ARMS)
-    published: Trial | None = None
+    setting: Trial | None = None
+    is_published: bool = False
     settings_of: str | None = None
     epochs: int | None = None
 
@@ -100,6 +105,18 @@ DATA = (
         settings_of="ml-1m",
         epochs=30,
     ),
+    # The paper's own claim: equal, sampled negatives for all.
+    *(
+        MeasuredData(
+            name=name,
+            variant="equal",
+            splits=(LAST,),
+            baselines=(),
+            arms=("sasrec-dot", "hstu-dot", "sasrec-mol", "hstu-mol"),
+            setting=Trial(loss="sampled-softmax", num_negatives=128),
+        )
+        for name in ("ml-1m", "amazon-beauty-2014")
+    ),
     MeasuredData(
         name="ml-1m",
         variant="full",
@@ -107,7 +124,8 @@ DATA = (
         seeds=1,
         baselines=(),
         arms=("hstu-dot", "hstu-mol"),
-        published=Trial(loss="sampled-softmax", num_negatives=128),
+        setting=Trial(loss="sampled-softmax", num_negatives=128),
+        is_published=True,
     ),
 )
 
@@ -122,9 +140,9 @@ def plan_for(data: MeasuredData, train: Interactions) -> Plan:
     `quick` goes through the data as often as makes a million positions for a trial and 2.5 million for a final run.
     Short histories go into larger batches: at seven events each, 128 instead of 32 halve the processor time.
     """
-    if data.published is not None:
+    if data.is_published:
         config = preset(data.name)
-        return Plan(config=config, trial_epochs=config.epochs, final_epochs=config.epochs)
+        return Plan(config=config, trial_epochs=config.epochs, final_epochs=config.epochs, tuning_seconds=0.0)
     positions = Histories.of(train).num_positions
     sequences = int((train.user_counts() > 1).sum())
     config = preset("quick")
@@ -133,6 +151,7 @@ def plan_for(data: MeasuredData, train: Interactions) -> Plan:
         config=config,
         trial_epochs=int(np.clip(round(1_000_000 / positions), 3, 10)),
         final_epochs=data.epochs or int(np.clip(round(2_500_000 / positions), 6, 20)),
+        tuning_seconds=TUNING_SECONDS,
     )
 
 
@@ -207,7 +226,7 @@ class _Comparison:
         finals = finals_of(self.store)
         for name in _best_arms(finals):
             for seed in range(self.seeds):
-                self.final(ARMS[name], chosen[name], seed, with_neighbours=True)
+                self.final(ARMS[name], chosen[name], seed, served=True)
 
     def baseline(self, name: str) -> None:
         """Choose a baseline's settings on validation, then rank the test events."""
@@ -236,31 +255,49 @@ class _Comparison:
         return next((settings for settings in GRIDS[name] if dict(settings) in chosen), None)
 
     def tuned(self, arm: Arm) -> Trial:
-        """The setting of an arm that validates best, one seed each; at full size the paper's."""
-        if self.data.published is not None:
-            return self.data.published
-        trials = []
-        for number, trial in enumerate(arm.trials):
-            name, earlier = f"{arm.name}/trial-{number}", self._tried_earlier(arm, trial)
-            if earlier is not None and self.trials.get(name) is None:
-                self.trials.put(name, earlier)
-            trials.append(self._trained(name, arm, trial, seed=0, is_final=False))
-        return arm.trials[_best(trials)]
+        """The data's setting, or of those that the plan's time allows the one that validates best, one seed each."""
+        if self.data.setting is not None:
+            return self.data.setting
+        begun = self.store.get(f"{arm.name}/final-0")
+        if begun is not None:  # what a trial is expected to take varies: all seeds have one setting
+            return Trial(**begun.row["trial"])
+        known = {Trial(**one.row["trial"]): one for one in _stored(self.trials, arm.name, "trial")}
+        count = len(known)
+        earlier = [row for row in self._tuned_earlier.get("trials", ()) if row["arm"] == arm.name]
 
-    def _tried_earlier(self, arm: Arm, trial: Trial) -> Finished | None:
-        """This trial in the earlier section. Its minutes are that machine's."""
-        asked = (arm.name, asdict(trial))
-        rows = self._tuned_earlier.get("trials", ())
-        return next((Finished(row=row, ranked=None) for row in rows if (row["arm"], row["trial"]) == asked), None)
+        def tried(trial: Trial, left: float) -> tuple[float, float] | None:
+            nonlocal count
+            if trial not in known:
+                # The earlier section's: its seconds are that machine's.
+                row = next((row for row in earlier if Trial(**row["trial"]) == trial), None)
+                name = f"{arm.name}/trial-{count}"
+                if row is not None:
+                    known[trial] = self.trials.put(name, Finished(row=row, ranked=None))
+                elif left < math.inf and (self.data.settings_of or left < self._expected_seconds(arm, trial)):
+                    return None
+                else:
+                    known[trial] = self._trained(name, arm, trial, seed=0, is_final=False)
+                count += 1
+            return known[trial].row["validation"], known[trial].row["cpu_seconds"]
 
-    def final(self, arm: Arm, trial: Trial, seed: int, *, with_neighbours: bool = False) -> Finished:
-        kind = _NEIGHBOURS if with_neighbours else "final"
-        return self._trained(
-            f"{arm.name}/{kind}-{seed}", arm, trial, seed=seed, is_final=True, with_neighbours=with_neighbours
+        return tune(arm.changes, self.plan.tuning_seconds, tried)
+
+    def _expected_seconds(self, arm: Arm, trial: Trial) -> float:
+        """Processor time of a trial, measured on its first batches."""
+        self.work.check_time()
+        positions = Histories.of(self.split.train).num_positions * self.plan.trial_epochs
+        return (
+            positions * microseconds_per_position(trial.applied(arm.shaped(self.plan.config)), self.split.train) / 1e6
         )
 
+    def final(self, arm: Arm, trial: Trial, seed: int, *, served: bool = False) -> None:
+        """A final run; `served`: as a bundle serves it, with item neighbours."""
+        name = f"{arm.name}/final-{seed}"
+        served_name = f"{arm.name}/{_NEIGHBOURS}-{seed}" if served else name
+        self._trained(served_name, arm, trial, seed=seed, is_final=True, of=name)
+
     def shorter_mixture(self) -> None:
-        """The best mixture once more in no more processor time than the best dot product took."""
+        """The best mixture once more, alone and as served, in no more processor time than the best dot product took."""
         finals = finals_of(self.store)
         mixture, dot = best_arm(finals, mixtures=True), best_arm(finals, mixtures=False)
         if mixture is None or dot is None:
@@ -272,8 +309,9 @@ class _Comparison:
         arm = ARMS[mixture]
         trial = Trial(**finals[mixture][0].row["trial"])
         for seed in range(self.seeds):
-            plan = replace(self.plan, final_epochs=max(1, epochs))
-            self._trained(f"{mixture}/{_SHORTER}-{seed}", arm, trial, seed=seed, is_final=True, plan=plan)
+            plan, name = replace(self.plan, final_epochs=max(1, epochs)), f"{mixture}/{_SHORTER}-{seed}"
+            for served in (name, f"{mixture}/{_SHORTER}-{_NEIGHBOURS}-{seed}"):
+                self._trained(served, arm, trial, seed=seed, is_final=True, plan=plan, of=name)
 
     def _trained(
         self,
@@ -284,11 +322,11 @@ class _Comparison:
         seed: int,
         is_final: bool,
         plan: Plan | None = None,
-        with_neighbours: bool = False,
+        of: str | None = None,
     ) -> Finished:
+        """A run; where `of` names another, that one's model with item neighbours."""
         store = self.store if is_final else self.trials
         title = f"{self.data.key}, {self.split.name}, {name}"
-        trained = f"{arm.name}/final-{seed}" if with_neighbours else name
 
         def progress(step: Step) -> None:
             # A long training is left at its last checkpoint, at most half a minute back.
@@ -304,9 +342,9 @@ class _Comparison:
                 self.split,
                 seed=seed,
                 is_final=is_final,
-                checkpoints=store.folder / f"{trained}.checkpoint",
+                checkpoints=store.folder / f"{of or name}.checkpoint",
                 progress=progress,
-                with_neighbours=with_neighbours,
+                with_neighbours=of not in (None, name),
             )
 
         return self._done(store, name, work)
@@ -391,7 +429,7 @@ def report(work: Work, data: Sequence[MeasuredData], *, seeds: int | None = None
                 found = earlier
             measured[one.key, split_name] = found
     sections = [measured.pop((one["data"], one["split"]), dict(one)) for one in work.earlier] + list(measured.values())
-    _correct(sections)
+    correct(sections)
     return {"sections": sections}
 
 
@@ -486,6 +524,9 @@ def _verdicts(store: Store, finals: Mapping[str, Sequence[Finished]]) -> Iterato
         shorter = list(_stored(store, mixture, _SHORTER))
         if shorter:
             pairs.append(("mixture minus best dot product at equal training time", mixture, dot, shorter, finals))
+            served = list(_stored(store, mixture, f"{_SHORTER}-{_NEIGHBOURS}"))
+            question = "mixture minus best dot product at equal training time, both with item neighbours"
+            pairs += [(question, mixture, dot, served, near)] if served else []
         pairs.append(("mixture minus best baseline", mixture, baseline, finals[mixture], finals))
     if dot is not None:
         pairs.append(("best dot product minus best baseline", dot, baseline, finals[dot], finals))
@@ -516,10 +557,19 @@ def _plain(found: Difference) -> dict[str, float]:
     }
 
 
-def _correct(sections: Sequence[dict[str, Any]]) -> None:
-    """Holm's correction over every verdict of the table, per metric."""
-    for metric in JUDGED:
-        verdicts = [verdict for section in sections for verdict in section["verdicts"] if verdict["metric"] == metric]
+def family(question: str) -> str:
+    """Which comparisons a verdict's p-value is corrected over: those that answer one question of the page."""
+    if question.endswith("best baseline"):
+        return "against the best baseline"
+    return "item neighbours" if question.startswith("with item neighbours") else "mixture against dot product"
+
+
+def correct(sections: Sequence[dict[str, Any]]) -> None:
+    """Holm's correction over the table's verdicts of each family and metric."""
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for verdict in (verdict for section in sections for verdict in section["verdicts"]):
+        groups.setdefault((family(verdict["question"]), verdict["metric"]), []).append(verdict)
+    for verdicts in groups.values():
         adjusted = holm({str(number): verdict["p_value"] for number, verdict in enumerate(verdicts)})
         for number, verdict in enumerate(verdicts):
             verdict["holm"] = round(adjusted[str(number)], 5)

@@ -47,8 +47,11 @@ def _projection(width_in: int, hidden: int, width_out: int, *, activation: str =
 
 
 @torch.no_grad()
-def _align(query: nn.Module, item: nn.Module, component_width: int) -> None:
+def _align(query: nn.Module, item: nn.Module, component_width: int, noise: float = 0.0) -> None:
     """Start query component p and item component p mod P_x as one orthogonal map, where both projections are linear.
+
+    With `noise` all components start as one such map plus Gaussian noise, rows of about this length beside rows of
+    length 1: so no two query components are the same.
 
     A dot product of the encoder's output with the item's own embedding begins by knowing that people go on with items
     like those they had; random projections have to learn it. On Amazon Beauty (docs/decisions/024) it is most of what
@@ -56,10 +59,15 @@ def _align(query: nn.Module, item: nn.Module, component_width: int) -> None:
     """
     if not (isinstance(query, nn.Linear) and isinstance(item, nn.Linear)):
         return
-    of_items = torch.split(item.weight, component_width)
+    of_items, of_queries = (torch.split(side.weight, component_width) for side in (item, query))
     for component in of_items:
         nn.init.orthogonal_(component)
-    for number, component in enumerate(torch.split(query.weight, component_width)):
+    if noise:
+        base = of_items[0].clone()
+        for component in (*of_items, *of_queries):
+            component.copy_(base + torch.randn_like(base) * noise / base.shape[1] ** 0.5)
+        return
+    for number, component in enumerate(of_queries):
         component.copy_(of_items[number % len(of_items)])
 
 
@@ -144,6 +152,7 @@ class MolHead(nn.Module):
         item_dropout: float = 0.0,
         gate_dropout: float = 0.0,
         pair_dropout: float = 0.0,
+        start_noise: float = 0.0,
     ) -> None:
         super().__init__()
         self.shape = shape
@@ -154,7 +163,7 @@ class MolHead(nn.Module):
             width, shape.query_hidden, from_encoder * shape.component_width, activation=shape.query_activation
         )
         self.item = _projection(width, shape.item_hidden, shape.num_item_components * shape.component_width)
-        _align(self.query, self.item, shape.component_width)
+        _align(self.query, self.item, shape.component_width, start_noise)
         self.query_gate = GateMlp(width, shape.gate_hidden, shape.num_pairs)
         self.item_gate = GateMlp(width, shape.gate_hidden, shape.num_pairs)
         self.pair_gate = PairGateMlp(shape.num_pairs, shape.gate_hidden, tau=shape.tau)

@@ -48,6 +48,7 @@ class SequentialModel(nn.Module):
         num_items: int,
         num_users: int = 0,
         dropouts: Dropouts = Dropouts(),
+        start_noise: float = 0.0,
     ) -> None:
         super().__init__()
         if encoder.uses_user_index != (num_users > 0):
@@ -80,6 +81,7 @@ class SequentialModel(nn.Module):
                 gate_dropout=dropouts.gate,
                 user_element_dropout=dropouts.user_element,
                 pair_dropout=dropouts.pair,
+                start_noise=start_noise,
             )
         else:
             self.head = DotHead(head, encoder.width, item_dropout=dropouts.item)

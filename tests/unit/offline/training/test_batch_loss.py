@@ -1,4 +1,4 @@
-"""The loss of a batch hands the head's dropouts to the negatives too."""
+"""The loss of a batch hands the head's dropouts to the negatives too, and draws negatives per group."""
 
 from dataclasses import replace
 
@@ -23,3 +23,13 @@ def test_pair_dropout_reaches_the_negatives() -> None:
     batch_loss(model, config, encoded, None, targets, torch.Generator().manual_seed(0))
     # Masks for the negatives were drawn after those for the positives.
     assert torch.rand(1) != after_positives
+
+
+def test_a_tile_of_several_groups_has_as_many_draws_of_negatives() -> None:
+    # 16,384 pairs are 2,048 positions with 8 negatives; of those a 128th is 16.
+    config = replace(CONFIG, groups_per_tile=128)
+    model = SequentialModel(config.encoder, config.head, num_items=30, dropouts=config.dropouts).train()
+    used, expected = torch.Generator().manual_seed(0), torch.Generator().manual_seed(0)
+    batch_loss(model, config, torch.randn(40, 16), None, torch.arange(40) % 30, used)
+    torch.randint(30, (3, 8), generator=expected)
+    assert torch.equal(used.get_state(), expected.get_state())

@@ -17,8 +17,14 @@ from services.offline.training.presets import ADDED_LATER, with_dot_head, with_s
 
 VARIANTS = pytest.mark.parametrize(
     "config",
-    [CONFIG, WITH_USERS, with_sasrec(CONFIG), with_dot_head(CONFIG)],
-    ids=["hstu + mol", "with user component", "sasrec + mol", "hstu + dot"],
+    [
+        CONFIG,
+        WITH_USERS,
+        with_sasrec(CONFIG),
+        with_dot_head(CONFIG),
+        replace(CONFIG, head_rate=0.5, gate_rate=2.0, groups_per_tile=8, start_noise=0.3),
+    ],
+    ids=["hstu + mol", "with user component", "sasrec + mol", "hstu + dot", "tuned"],
 )
 
 
@@ -47,6 +53,18 @@ def test_one_seed_gives_one_model_and_another_seed_another() -> None:
     one, same, other = weights_of(CONFIG), weights_of(CONFIG), weights_of(replace(CONFIG, seed=1))
     assert all(torch.equal(one[name], same[name]) for name in one)
     assert not torch.equal(one["item_embedding.weight"], other["item_embedding.weight"])
+
+
+@pytest.mark.parametrize(("still", "rates"), [("head", {"head_rate": 0.0}), ("gate", {"gate_rate": 0.0})])
+def test_head_and_gate_have_learning_rates_of_their_own(still: str, rates: dict[str, float]) -> None:
+    config = replace(CONFIG, **rates)
+    begun, ended = weights_of(replace(config, learning_rate=1e-12), stop_after_batches=1), weights_of(config)
+
+    def part(name: str) -> str:
+        return "gate" if "_gate." in name else "head" if name.startswith("head.") else "rest"
+
+    moved = {part(name) for name, weight in begun.items() if not torch.equal(weight, ended[name])}
+    assert moved == {"rest", "head", "gate"} - {still}
 
 
 def test_one_seed_gives_one_model_on_two_threads() -> None:

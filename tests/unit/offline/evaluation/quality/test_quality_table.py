@@ -10,7 +10,7 @@ import pytest
 
 from services.offline.datasets import Interactions
 from services.offline.evaluation.common.report import Request
-from services.offline.evaluation.quality.arms import ARMS, NUM_TRIALS, bytes_per_item
+from services.offline.evaluation.quality.arms import ARMS, EVERY_ARM, Trial, bytes_per_item, tune
 from services.offline.evaluation.quality.baselines import GRIDS
 from services.offline.evaluation.quality.page import _epochs, page, plot_curves, quality
 from services.offline.evaluation.quality.runs import Finished, Plan, Store
@@ -19,6 +19,7 @@ from services.offline.evaluation.quality.table import (
     MeasuredData,
     Work,
     difference,
+    family,
     finals_of,
     measure,
     plan_for,
@@ -39,7 +40,7 @@ DATA = (CyclicData(name="cyclic", splits=("leave-one-out",), seeds=2),)
 
 
 def short(data: MeasuredData, train: Interactions) -> Plan:
-    return Plan(config=replace(CONFIG, num_negatives=8), trial_epochs=1, final_epochs=2)
+    return Plan(config=replace(CONFIG, num_negatives=8), trial_epochs=1, final_epochs=2, tuning_seconds=0.0)
 
 
 def work(folder: Path, **options) -> Work:
@@ -58,10 +59,16 @@ def test_every_arm_has_its_trials_and_a_final_run_per_seed(finished: Path) -> No
     store = Store(finished / "cyclic" / "leave-one-out")
     finals = finals_of(store)
     assert set(finals) == {*ARMS, *GRIDS}
-    for name, arm in ARMS.items():
-        assert len(arm.trials) == NUM_TRIALS
+    for name in ARMS:
         assert len(finals[name]) == 2
-        trials = [store.get(f"{name}/trial-{number}") for number in range(NUM_TRIALS)]
+        # No time for more than what every arm tries.
+        trials = [store.get(f"{name}/trial-{number}") for number in range(len(EVERY_ARM))]
+        assert store.get(f"{name}/trial-{len(EVERY_ARM)}") is None
+        assert {(one.row["trial"]["loss"], one.row["trial"]["num_negatives"]) for one in trials} == {
+            ("sampled-softmax", 64),
+            ("corrected-softmax", 64),
+            ("corrected-softmax", 256),
+        }
         best = max(trials, key=lambda one: one.row["validation"])
         assert finals[name][0].row["trial"] == best.row["trial"]
         assert all(one.ranked is None and "metrics" not in one.row for one in trials), "a trial has read the test"
@@ -83,7 +90,7 @@ def test_with_neighbours_the_best_of_each_head_are_ranked_again_and_not_trained_
     verdicts = report(work(finished), DATA)["sections"][0]["verdicts"]
     questions = [verdict["question"] for verdict in verdicts]
     assert questions.count("with item neighbours minus without") == 2 * len(near)
-    served = [verdict for verdict in verdicts if verdict["question"].endswith("both with item neighbours")]
+    served = [one for one in verdicts if one["question"] == "mixture minus best dot product, both with item neighbours"]
     dot, mixture = near
     assert {(verdict["one"], verdict["other"]) for verdict in served} == {(mixture, dot)}
     for verdict in served:
@@ -122,9 +129,11 @@ def test_sections_of_an_earlier_report_stand_until_there_is_more(finished: Path,
 def test_what_an_earlier_reports_trials_chose_is_not_tried_again(finished: Path, tmp_path: Path) -> None:
     earlier = report(work(finished), DATA)["sections"][0]
     # Another trial than this machine would choose, and a setting that nobody tries today.
-    chosen = ARMS["hstu-dot"].trials[-1]
+    chosen = Trial(**EVERY_ARM[1])
     for row in earlier["trials"]:
-        row["validation"] = float(row["trial"] == asdict(chosen))
+        row["validation"] = float(Trial(**row["trial"]) == chosen)
+        # A row from before a setting existed stands for the setting's default.
+        del row["trial"]["start_noise"]
     for row in earlier["rows"]:
         row["chosen"] = {"factors": 3} if row["arm"] == "als" else row["chosen"]
     earlier["finals"] = {"done": 1, "expected": len(GRIDS) + 1}
@@ -179,9 +188,87 @@ def test_the_page_holds_every_row_verdict_and_trial(finished: Path, tmp_path: Pa
     assert text.count("\n| **") == len(ARMS) + 2
     assert text.count(", with item neighbours**") == 2
     assert all(verdict["question"] in text for verdict in section["verdicts"])
-    assert len(section["trials"]) == len(ARMS) * NUM_TRIALS
+    assert len(section["trials"]) == len(ARMS) * len(EVERY_ARM)
+    for metric in ("ndcg@10", "hr@10"):
+        # Three families, each corrected by itself: the smallest of its p-values by the number of its verdicts.
+        families: dict[str, list[dict]] = {}
+        for verdict in (one for one in section["verdicts"] if one["metric"] == metric):
+            families.setdefault(family(verdict["question"]), []).append(verdict)
+        assert set(families) == {"mixture against dot product", "against the best baseline", "item neighbours"}
+        for members in families.values():
+            first = min(members, key=lambda one: one["p_value"])
+            assert first["holm"] == pytest.approx(min(1, first["p_value"] * len(members)), abs=1e-4)
     plot_curves(found, tmp_path / "curves.png")
     assert (tmp_path / "curves.png").stat().st_size > 0
+
+
+def tuned(scores: dict[str, float], seconds: float, arm: str = "hstu-mol") -> tuple[Trial, list[str]]:
+    """With this score for each setting by its text (else 0) and a second each: what is chosen, and what was tried."""
+    seen: list[str] = []
+
+    def tried(trial: Trial, left: float) -> tuple[float, float] | None:
+        if left < 1:
+            return None
+        seen.append(trial.text)
+        return scores.get(trial.text, 0.0), 1.0
+
+    return tune(ARMS[arm].changes, seconds, tried), seen
+
+
+def test_an_arm_tries_changes_to_its_best_setting_while_its_time_lasts() -> None:
+    best = "corrected-softmax, 256 negatives"
+    everybody = ["sampled-softmax, 64 negatives", "corrected-softmax, 64 negatives", best]
+    assert tuned({best: 0.2}, 0.0) == (Trial(**EVERY_ARM[2]), everybody)
+    noisy = f"{best}, start noise 0.3"
+    scores = {best: 0.2, noisy: 0.3}
+    dropping = f"{best}, gate dropout 0.2, pair dropout 0.1, start noise 0.3"
+    assert tuned(scores, 5.5) == (Trial(**EVERY_ARM[2], start_noise=0.3), [*everybody, noisy, dropping])
+    # A change that is no better is left again.
+    slower = f"{best}, gate rate 0.3"
+    assert tuned({best: 0.2}, 6.5)[1][-1] == slower
+
+
+def test_settings_that_a_full_softmax_does_not_read_are_not_tried_with_it() -> None:
+    chosen, seen = tuned({"full-softmax": 0.3, "corrected-softmax, 1024 negatives": 0.2}, 100.0, "hstu-dot")
+    assert chosen == Trial(loss="full-softmax")
+    assert seen[3:] == [
+        "full-softmax",
+        "corrected-softmax, 1024 negatives",
+        "full-softmax, rate 0.5",
+        "full-softmax, rate 2",
+    ]
+
+
+def test_a_trials_settings_are_those_of_its_training() -> None:
+    trial = Trial(
+        loss="corrected-softmax",
+        num_negatives=256,
+        regularised=True,
+        component_width=4,
+        groups_per_tile=2,
+        gate_dropout=0.2,
+        pair_dropout=0.3,
+        rate=0.5,
+        head_rate=3.0,
+        gate_rate=0.25,
+        start_noise=0.125,
+    )
+    assert trial.applied(CONFIG) == replace(
+        CONFIG,
+        loss="corrected-softmax",
+        num_negatives=256,
+        dropouts=replace(CONFIG.dropouts, encoder=0.3, item=0.2, gate=0.2, pair=0.3),
+        head=replace(CONFIG.head, component_width=4),
+        groups_per_tile=2,
+        learning_rate=CONFIG.learning_rate / 2,
+        head_rate=3.0,
+        gate_rate=0.25,
+        start_noise=0.125,
+    )
+    assert trial.text == (
+        "corrected-softmax, 256 negatives, more dropout, component width 4, groups per tile 2, gate dropout 0.2, "
+        "pair dropout 0.3, rate 0.5, head rate 3, gate rate 0.25, start noise 0.125"
+    )
 
 
 def test_the_wide_dot_product_has_the_mixtures_bytes_per_item() -> None:
