@@ -105,6 +105,7 @@ def _mixture_loss(
         gate_dropout=head.gate_dropout,
         pair_dropout=head.pair_dropout,
         objective=objective,
+        backward_negatives=config.backward_negatives,
     ) / len(encoded)
     information = mutual_information(weights)
     total = ranking + config.mutual_information_weight * information

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from services.algorithms.ops.mol_gradients import GroupScores
-from services.offline.training.sampled_objectives import Objective, sampled_softmax
+from services.offline.training.sampled_objectives import Objective, sampled_softmax, thinned
 
 # Groups whose passes run together on a card, which is slow to start and wide: 132 groups of a batch of ML-1M make some
 # 6,000 launches one by one. At R K = 16,384 and G = 128 a tile takes 1.5 GB.
@@ -64,6 +64,7 @@ def mol_sampled_softmax(
     gate_dropout: float = 0.0,
     pair_dropout: float = 0.0,
     objective: Objective = sampled_softmax,
+    backward_negatives: int = 0,
 ) -> Tensor:
     """Sum over positions of the objective of the positive's logit and its group's negatives'.
 
@@ -72,6 +73,8 @@ def mol_sampled_softmax(
     objective is -log softmax of the positive among itself and the negatives.
     Dropout: pair weights are dropped with probability `gate_dropout` and the rest renormalised; of the cosines that the
     gate's network reads, each is dropped with probability `pair_dropout` and the rest scaled (global generator).
+    backward_negatives: about how many negatives of a position have a gradient (`thinned`, an unbiased estimate); 0: all
+    The loss is exact either way. Only the CPU's kernel gains by it, so elsewhere all have one.
     Cost: O(N K P (d + G)) time; memory one tile, n * G floats a few times over.
     Raises: ValueError if the groups don't cover the positions.
     """
@@ -93,6 +96,7 @@ def mol_sampled_softmax(
         gate_dropout,
         pair_dropout,
         objective,
+        backward_negatives,
     )
     return loss
 
@@ -101,7 +105,7 @@ class _MolSampledSoftmax(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *args: Any) -> Tensor:
         positive, components, query_gate, item_components, item_gate, w1, b1, w2, b2 = args[:9]
-        rows, target_rows, group_size, tau, gate_dropout, pair_dropout, objective = args[9:]
+        rows, target_rows, group_size, tau, gate_dropout, pair_dropout, objective, _ = args[9:]
         if positive.device.type == "cpu" and positive.dtype == torch.float32:
             summed, found = _by_kernel(*args)
             ctx.save_for_backward(*found)
@@ -143,7 +147,7 @@ class _MolSampledSoftmax(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         scaled = [gradient * grads[0] for gradient in ctx.saved_tensors]
-        return (*scaled, *([None] * 7))
+        return (*scaled, *([None] * 8))
 
 
 def _tiles(num_positions: int, group_size: int, together: int) -> Iterator[tuple[int, int, int]]:
@@ -165,7 +169,7 @@ def _by_kernel(
 ) -> tuple[Tensor, list[Tensor]]:
     """The loss, and its gradients with respect to the first nine arguments."""
     weights = [tensor.contiguous().numpy() for tensor in rest[:4]]
-    rows, target_rows, group_size, tau, gate_dropout, pair_dropout, objective = rest[4:]
+    rows, target_rows, group_size, tau, gate_dropout, pair_dropout, objective, backward_negatives = rest[4:]
     components, query_gate, items, gates = (
         tensor.contiguous() for tensor in (components, query_gate, item_components, item_gate)
     )
@@ -191,6 +195,8 @@ def _by_kernel(
         logits = torch.from_numpy(kernel.scores()).div_(tau).masked_fill_(collision, float("-inf"))
         group_loss, of_positive, of_logits = objective(positive[part] / tau, logits)
         loss += group_loss
+        if 0 < backward_negatives < len(chosen):
+            of_logits = thinned(of_logits, backward_negatives)
         d_positive[part] = of_positive / tau
         parts = map(torch.from_numpy, kernel.add_gradients(of_logits.div_(tau).numpy(), network))
         d_components[part], d_query_gate[part], of_items, of_gates = parts

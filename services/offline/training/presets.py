@@ -19,6 +19,7 @@ LOSSES = ("sampled-softmax", "corrected-softmax", "gbce", "full-softmax")
 # What a field stands for in checkpoints from before it existed. A checkpoint that has it may say otherwise.
 ADDED_LATER: Mapping[str, Any] = {
     "loss": "sampled-softmax",
+    "backward_negatives": 0,
     "gbce_calibration": 0.75,
     "sasrec": None,
     "dot_weight_decay": None,
@@ -55,6 +56,8 @@ class TrainConfig:
     seed: int = 0
     dropouts: Dropouts = Dropouts()  # noqa: RUF009 - frozen
     num_negatives: int
+    # About how many of a position's negatives a mixture's gradient is estimated from on a CPU; 0: all.
+    backward_negatives: int = 0
     batch_sequences: int
     learning_rate: float
     weight_decay: float = 1e-3
@@ -83,7 +86,8 @@ class TrainConfig:
     def __post_init__(self) -> None:
         for names, low, high in (
             (("epochs", "num_negatives", "batch_sequences", "groups_per_tile"), 1, math.inf),
-            (("weight_decay", "mutual_information_weight", "user_norm_weight", "start_noise"), 0, math.inf),
+            (("backward_negatives", "weight_decay", "mutual_information_weight"), 0, math.inf),
+            (("user_norm_weight", "start_noise"), 0, math.inf),
             (("head_rate", "gate_rate"), 0, 100),
             (("warmup_fraction", "final_rate_fraction", "gbce_calibration"), 0, 1),
             ([f"dropouts.{field.name}" for field in fields(Dropouts)], 0, 0.95),
@@ -192,7 +196,8 @@ _QUICK = TrainConfig(
     ),
     epochs=6,
     dropouts=Dropouts(encoder=0.1),
-    num_negatives=64,
+    num_negatives=256,
+    backward_negatives=32,
     batch_sequences=32,
     learning_rate=3e-3,
     loss="corrected-softmax",

@@ -51,3 +51,17 @@ def gbce(num_items: int, num_negatives: int, calibration: float) -> Objective:
         return loss, beta * (torch.sigmoid(positive) - 1), torch.sigmoid_(negatives)
 
     return objective
+
+
+def thinned(gradients: Tensor, kept: int) -> Tensor:
+    """An unbiased estimate of gradients (R, K) in which about `kept` of each row are not zero (global generator).
+
+    Entry k of a row is kept with probability q_k = min(1, kept |g_k| / sum |g|), and divided by q_k. Systematic
+    sampling takes one uniform number a row: an entry is kept where the running sum of q passes a whole number.
+    """
+    size = gradients.abs()
+    marks = gradients.new_empty(len(gradients), 1 + gradients.shape[1])
+    torch.rand(len(gradients), out=marks[:, 0])
+    probability = torch.mul(size, kept / size.sum(1, keepdim=True).clamp_(min=1e-30), out=marks[:, 1:]).clamp_(max=1.0)
+    passed = marks.cumsum(1).floor_()
+    return torch.where(passed[:, 1:] > passed[:, :-1], gradients / probability, 0.0)

@@ -52,10 +52,19 @@ def gradients_of(group: GroupScores, d_scores: np.ndarray, **options) -> dict[st
     return {"query": query, "query_gate": query_gate, "items": items, "item_gate": item_gate, **network}
 
 
+def with_zeros(d_scores: np.ndarray, share: float) -> np.ndarray:
+    """So many of the gradients are zero, and all of the first position's."""
+    is_zero = np.random.default_rng(3).random(d_scores.shape) < share
+    is_zero[0] |= share > 0
+    return np.where(is_zero, np.float32(0), d_scores)
+
+
 @pytest.mark.parametrize("build", native_builds("mol_gradients"))
+@pytest.mark.parametrize("share", [0.0, 0.8], ids="{:.0%} zero".format)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_scores_and_gradients_equal_autograds(shape: tuple[int, ...], build: str) -> None:
+def test_scores_and_gradients_equal_autograds(shape: tuple[int, ...], share: float, build: str) -> None:
     group, d_scores = group_of(shape)
+    d_scores = with_zeros(d_scores, share)
     kernels = native_builds("mol_gradients")[build]
     q, query_gate, items, item_gate, w1, b1, w2, b2 = tensors = [
         torch.from_numpy(getattr(group, name)).double().requires_grad_() for name in INPUTS
@@ -74,11 +83,13 @@ def test_scores_and_gradients_equal_autograds(shape: tuple[int, ...], build: str
 
 
 @pytest.mark.parametrize("build", native_builds("mol_gradients"))
+@pytest.mark.parametrize("share", [0.0, 0.6], ids="{:.0%} zero".format)
 @pytest.mark.parametrize("dropout", ["gate_dropout", "pair_dropout"])
-def test_gradients_under_dropout_are_those_of_the_scores(dropout: str, build: str) -> None:
+def test_gradients_under_dropout_are_those_of_the_scores(dropout: str, share: float, build: str) -> None:
     """Both calls drop the same, so a step along a gradient changes the loss by the gradient's square."""
     kernels = native_builds("mol_gradients")[build]
     group, d_scores = group_of((13, 9, 20, 4, 2, 8, 16), **{dropout: 0.4}, seed=7)
+    d_scores = with_zeros(d_scores, share)
     plain = replace(group, **{dropout: 0.0})
     assert np.abs(group.scores(kernels=kernels) - plain.scores(kernels=kernels)).max() > 0.01
     for name, gradient in gradients_of(group, d_scores, kernels=kernels).items():

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from services.offline.training.loss import _FullSoftmax
-from services.offline.training.sampled_objectives import Objective, corrected_softmax, gbce, sampled_softmax
+from services.offline.training.sampled_objectives import Objective, corrected_softmax, gbce, sampled_softmax, thinned
 
 X, K = 900, 5
 
@@ -85,3 +85,23 @@ def test_the_full_softmax_over_tiles_equals_cross_entropy() -> None:
         torch.autograd.grad(3 * loss, (query, items)), torch.autograd.grad(3 * expected, (query, items)), strict=True
     ):
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
+
+
+def test_thinned_gradients_are_right_on_average_and_as_many_as_asked_for() -> None:
+    torch.manual_seed(0)
+    row = torch.randn(40).pow(3)
+    row[5] = 0
+    found = thinned(row.expand(40_000, 40).clone(), 8)
+    probability = (8 * row.abs() / row.abs().sum()).clamp(max=1)
+    assert (found != 0).sum(1).float().mean().item() == pytest.approx(probability.sum().item(), abs=0.01)
+    assert set((found != 0).sum(1).tolist()) <= {int(probability.sum()), int(probability.sum()) + 1}
+    # Within five standard errors of each entry's mean.
+    error = 5 * (row.abs() * ((1 - probability) / probability.clamp(min=1e-9)).sqrt()) / 200
+    assert ((found.mean(0) - row).abs() <= error + 1e-6).all()
+    # What is kept of a row adds up to nearly what the row did.
+    assert found.abs().sum(1).sub(row.abs().sum()).abs().max() <= row.abs().sum() / 8 + 1e-4
+
+
+def test_few_gradients_are_all_kept_as_they_are() -> None:
+    gradients = torch.tensor([[0.0, 1.0, -2.0, 0.0], [0.0, 0.0, 0.0, 0.0]])
+    assert torch.equal(thinned(gradients, 4), gradients)

@@ -169,7 +169,7 @@ def test_presets_are_the_issues_and_unknown_names_are_refused_with_the_known() -
     assert (paper.epochs, paper.seed, paper.num_negatives, paper.batch_sequences) == (1, 3, 128, 128)
     quick = preset("quick")
     assert quick.encoder.num_blocks >= 2
-    assert (quick.encoder.width, quick.encoder.max_history, quick.num_negatives) == (50, 100, 64)
+    assert (quick.encoder.width, quick.encoder.max_history, quick.num_negatives) == (50, 100, 256)
     assert (quick.head.num_pairs, quick.head.component_width, quick.head.gate_hidden) == (8, 50, 64)
     assert not quick.encoder.uses_user_index
     with pytest.raises(ValueError, match="preset='slow'; allowed: quick, ml-1m, ml-20m, books"):

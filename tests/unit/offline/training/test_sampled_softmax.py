@@ -100,6 +100,23 @@ def test_the_kernels_dropout_follows_the_global_generator(dropouts: dict[str, fl
     assert losses[0] == losses[1] != losses[2]
 
 
+def test_a_thinned_backward_pass_leaves_the_loss_and_the_mean_gradient() -> None:
+    inputs = inputs_of(12, 6, 30, 40, 2, 2, 5, dtype=torch.float32)
+    every = loss_of(mol_sampled_softmax, inputs)
+    wanted = torch.autograd.grad(every, inputs[0])
+    torch.manual_seed(0)
+    found = []
+    for _ in range(400):
+        thinned = loss_of(mol_sampled_softmax, inputs, backward_negatives=6)
+        assert thinned.item() == every.item()
+        found.append(torch.autograd.grad(thinned, inputs[0]))
+    for gradient, draws in zip(wanted, zip(*found, strict=True), strict=True):
+        stacked = torch.stack(draws)
+        standard_error = (stacked.var(0).sum() / len(found)).sqrt()
+        assert (stacked.mean(0) - gradient).norm() <= 2 * standard_error + 1e-5 * gradient.norm()
+        assert standard_error < 0.1 * gradient.norm()
+
+
 def test_a_position_whose_every_negative_is_its_target_costs_nothing() -> None:
     inputs = inputs_of(4, 4, 3, 1, 2, 2, 3)
     loss = loss_of(mol_sampled_softmax, inputs)
