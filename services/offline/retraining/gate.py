@@ -1,9 +1,9 @@
 """Is a new model fit to take the serving one's place? Both answer the events after a moment, as they would be served.
 
-What people took, as the event schema says, is ranked from everything that they did before it, by the bundle's own ONNX
-encoder, half-precision states, mixture and item neighbours; people of whom a model knows nothing get its popular items.
-The new model is held back where it may lose overall, or loses beyond doubt in a stratum: among new people, say, who are
-few (decision 059).
+What people took, as the event schema says, is ranked from everything that they did before it and as of its time, by the
+bundle's own ONNX encoder, half-precision states, mixture and item neighbours; people of whom a model knows nothing get
+its popular items. The new model is held back where it may lose overall, or loses beyond doubt in a stratum: among new
+people, say, who are few (decision 059).
 
 Letters: E events, B of them at a time, X items of the data.
 """
@@ -165,8 +165,8 @@ class ServedScorer:
         began = self._clock()
         past = [self._rows[histories.offsets[user] : event] for event, user in zip(events, users, strict=True)]
         people = [
-            Person(self._data.user_ids[user], stored_events(self._data, rows))
-            for user, rows in zip(users.tolist(), past, strict=True)
+            Person(self._data.user_ids[user], stored_events(self._data, rows), as_of)
+            for user, rows, as_of in zip(users.tolist(), past, histories.times[events].tolist(), strict=True)
         ]
         states, known = self._states(people)
         own = np.broadcast_to(self._popular, (len(events), len(self._popular))).astype(np.float64)

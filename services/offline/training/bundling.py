@@ -56,6 +56,7 @@ def save_bundle(
             metrics=metrics,
             new_item_length=new_item_length,
             neighbours=neighbours,
+            absence=model.absence_shape,
             events_yaml=events_yaml,
             attributes=attributes,
         ),
@@ -73,6 +74,12 @@ def _without_untrained(states: ItemStates, counts: npt.NDArray[np.int64]) -> Ite
 def load_model(bundle: Bundle) -> SequentialModel:
     """The bundle's model in PyTorch, ready to encode. Raises: RuntimeError if a weight is missing or misshapen."""
     manifest = bundle.manifest
-    model = SequentialModel(bundle.encoder, manifest.head, num_items=manifest.num_items, num_users=manifest.num_users)
+    model = SequentialModel(
+        bundle.encoder,
+        manifest.head,
+        num_items=manifest.num_items,
+        num_users=manifest.num_users,
+        absence=manifest.absence,
+    )
     model.load_state_dict({name: torch.from_numpy(value) for name, value in bundle.weights().items()})
     return model.eval()

@@ -1,8 +1,8 @@
 """How well a model predicts held-out events: each from the state before it, against the whole catalogue.
 
 The state is the one serving would hold: the window rule applied to everything that user did before, held-out events
-included, once they have happened. Items that the user has seen are left out of the ranking, for every scorer alike, so
-a model and its baselines answer the same questions.
+included, once they have happened, as of the event's own time. Items that the user has seen are left out of the ranking,
+for every scorer alike, so a model and its baselines answer the same questions.
 
 Letters: E events to predict, B of them at a time, L history length, X items.
 """
@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from services.algorithms.absence import buckets_of
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.states import QueryStates
 from services.offline.datasets import Interactions
@@ -30,8 +31,8 @@ class EventScorer(Protocol):
     """Something that scores the catalogue for what a user does next: a model or a baseline."""
 
     def scores(self, histories: Histories, events: IntArray, users: IntArray) -> npt.NDArray[np.floating]:
-        """(B, X) scores, higher is better, from what stands before position events[b] of users[b] and nothing else:
-        histories.items[histories.offsets[users[b]] : events[b]]."""
+        """(B, X) scores, higher is better, from what stands before position events[b] of users[b], that is
+        histories.items[histories.offsets[users[b]] : events[b]], from the event's time and nothing else."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,11 +79,15 @@ class ModelScorer:
     def __init__(self, model: SequentialModel, user_index: IntArray | None = None) -> None:
         self._model, self._user_index = model.eval(), user_index
         self._scorer = MolScorer(model.all_item_states(), model.pair_gate())
+        self._absence = model.absence_rows()
 
     def scores(self, histories: Histories, events: IntArray, users: IntArray) -> npt.NDArray[np.floating]:
         device = self._model.item_embedding.weight.device
         indices = None if self._user_index is None else torch.from_numpy(self._user_index[users]).to(device)
-        return self._scorer.scores(_states_before(self._model, histories, events, users, indices))
+        states = _states_before(self._model, histories, events, users, indices)
+        if self._absence is not None:
+            states = self._absence.apply(states, buckets_of(histories.gaps(events), self._absence.shape))
+        return self._scorer.scores(states)
 
 
 class _CountScorer:

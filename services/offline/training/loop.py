@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from services.algorithms.absence import buckets_of
 from services.algorithms.item_buckets import item_buckets
 from services.offline.datasets import Interactions
 from services.offline.training import checkpoint
@@ -142,6 +143,7 @@ class _Run:
             num_users=0 if self.user_index is None else int(self.user_index.max()) + 1,
             dropouts=config.dropouts,
             start_noise=config.start_noise,
+            absence=config.absence if interactions.has_times else None,
         ).to(self.device)
         self.optimizer = torch.optim.AdamW(
             self._parameter_groups(),
@@ -260,7 +262,9 @@ class _Run:
             owners = batch.users[batch.positions // batch.items.shape[1]]
             users = torch.from_numpy(self.user_index[owners]).to(self.device)
         targets = torch.from_numpy(batch.targets).to(self.device)
-        loss = batch_loss(self.model, self.config, cut, users, targets, self.negatives)
+        absence = self.model.absence_shape
+        buckets = None if absence is None else torch.from_numpy(buckets_of(batch.gaps, absence)).to(self.device)
+        loss = batch_loss(self.model, self.config, cut, users, targets, self.negatives, buckets)
         torch.autograd.backward(loss.total)
         return float(loss.ranking)
 

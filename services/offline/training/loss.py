@@ -44,13 +44,18 @@ def batch_loss(
     users: Tensor | None,
     targets: Tensor,
     generator: torch.Generator,
+    buckets: Tensor | None = None,
 ) -> Loss:
-    """encoded (N, D) states in random order, users (N,) or None, targets (N,) dense items. `generator` draws items."""
+    """encoded (N, D) states in random order, users (N,) or None, targets (N,) dense items. `generator` draws items.
+
+    buckets (N,): of absence, from each state's last event to its target's; None: the model reads none.
+    """
+    query, gate = model.query_states(encoded, users, buckets)
     group_size = max(16, _PAIRS_PER_TILE // (config.num_negatives * config.groups_per_tile))
     groups = -(-len(targets) // group_size)
     if config.loss == "full-softmax":
         assert isinstance(model.head, DotHead)
-        query, every = model.head.query_states(encoded, users)[0], model.head.item_states(model.item_rows)[0]
+        every = model.head.item_states(model.item_rows)[0]
         summed = _FullSoftmax.apply(query.squeeze(1), every.squeeze(1), targets, config.head.tau)
         return _plain(summed / len(targets))
     drawn = torch.randint(model.num_items, (groups, config.num_negatives), generator=generator).to(targets.device)
@@ -59,8 +64,9 @@ def batch_loss(
     negatives = Negatives(negative_rows, target_rows, group_size)
     objective = objective_of(config, model.num_items)
     if isinstance(model.head, MolHead):
-        return _mixture_loss(model.head, config, encoded, users, embedded, negatives, objective)
-    return _dot_loss(model.head, config, encoded, users, embedded, negatives, objective)
+        assert gate is not None
+        return _mixture_loss(model.head, config, States(query, gate), users, embedded, negatives, objective)
+    return _dot_loss(model.head, config, query.squeeze(1), embedded, negatives, objective)
 
 
 def objective_of(config: TrainConfig, num_items: int) -> Objective:
@@ -83,13 +89,12 @@ def _distinct(num_items: int, targets: Tensor, drawn: Tensor) -> tuple[Tensor | 
 def _mixture_loss(
     head: MolHead,
     config: TrainConfig,
-    encoded: Tensor,
+    queries: States,
     users: Tensor | None,
     embedded: Tensor,
     negatives: Negatives,
     objective: Objective,
 ) -> Loss:
-    queries = States(*head.query_states(encoded, users))
     items = States(*head.item_states(embedded))
     target = negatives.target_rows
     positive, weights = head.score_pairs(queries, (items.components[target], items.gate[target]))
@@ -106,7 +111,7 @@ def _mixture_loss(
         pair_dropout=head.pair_dropout,
         objective=objective,
         backward_negatives=config.backward_negatives,
-    ) / len(encoded)
+    ) / len(queries.components)
     information = mutual_information(weights)
     total = ranking + config.mutual_information_weight * information
     if head.user is not None and users is not None and config.user_norm_weight:
@@ -123,13 +128,11 @@ def mutual_information(weights: Tensor) -> Tensor:
 def _dot_loss(
     head: DotHead,
     config: TrainConfig,
-    encoded: Tensor,
-    users: Tensor | None,
+    query: Tensor,
     embedded: Tensor,
     negatives: Negatives,
     objective: Objective,
 ) -> Loss:
-    query = head.query_states(encoded, users)[0].squeeze(1)
     items = head.item_states(embedded)[0].squeeze(1)
     positive = (query * items[negatives.target_rows]).sum(dim=1)
     count, size = len(query), negatives.group_size

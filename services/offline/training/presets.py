@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from operator import attrgetter
 from typing import Any
 
-from services.algorithms.manifest import EncoderShape, HeadShape
+from services.algorithms.manifest import AbsenceShape, EncoderShape, HeadShape
 from services.offline.training.models.sequential import Dropouts
 
 # A mixture scored against the whole catalogue at every position would cost X / K times its sampled softmax.
@@ -34,6 +34,7 @@ ADDED_LATER: Mapping[str, Any] = {
     "encoder.residual_of_norm": False,
     "encoder.actions": [],
     "head.query_activation": "silu",
+    "absence": None,
 }
 
 
@@ -79,6 +80,8 @@ class TrainConfig:
     start_noise: float = 0.0
     # Where nobody says how many epochs: at least this many positions, so that small data is not left half trained.
     default_min_positions: int = 0
+    # How long somebody has been away, read where the data have times; None: never.
+    absence: AbsenceShape | None = None
     # What the baselines change besides encoder or head; None: nothing.
     sasrec: SasRecSettings | None = None
     dot_weight_decay: float | None = None
@@ -204,6 +207,7 @@ _QUICK = TrainConfig(
     warmup_fraction=0.05,
     final_rate_fraction=0.02,
     default_min_positions=1_000_000,
+    absence=AbsenceShape(),
 )
 
 # The authors' configurations, checked value by value in tests/golden; docs/decisions/024 says where we differ.

@@ -58,6 +58,10 @@ class Histories:
         """What the encoder reads of these events: their items and actions as one number."""
         return self.items[rows] if self.actions is None else self.items[rows] + self.actions[rows] * STRIDE
 
+    def gaps(self, rows: IntArray) -> IntArray:
+        """Seconds from the event before each of these, which must be of the same user, to its own time."""
+        return self.times[rows] - self.times[rows - 1]
+
     @property
     def num_positions(self) -> int:
         """Events to predict in one epoch: all but each user's first."""
@@ -69,8 +73,8 @@ class Histories:
 class Batch:
     """Shapes: items (as `Histories.read`), times (B, L), left-aligned, items -1 beyond a window's end; users (B,).
 
-    positions (N,) are flat indices into (B, L) in random order, targets (N,) the item that followed each, outcomes (N,)
-    that event's, or None.
+    positions (N,) are flat indices into (B, L) in random order, targets (N,) the item that followed each, gaps (N,) the
+    seconds until then, outcomes (N,) that event's, or None.
     """
 
     items: IntArray
@@ -78,6 +82,7 @@ class Batch:
     users: IntArray
     positions: IntArray
     targets: IntArray
+    gaps: IntArray
     outcomes: IntArray | None = None
 
 
@@ -158,6 +163,7 @@ class EpochBatches:
             users=self._users[chosen],
             positions=positions,
             targets=self._histories.items[following],
+            gaps=self._histories.gaps(following),
             outcomes=None if self._histories.outcomes is None else self._histories.outcomes[following],
         )
 

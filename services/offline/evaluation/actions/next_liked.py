@@ -62,10 +62,13 @@ def ranks_by_arm(bundle: Bundle, asked: Asked, say: Callable[[str], None]) -> di
     Arms are ways to ask a model of items and times; one that reads actions has its own.
     """
     data = asked.data
-    alike = [Person(data.user_ids[data.users[row]], stored_events(data, past)) for row, past in _each(asked)]
+    alike = [
+        Person(data.user_ids[data.users[row]], stored_events(data, past), int(data.timestamps[row]))
+        for row, past in _each(asked)
+    ]
     if bundle.encoder.actions:
         return _ranks(bundle, asked, {"actions encoded": (alike, False), "encoded and led away": (alike, True)}, say)
-    named = [Person(one.user_id, [_by_name(event) for event in one.events]) for one in alike]
+    named = [Person(one.user_id, [_by_name(event) for event in one.events], one.as_of) for one in alike]
     arms = {
         "all events alike": (alike, False),
         "led away (served)": (alike, True),

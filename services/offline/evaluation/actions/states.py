@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from services.algorithms.absence import buckets_of
 from services.algorithms.bundle import ENCODER_ONNX, Bundle
 from services.algorithms.history import trim
 from services.algorithms.packed_state import unpack_query_state
@@ -25,10 +26,11 @@ _AT_ONCE = 256
 
 @dataclass(frozen=True, slots=True)
 class Person:
-    """Somebody and what they did, oldest first."""
+    """Somebody and what they did, oldest first; `as_of`: when they ask, unix seconds, None: right after it."""
 
     user_id: str
     events: Sequence[StoredEvent]
+    as_of: int | None = None
 
 
 class ServedStates:
@@ -37,6 +39,7 @@ class ServedStates:
     def __init__(self, bundle: Bundle, *, leads_away: bool = True) -> None:
         vocabulary = vocabulary_of(bundle)
         self._shape = (bundle.num_query_components, bundle.manifest.head.component_width)
+        self._absence = bundle.absence
         self._words: Vocabulary = vocabulary if leads_away else replace(vocabulary, aversion=None)
         self._encoder = InProcessEncoder(bundle.file(ENCODER_ONNX), None, max_history=bundle.max_history, cache_bytes=0)
 
@@ -44,6 +47,7 @@ class ServedStates:
         """States (n,) of those people (rows, (n,)) of whom the model knows anything."""
         packed: list[PackedQueryState] = []
         rows: list[int] = []
+        gaps: list[int] = []
         for start in range(0, len(people), _AT_ONCE):
             windows, jobs, known = [], [], []
             for number, one in enumerate(people[start : start + _AT_ONCE], start):
@@ -54,6 +58,8 @@ class ServedStates:
                     windows.append(window)
                     jobs.append(job)
                     known.append(number)
+                    last = window[-1].event_time_ms // 1000
+                    gaps.append(0 if one.as_of is None else one.as_of - last)
             found = self._encoder.encode(jobs) if jobs else []
             packed += [user_state(self._words, one, 0, window) for one, window in zip(found, windows, strict=True)]
             rows += known
@@ -74,6 +80,8 @@ class ServedStates:
         states = QueryStates(
             components=np.concatenate([one.components for one in made]), gate=np.concatenate(gates) if gates else None
         )
+        if self._absence is not None:
+            states = self._absence.apply(states, buckets_of(np.array(gaps), self._absence.shape))
         return states, np.array(rows, dtype=np.int64)
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from services.algorithms.absence import AbsenceRows, buckets_of
 from services.algorithms.history import windows
 from services.algorithms.item_buckets import item_buckets
 from services.algorithms.ops.mol_scores import MolScorer
@@ -35,16 +36,20 @@ _WINDOWS_PER_BATCH = 64
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EventStates:
-    """`states` are S distinct states; rows (n,) say which preceded each event, -1 where the user had no history."""
+    """`states` are S distinct states; rows (n,) say which preceded each event, -1 where the user had no history, and
+    gaps (n,) how many seconds before it the last event of that history was."""
 
     states: QueryStates
     rows: IntArray
+    gaps: IntArray
+    absence: AbsenceRows | None
 
     def of(self, events: IntArray) -> QueryStates:
-        """States before the events at these places, which must have one."""
-        chosen = self.rows[events]
-        gate = self.states.gate
-        return QueryStates(components=self.states.components[chosen], gate=None if gate is None else gate[chosen])
+        """States before the events at these places, which must have one, as of the events' times."""
+        states = self.states.take(self.rows[events])
+        if self.absence is None:
+            return states
+        return self.absence.apply(states, buckets_of(self.gaps[events], self.absence.shape))
 
 
 def states_before(
@@ -65,16 +70,20 @@ def states_before(
     # The state before an event is the one after the last event that the encoder read: its place among all that are.
     places = np.where(before > 0, offsets[users] + before - 1, -1)
     wanted = np.unique(places[places >= 0])
+    times = interactions.timestamps[order].astype(np.int64)
     states = _encode(
         model,
         items=item_rows[order],
-        times=interactions.timestamps[order].astype(np.int64),
+        times=times,
         offsets=offsets,
         user_rows=part.user_rows,
         wanted=wanted,
     )
     rows = np.where(places >= 0, np.searchsorted(wanted, places), -1).astype(np.int64)
-    return EventStates(states=states, rows=rows)
+    known = places >= 0
+    gaps = np.zeros(len(places), dtype=np.int64)
+    gaps[known] = interactions.timestamps[first:end][known] - times[places[known]]
+    return EventStates(states=states, rows=rows, gaps=gaps, absence=model.absence_rows())
 
 
 def _history_rows(model: SequentialModel, part: TrainingPart, interactions: Interactions) -> IntArray:

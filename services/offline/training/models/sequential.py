@@ -10,9 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
+from services.algorithms.absence import AbsenceRows
 from services.algorithms.actions import STRIDE
-from services.algorithms.manifest import EncoderShape, HeadShape
+from services.algorithms.manifest import AbsenceShape, EncoderShape, HeadShape
 from services.algorithms.states import ItemStates, PairGate
 from services.offline.training.models.hstu import HstuEncoder, Past
 from services.offline.training.models.mol import DotHead, MolHead
@@ -49,6 +51,7 @@ class SequentialModel(nn.Module):
         num_users: int = 0,
         dropouts: Dropouts = Dropouts(),
         start_noise: float = 0.0,
+        absence: AbsenceShape | None = None,
     ) -> None:
         super().__init__()
         if encoder.uses_user_index != (num_users > 0):
@@ -56,6 +59,7 @@ class SequentialModel(nn.Module):
         if num_users and not head.is_mixture:
             raise ValueError("a dot head has no user-id component; allowed: num_users=0")
         self.encoder_shape, self.head_shape, self.num_items = encoder, head, num_items
+        self.absence_shape = absence
         # Buckets for items that training never saw lie behind the items.
         self.item_embedding = nn.Embedding(num_items + encoder.num_item_buckets, encoder.width)
         nn.init.trunc_normal_(self.item_embedding.weight, std=0.02, a=-0.04, b=0.04)
@@ -85,6 +89,12 @@ class SequentialModel(nn.Module):
             )
         else:
             self.head = DotHead(head, encoder.width, item_dropout=dropouts.item)
+        # Zeros, and nothing reads row 0.
+        if absence is not None:
+            rows = (absence.num_buckets, head.num_query_components, head.component_width)
+            self.absence_components = nn.Parameter(torch.zeros(rows))
+            if head.is_mixture:
+                self.absence_gate = nn.Parameter(torch.zeros(absence.num_buckets, head.num_pairs))
 
     def encode(self, item_index: Tensor, event_time: Tensor) -> Tensor:
         """item_index (B, L) dense, from X on a bucket, plus its action's row * STRIDE, PADDING at the end of rows;
@@ -103,6 +113,23 @@ class SequentialModel(nn.Module):
         action = torch.div(item_index, STRIDE, rounding_mode="floor")
         embedded: Tensor = self.item_embedding(item_index - action * STRIDE) + self.action_embedding(action)
         return embedded
+
+    def query_states(
+        self, encoded: Tensor, user_index: Tensor | None, bucket: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """The head's states of encoded (N, D), user_index (N,) or None, as of requests in the absence `bucket` (N,):
+        components (N, P_q, d), gate (N, P) or None. Bucket 0, or None, leaves a state as the head makes it."""
+        components, gate = self.head.query_states(encoded, user_index)
+        if bucket is None or self.absence_shape is None:
+            return components, gate
+        away = bucket.nonzero().squeeze(1)
+        rows, old = bucket[away], components[away]
+        moved = functional.normalize(old + self.absence_components[rows], dim=-1, eps=1e-6)
+        # An absent user-id component stays absent.
+        moved = moved * (old.detach() != 0).any(dim=-1, keepdim=True)
+        if gate is not None:
+            gate = gate.index_add(0, away, self.absence_gate[rows])
+        return components.index_copy(0, away, moved), gate
 
     def states_at(
         self, item_index: Tensor, event_time: Tensor, user_index: Tensor | None, position: Tensor
@@ -138,6 +165,17 @@ class SequentialModel(nn.Module):
     def item_rows(self) -> Tensor:
         """The items' embeddings (X, D), without the buckets': what can be recommended."""
         return self.item_embedding.weight[: self.num_items]
+
+    @torch.no_grad()
+    def absence_rows(self) -> AbsenceRows | None:
+        """What the model learnt of absences; None where it knows of none."""
+        if self.absence_shape is None:
+            return None
+        return AbsenceRows(
+            floor_seconds=self.absence_shape.floor_seconds,
+            components=_array(self.absence_components),
+            gate=_array(self.absence_gate) if self.head_shape.is_mixture else None,
+        )
 
     @torch.no_grad()
     def all_item_states(self) -> ItemStates:
