@@ -15,6 +15,7 @@ from services.algorithms.bundle import Bundle, load_bundle
 from services.algorithms.states import QueryStates
 from services.offline.datasets import Interactions, load_dataset
 from services.offline.evaluation.catalogues.scene import IntArray, Scene
+from services.offline.training.bundling import load_model
 from services.offline.training.models.sequential import SequentialModel
 from services.offline.training.sequences import Histories, windows_before
 
@@ -42,16 +43,6 @@ def trained_scene(path: Path, *, num_queries: int, seed: int, dataset: str | Non
         pair_gate=bundle.pair_gate,
         label_draws=labels[:, None],
     )
-
-
-def load_model(bundle: Bundle) -> SequentialModel:
-    """The bundle's model, ready to encode. Raises: ValueError for a bundle of embeddings without an encoder."""
-    manifest = bundle.manifest
-    if manifest.encoder is None:
-        raise ValueError(f"{bundle.path} has no encoder, so that no query states can be made from histories")
-    model = SequentialModel(manifest.encoder, manifest.head, num_items=manifest.num_items, num_users=manifest.num_users)
-    model.load_state_dict({name: torch.from_numpy(np.array(value)) for name, value in bundle.weights().items()})
-    return model.eval()
 
 
 @torch.no_grad()

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from services.algorithms.manifest import EncoderShape, HeadShape
+from services.algorithms.manifest import AbsenceShape, EncoderShape, HeadShape
 from services.offline.datasets import Interactions
 from services.offline.training.models.sequential import SequentialModel
 
@@ -38,8 +38,10 @@ def ordered_events(num_users: int = 12, num_items: int = 25, events: int = 240, 
     )
 
 
-def untrained(interactions: Interactions, *, seed: int, buckets: int = 0) -> SequentialModel:
-    """A `Fit` that learns nothing."""
+def untrained(
+    interactions: Interactions, *, seed: int, buckets: int = 0, absence: AbsenceShape | None = None
+) -> SequentialModel:
+    """A `Fit` that learns nothing; its rows of absence are random."""
     torch.manual_seed(seed)
     encoder = EncoderShape(
         kind="hstu",
@@ -55,4 +57,9 @@ def untrained(interactions: Interactions, *, seed: int, buckets: int = 0) -> Seq
     head = HeadShape(
         kind="mol", num_query_components=2, num_item_components=2, component_width=6, tau=0.05, gate_hidden=5
     )
-    return SequentialModel(encoder, head, num_items=interactions.num_items).eval()
+    model = SequentialModel(encoder, head, num_items=interactions.num_items, absence=absence).eval()
+    if absence is not None:
+        with torch.no_grad():
+            model.absence_components[1:].normal_(std=0.3)
+            model.absence_gate[1:].normal_(std=0.3)
+    return model

@@ -9,8 +9,10 @@ from stream_scene import WINDOW, ordered_events, untrained
 
 from services.algorithms.history import window_start
 from services.algorithms.item_buckets import item_bucket
+from services.algorithms.manifest import AbsenceShape
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.pefa.policy import FeedbackPolicy, SharePolicy
+from services.algorithms.states import QueryStates
 from services.offline.evaluation.stream.baselines import (
     NeighbourSettings,
     StreamingItemNeighbours,
@@ -82,10 +84,13 @@ def test_a_share_outside_its_range_is_refused(share: float) -> None:
         stream_setting(ordered_events(), seed=0, withheld_share=share)
 
 
-@pytest.mark.parametrize("buckets", [0, 3])
-def test_a_state_is_what_encoding_that_history_alone_gives(setting: StreamSetting, buckets: int) -> None:
+@pytest.mark.parametrize(("buckets", "absence"), [(0, None), (3, None), (3, AbsenceShape())])
+def test_a_state_is_what_encoding_that_history_alone_gives(
+    setting: StreamSetting, buckets: int, absence: AbsenceShape | None
+) -> None:
     part = training_part(setting.interactions, setting.split)
-    model = untrained(part.interactions, seed=0, buckets=buckets)
+    model = untrained(part.interactions, seed=0, buckets=buckets, absence=absence)
+    learnt, moved = model.absence_rows(), 0
     before = states_before(model, part, setting.interactions, first=setting.split)
     events = setting.interactions
     slid = 0
@@ -108,9 +113,15 @@ def test_a_state_is_what_encoding_that_history_alone_gives(setting: StreamSettin
         found = before.of(np.array([place]))
         assert gate is not None
         assert found.gate is not None
-        assert np.allclose(found.components[0], components[0, 0].detach(), atol=1e-5)
-        assert np.allclose(found.gate[0], gate[0, 0].detach(), atol=1e-5)
+        wanted = QueryStates(components=components[0].detach().numpy(), gate=gate[0].detach().numpy())
+        if learnt is not None:
+            bucket = learnt.bucket_of(int(events.timestamps[row] - events.timestamps[history[-1]]))
+            wanted, moved = learnt.apply(wanted, bucket), moved + (bucket > 0)
+        assert wanted.gate is not None
+        assert np.allclose(found.components, wanted.components, atol=1e-3 if moved else 1e-5)
+        assert np.allclose(found.gate, wanted.gate, atol=1e-3 if moved else 1e-5)
     assert slid > 10
+    assert (moved > 10) == (learnt is not None)
 
 
 def test_the_batch_size_changes_no_rank(setting: StreamSetting) -> None:
