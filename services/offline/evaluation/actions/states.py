@@ -9,10 +9,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.absence import buckets_of
 from services.algorithms.bundle import ENCODER_ONNX, Bundle
 from services.algorithms.history import trim
-from services.algorithms.packed_state import unpack_query_state
+from services.algorithms.packed_state import after_absence, unpack_query_state
 from services.algorithms.states import QueryStates
 from services.common.query_state import PackedQueryState
 from services.common.state_layout import StoredEvent
@@ -39,7 +38,6 @@ class ServedStates:
     def __init__(self, bundle: Bundle, *, leads_away: bool = True) -> None:
         vocabulary = vocabulary_of(bundle)
         self._shape = (bundle.num_query_components, bundle.manifest.head.component_width)
-        self._absence = bundle.absence
         self._words: Vocabulary = vocabulary if leads_away else replace(vocabulary, aversion=None)
         self._encoder = InProcessEncoder(bundle.file(ENCODER_ONNX), None, max_history=bundle.max_history, cache_bytes=0)
 
@@ -47,9 +45,8 @@ class ServedStates:
         """States (n,) of those people (rows, (n,)) of whom the model knows anything."""
         packed: list[PackedQueryState] = []
         rows: list[int] = []
-        gaps: list[int] = []
         for start in range(0, len(people), _AT_ONCE):
-            windows, jobs, known = [], [], []
+            windows, jobs, known, moments = [], [], [], []
             for number, one in enumerate(people[start : start + _AT_ONCE], start):
                 kept = [event for event in one.events if self._words.schema.of(event.type).history]
                 window = list(trim(kept, self._words.max_history))
@@ -58,10 +55,13 @@ class ServedStates:
                     windows.append(window)
                     jobs.append(job)
                     known.append(number)
-                    last = window[-1].event_time_ms // 1000
-                    gaps.append(0 if one.as_of is None else one.as_of - last)
+                    last_ms = window[-1].event_time_ms
+                    moments.append((last_ms, last_ms if one.as_of is None else one.as_of * 1000))
             found = self._encoder.encode(jobs) if jobs else []
-            packed += [user_state(self._words, one, 0, window) for one, window in zip(found, windows, strict=True)]
+            packed += [
+                after_absence(user_state(self._words, one, 0, window), self._words.absence, *moment)[0]
+                for one, window, moment in zip(found, windows, moments, strict=True)
+            ]
             rows += known
         made = [
             unpack_query_state(
@@ -80,8 +80,6 @@ class ServedStates:
         states = QueryStates(
             components=np.concatenate([one.components for one in made]), gate=np.concatenate(gates) if gates else None
         )
-        if self._absence is not None:
-            states = self._absence.apply(states, buckets_of(np.array(gaps), self._absence.shape))
         return states, np.array(rows, dtype=np.int64)
 
 
