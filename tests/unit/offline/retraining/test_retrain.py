@@ -136,7 +136,7 @@ def test_scores_are_those_of_the_model_with_its_neighbours(bundles: tuple[Path, 
     histories = Histories.of(data)
     users = np.searchsorted(histories.offsets, events, side="right") - 1
     assert bundle.absence is not None
-    assert sorted({bundle.absence.bucket_of(gap) > 0 for gap in histories.gaps(events).tolist()}) == [False, True]
+    assert any(bundle.absence.bucket_of(gap) for gap in histories.gaps(events).tolist())
     scorer: Any = ModelScorer(load_model(bundle))
     if bundle.neighbours is not None:
         scorer = WithNeighbours(model=scorer, neighbours=bundle.neighbours)
