@@ -32,7 +32,7 @@ def train(
     ] = "auto",
     loss: Annotated[
         str | None,
-        typer.Option(help="sampled-softmax, corrected-softmax, gbce, or full-softmax (dot). Default: the preset's."),
+        typer.Option(help="sampled-softmax, corrected-softmax, or full-softmax (dot). Default: the preset's."),
     ] = None,
     negatives: Annotated[int | None, typer.Option(min=1, help="Sampled per position. Default: the preset's.")] = None,
     alpha: Annotated[

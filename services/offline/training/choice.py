@@ -28,8 +28,6 @@ from services.offline.training.presets import TrainConfig, with_dot_head, with_w
 # gains later (docs/benchmarks/quality.md).
 _SHARE = 1 / 3
 _EVENTS = 4_000
-# A mixture with 64 is far below one with 256: NDCG@10 .1433 and .1586 on ML-1M's validation after equal epochs.
-_NEGATIVES = 256
 # How much of a training measures what a position costs, after batches that warm up.
 _MEASURED_POSITIONS, _WARM_UP_BATCHES = 30_000, 4
 
@@ -38,15 +36,13 @@ _MEASURED_POSITIONS, _WARM_UP_BATCHES = 30_000, 4
 class Choice:
     """`config` is the chosen candidate's, under `name`, with the epochs that fill the mixture's processor time.
 
-    By candidate: `ndcg_at_10` on validation, `microseconds` of processor time per position of training. `reason` says
-    why, in words. `lead` is the best mixture's NDCG@10 minus the best dot product's; its interval covers users, not
-    seeds. `cpu_seconds` is what choosing cost.
+    `ndcg_at_10` is every candidate's on validation; `reason` says why it was chosen. `lead` is the best mixture's minus
+    the best dot product's; its interval covers users, not seeds. `cpu_seconds` is what choosing cost.
     """
 
     name: str
     config: TrainConfig
     ndcg_at_10: Mapping[str, float]
-    microseconds: Mapping[str, float]
     reason: str
     lead: Difference
     cpu_seconds: float
@@ -54,7 +50,7 @@ class Choice:
 
 def candidates(config: TrainConfig) -> dict[str, TrainConfig]:
     """What a preset's configuration (with a mixture) may become, by name, best-known losses each."""
-    sampled = replace(config, loss="corrected-softmax", num_negatives=max(config.num_negatives, _NEGATIVES))
+    sampled = replace(config, loss="corrected-softmax")
     return {
         "mol": sampled,
         "dot": with_dot_head(sampled),
@@ -128,7 +124,6 @@ def choose(
         name=chosen,
         config=replace(options[chosen], epochs=_at_least_one(epochs * costs[dearest] / costs[chosen])),
         ndcg_at_10=means,
-        microseconds=costs,
         reason=reason,
         lead=_difference(gains, mixture, dot),
         cpu_seconds=spent,

@@ -17,7 +17,7 @@ from services.offline.training.models.mol import DotHead, MolHead
 from services.offline.training.models.sequential import SequentialModel
 from services.offline.training.mol_sampled_softmax import GateWeights, Negatives, States, mol_sampled_softmax
 from services.offline.training.presets import TrainConfig
-from services.offline.training.sampled_objectives import Objective, corrected_softmax, gbce, sampled_softmax
+from services.offline.training.sampled_objectives import Objective, corrected_softmax, sampled_softmax
 
 # Positions times negatives of a tile, which is one group unless the configuration divides it. Measured on two EPYC
 # cores, P = 8, G = 64: 8k pairs 11.4, 16k 10.2, 4k 13.4 microseconds per position; larger tiles leave the cache. Which
@@ -73,8 +73,6 @@ def objective_of(config: TrainConfig, num_items: int) -> Objective:
     """The loss over sampled negatives that the configuration names, for a catalogue of X items."""
     if config.loss == "corrected-softmax":
         return corrected_softmax(num_items, config.num_negatives)
-    if config.loss == "gbce":
-        return gbce(num_items, config.num_negatives, config.gbce_calibration)
     return sampled_softmax
 
 

@@ -14,13 +14,13 @@ from services.algorithms.manifest import AbsenceShape, EncoderShape, HeadShape
 from services.offline.training.models.sequential import Dropouts
 
 # A mixture scored against the whole catalogue at every position would cost X / K times its sampled softmax.
-LOSSES = ("sampled-softmax", "corrected-softmax", "gbce", "full-softmax")
+LOSSES = ("sampled-softmax", "corrected-softmax", "full-softmax")
 
 # What a field stands for in checkpoints from before it existed. A checkpoint that has it may say otherwise.
 ADDED_LATER: Mapping[str, Any] = {
     "loss": "sampled-softmax",
     "backward_negatives": 0,
-    "gbce_calibration": 0.75,
+    "gbce_calibration": 0.75,  # of a loss that is gone
     "sasrec": None,
     "dot_weight_decay": None,
     "groups_per_tile": 1,
@@ -69,8 +69,6 @@ class TrainConfig:
     # How often an item of a history is replaced by its hash bucket, so that the buckets' rows are trained.
     bucket_probability: float = 0.0
     loss: str = "sampled-softmax"
-    # The t of gBCE; other losses do not read it.
-    gbce_calibration: float = 0.75
     # Positions that share their negatives are a tile of logits, or this part of one: more distinct negatives a step.
     groups_per_tile: int = 1
     # The learning rate of the head's projections and of its gate, as factors of `learning_rate`.
@@ -92,7 +90,7 @@ class TrainConfig:
             (("backward_negatives", "weight_decay", "mutual_information_weight"), 0, math.inf),
             (("user_norm_weight", "start_noise"), 0, math.inf),
             (("head_rate", "gate_rate"), 0, 100),
-            (("warmup_fraction", "final_rate_fraction", "gbce_calibration"), 0, 1),
+            (("warmup_fraction", "final_rate_fraction"), 0, 1),
             ([f"dropouts.{field.name}" for field in fields(Dropouts)], 0, 0.95),
             (("bucket_probability",), 0, 0.5),
         ):

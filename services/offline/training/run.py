@@ -351,7 +351,6 @@ def _plain(choice: Choice) -> dict[str, Any]:
         "ndcg@10": {name: round(value, 5) for name, value in choice.ndcg_at_10.items()},
         "mixture_minus_dot": [round(value, 5) for value in (lead.mean, lead.low, lead.high)],
         "reason": choice.reason,
-        "microseconds_per_position": {name: round(value, 1) for name, value in choice.microseconds.items()},
         "cpu_seconds": round(choice.cpu_seconds, 1),
     }
 

@@ -11,7 +11,6 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 # (R,) positive and (R, K) negative logits -> the summed loss and its gradients (R,), (R, K). May overwrite negatives.
 Objective = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
@@ -32,23 +31,6 @@ def corrected_softmax(num_items: int, num_negatives: int) -> Objective:
 
     def objective(positive: Tensor, negatives: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return sampled_softmax(positive, negatives.add_(shift))
-
-    return objective
-
-
-def gbce(num_items: int, num_negatives: int, calibration: float) -> Objective:
-    """Generalised binary cross-entropy (gSASRec, arXiv:2308.07192); `calibration` is its t.
-
-    The positive's probability is raised to beta = a (t (1 - 1/a) + 1/a) with the sampling rate a = K / (X - 1). The
-    paper averages over the K + 1 terms; here they are summed, which Adam does not notice, so that one learning rate
-    serves all losses.
-    """
-    rate = min(1.0, num_negatives / max(num_items - 1, 1))
-    beta = rate * (calibration * (1.0 - 1.0 / rate) + 1.0 / rate)
-
-    def objective(positive: Tensor, negatives: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        loss = beta * functional.softplus(-positive).sum() + functional.softplus(negatives).sum()
-        return loss, beta * (torch.sigmoid(positive) - 1), torch.sigmoid_(negatives)
 
     return objective
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from services.offline.training.loss import _FullSoftmax
-from services.offline.training.sampled_objectives import Objective, corrected_softmax, gbce, sampled_softmax, thinned
+from services.offline.training.sampled_objectives import Objective, corrected_softmax, sampled_softmax, thinned
 
 X, K = 900, 5
 
@@ -21,20 +21,13 @@ def plain_corrected(positive: Tensor, negatives: Tensor) -> Tensor:
     return plain_softmax(positive, negatives + math.log((X - 1) / K))
 
 
-def plain_gbce(positive: Tensor, negatives: Tensor) -> Tensor:
-    rate = K / (X - 1)
-    beta = rate * (0.75 * (1 - 1 / rate) + 1 / rate)
-    return -(functional.logsigmoid(positive) * beta).sum() - functional.logsigmoid(-negatives).sum()
-
-
 @pytest.mark.parametrize(
     ("objective", "plain"),
     [
         (sampled_softmax, plain_softmax),
         (corrected_softmax(X, K), plain_corrected),
-        (gbce(X, K, 0.75), plain_gbce),
     ],
-    ids=["sampled softmax", "corrected softmax", "gbce"],
+    ids=["sampled softmax", "corrected softmax"],
 )
 def test_loss_and_gradients_equal_the_formula(objective: Objective, plain) -> None:
     torch.manual_seed(0)
@@ -60,15 +53,6 @@ def test_the_corrected_softmax_estimates_the_softmax_over_the_whole_catalogue() 
     uncorrected = sampled_softmax(positive.expand(20_000), drawn.clone())[0].item() / 20_000
     assert estimate == pytest.approx(whole, rel=0.05)
     assert uncorrected < 0.5 * whole
-
-
-def test_gbce_without_calibration_is_binary_cross_entropy() -> None:
-    positive, negatives = torch.randn(3, dtype=torch.float64), torch.randn(3, K, dtype=torch.float64)
-    labels = torch.tensor([[1.0] + [0.0] * K] * 3, dtype=torch.float64)
-    expected = functional.binary_cross_entropy_with_logits(
-        torch.cat([positive.unsqueeze(1), negatives], dim=1), labels, reduction="sum"
-    )
-    assert gbce(X, K, 0.0)(positive, negatives.clone())[0].item() == pytest.approx(expected.item())
 
 
 def test_the_full_softmax_over_tiles_equals_cross_entropy() -> None:
