@@ -97,6 +97,7 @@ _MIXTURE_CHANGES: Changes = (
     {"gate_rate": 0.3},
     {"head_rate": 0.3},
     {"groups_per_tile": 4},
+    {"rate": 2.0},
     {"num_negatives": 1024},
     {"gate_rate": 3.0},
     {"head_rate": 3.0},
