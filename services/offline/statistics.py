@@ -36,10 +36,6 @@ class Difference:
     def is_above_zero(self) -> bool:
         return self.low > 0
 
-    @property
-    def is_below_zero(self) -> bool:
-        return self.high < 0
-
 
 def paired_difference(
     one: Values,

@@ -85,23 +85,14 @@ _DOT_CHANGES: Changes = (
     *EVERY_ARM,
     {"loss": "full-softmax"},
     {"loss": "corrected-softmax", "num_negatives": 1024},
-    {"groups_per_tile": 4},
-    {"rate": 0.5},
-    {"rate": 2.0},
+    *({"groups_per_tile": 4}, {"rate": 0.5}, {"rate": 2.0}),
 )
 _WIDE_DOT_CHANGES: Changes = (*_DOT_CHANGES, {"head_rate": 0.3}, {"head_rate": 3.0})
 _MIXTURE_CHANGES: Changes = (
     *EVERY_ARM,
-    {"start_noise": 0.3},
-    {"gate_dropout": 0.2, "pair_dropout": 0.1},
-    {"gate_rate": 0.3},
-    {"head_rate": 0.3},
-    {"groups_per_tile": 4},
-    {"rate": 2.0},
-    {"num_negatives": 1024},
-    {"gate_rate": 3.0},
-    {"head_rate": 3.0},
-    {"component_width": 32},
+    *({"start_noise": 0.3}, {"gate_dropout": 0.2, "pair_dropout": 0.1}),
+    *({"gate_rate": 0.3}, {"head_rate": 0.3}, {"groups_per_tile": 4}, {"rate": 2.0}, {"num_negatives": 1024}),
+    *({"gate_rate": 3.0}, {"head_rate": 3.0}, {"component_width": 32}),
 )
 
 

@@ -94,10 +94,6 @@ class Store:
         aside.rename(path)
         return finished
 
-    def done(self, name: str, work: Callable[[], Finished]) -> Finished:
-        """The finished run of this name, made by `work` if there is none."""
-        return self.get(name) or self.put(name, work())
-
 
 def run_arm(
     arm: Arm,

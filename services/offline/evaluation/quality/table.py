@@ -3,7 +3,7 @@
 Every arm tunes itself on validation in the same processor time, every baseline over its grid; then each ranks the test
 events once per seed. A time limit ends the work; the next call goes on, and what is missing is counted. Runs are kept
 on their machine; the sections of an earlier report, which may be another machine's, stand until there is more than they
-have, and what their trials chose is not tried again.
+have.
 """
 
 import math
@@ -213,7 +213,6 @@ class _Comparison:
         self.trials = Store(work.store / tuned_data / _folder(tuned_split))
         self.arms = [ARMS[name] for name in data.arms_of(split.name)]
         self.plan = work.plan(data, split.train)
-        self._tuned_earlier = work.earlier_of(tuned_data, tuned_split) or {}
 
     def measure(self) -> None:
         for name in self.data.baselines:
@@ -240,19 +239,14 @@ class _Comparison:
 
             return run_baseline(name, fit, settings, self.split, is_final=is_final)
 
-        settings = grid[0] if len(grid) == 1 else self._chosen_earlier(name)
-        if settings is None:
+        settings = grid[0]
+        if len(grid) > 1:
             trials = [
                 self._done(self.trials, f"{name}/trial-{number}", lambda tried=tried: run(tried, is_final=False))  # type: ignore[misc]
                 for number, tried in enumerate(grid)
             ]
             settings = grid[_best(trials)]
         self._done(self.store, f"{name}/final-0", lambda: run(settings, is_final=True))
-
-    def _chosen_earlier(self, name: str) -> Mapping[str, Any] | None:
-        """A baseline's settings in the earlier section, if they are among those that are tried today."""
-        chosen = [row["chosen"] for row in self._tuned_earlier.get("rows", ()) if row["arm"] == name]
-        return next((settings for settings in GRIDS[name] if dict(settings) in chosen), None)
 
     def tuned(self, arm: Arm) -> Trial:
         """The data's setting, or of those that the plan's time allows the one that validates best, one seed each."""
@@ -262,22 +256,12 @@ class _Comparison:
         if begun is not None:  # what a trial is expected to take varies: all seeds have one setting
             return Trial(**begun.row["trial"])
         known = {Trial(**one.row["trial"]): one for one in _stored(self.trials, arm.name, "trial")}
-        count = len(known)
-        earlier = [row for row in self._tuned_earlier.get("trials", ()) if row["arm"] == arm.name]
 
         def tried(trial: Trial, left: float) -> tuple[float, float] | None:
-            nonlocal count
             if trial not in known:
-                # The earlier section's: its seconds are that machine's.
-                row = next((row for row in earlier if Trial(**row["trial"]) == trial), None)
-                name = f"{arm.name}/trial-{count}"
-                if row is not None:
-                    known[trial] = self.trials.put(name, Finished(row=row, ranked=None))
-                elif left < math.inf and (self.data.settings_of or left < self._expected_seconds(arm, trial)):
+                if left < math.inf and (self.data.settings_of or left < self._expected_seconds(arm, trial)):
                     return None
-                else:
-                    known[trial] = self._trained(name, arm, trial, seed=0, is_final=False)
-                count += 1
+                known[trial] = self._trained(f"{arm.name}/trial-{len(known)}", arm, trial, seed=0, is_final=False)
             return known[trial].row["validation"], known[trial].row["cpu_seconds"]
 
         return tune(arm.changes, self.plan.tuning_seconds, tried)
@@ -394,10 +378,10 @@ def _best_arms(finals: Mapping[str, Sequence[Finished]]) -> list[str]:
     return [name for mixtures in (True, False) if (name := best_arm(finals, mixtures=mixtures)) is not None]
 
 
-def best_baseline(finals: Mapping[str, Sequence[Finished]], metric: str = "ndcg@10") -> str | None:
+def best_baseline(finals: Mapping[str, Sequence[Finished]]) -> str | None:
     """The baseline that ranks the test events best: the strictest to be compared with."""
     names = [name for name in finals if name in GRIDS]
-    return max(names, key=lambda name: finals[name][0].row["metrics"][metric], default=None)
+    return max(names, key=lambda name: finals[name][0].row["metrics"]["ndcg@10"], default=None)
 
 
 def _mean(runs: Sequence[Finished], field: str) -> float:

@@ -4,6 +4,7 @@ import json
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from shutil import copytree
 
 import numpy as np
 import pytest
@@ -126,33 +127,28 @@ def test_sections_of_an_earlier_report_stand_until_there_is_more(finished: Path,
         assert sections(tmp_path / store, (others,), hours=0)[0]["trials"] == [trial.row]
 
 
-def test_what_an_earlier_reports_trials_chose_is_not_tried_again(finished: Path, tmp_path: Path) -> None:
-    earlier = report(work(finished), DATA)["sections"][0]
-    # Another trial than this machine would choose, and a setting that nobody tries today.
+def test_rows_from_before_a_setting_existed_are_not_tried_again(finished: Path, tmp_path: Path) -> None:
+    before = Store(finished / "cyclic" / "leave-one-out")
+    kept = Store(tmp_path / "cyclic" / "leave-one-out")
+    rows = [before.get(f"hstu-dot/trial-{number}").row for number in range(len(EVERY_ARM))]
+    # Another one than this machine would choose.
     chosen = Trial(**EVERY_ARM[1])
-    for row in earlier["trials"]:
+    for number, row in enumerate(rows):
         row["validation"] = float(Trial(**row["trial"]) == chosen)
-        # A row from before a setting existed stands for the setting's default.
         del row["trial"]["start_noise"]
-    for row in earlier["rows"]:
-        row["chosen"] = {"factors": 3} if row["arm"] == "als" else row["chosen"]
-    earlier["finals"] = {"done": 1, "expected": len(GRIDS) + 1}
+        kept.put(f"hstu-dot/trial-{number}", Finished(row=row, ranked=None))
     begun: list[str] = []
-    one_arm = CyclicData(name="cyclic", splits=("leave-one-out",), seeds=1, arms=("hstu-dot",))
-    assert measure(replace(work(tmp_path, earlier=[earlier]), say=begun.append), (one_arm,))
-    assert not [line for line in begun if "trial-" in line and "als/" not in line]
-    assert [line for line in begun if "als/trial-" in line]
-    finals = finals_of(Store(tmp_path / "cyclic" / "leave-one-out"))
-    assert finals["hstu-dot"][0].row["trial"] == asdict(chosen)
-    [found] = report(work(tmp_path, earlier=[earlier]), (one_arm,))["sections"]
-    assert [row for row in found["trials"] if row["arm"] == "hstu-dot"] == [
-        row for row in earlier["trials"] if row["arm"] == "hstu-dot"
-    ]
+    one_arm = CyclicData(name="cyclic", splits=("leave-one-out",), seeds=1, arms=("hstu-dot",), baselines=())
+    assert measure(replace(work(tmp_path), say=begun.append), (one_arm,))
+    assert not [line for line in begun if "trial-" in line]
+    assert finals_of(kept)["hstu-dot"][0].row["trial"] == asdict(chosen)
+    [found] = report(work(tmp_path), (one_arm,))["sections"]
+    assert found["trials"] == rows
 
 
 def test_settings_of_another_set_are_taken_or_asked_for(finished: Path, tmp_path: Path) -> None:
-    earlier = report(work(finished), DATA)["sections"][0]
-    chosen = {row["arm"]: row["chosen"] for row in earlier["rows"] if row["arm"] in GRIDS}
+    section = report(work(finished), DATA)["sections"][0]
+    chosen = {row["arm"]: row["chosen"] for row in section["rows"] if row["arm"] in GRIDS}
     large = CyclicData(
         name="large", splits=("leave-one-out",), seeds=1, baselines=("als",), arms=("hstu-mol",), settings_of="cyclic"
     )
@@ -160,7 +156,8 @@ def test_settings_of_another_set_are_taken_or_asked_for(finished: Path, tmp_path
         ValueError, match="settings that cyclic's trials chose, but there is no als/trial-0; measure cyclic"
     ):
         measure(work(tmp_path / "alone"), (large,))
-    assert measure(work(tmp_path, earlier=[earlier]), (large,))
+    copytree(finished / "cyclic", tmp_path / "cyclic")
+    assert measure(work(tmp_path), (large,))
     finals = finals_of(Store(tmp_path / "large" / "leave-one-out"))
     assert finals["als"][0].row["settings"] == chosen["als"]
     store = Store(finished / "cyclic" / "leave-one-out")
