@@ -204,6 +204,7 @@ class _Run:
             self.best_weights = {name: value.detach().clone() for name, value in self.model.state_dict().items()}
 
     def report(self) -> TrainReport:
+        self.model.fill_absences()
         parts = self.progress.part_seconds
         total = sum(parts.values()) or 1.0
         if self.device.type == "cuda":

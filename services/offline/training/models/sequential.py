@@ -167,6 +167,16 @@ class SequentialModel(nn.Module):
         return self.item_embedding.weight[: self.num_items]
 
     @torch.no_grad()
+    def fill_absences(self) -> None:
+        """Give a bucket that training never saw, whose row is still zero, the row of the bucket below it: somebody away
+        for longer than anybody before is no one in the middle of a sitting."""
+        for bucket in range(1, 0 if self.absence_shape is None else self.absence_shape.num_buckets):
+            if not self.absence_components[bucket].any():
+                self.absence_components[bucket] = self.absence_components[bucket - 1]
+                if self.head_shape.is_mixture:
+                    self.absence_gate[bucket] = self.absence_gate[bucket - 1]
+
+    @torch.no_grad()
     def absence_rows(self) -> AbsenceRows | None:
         """What the model learnt of absences; None where it knows of none."""
         if self.absence_shape is None:

@@ -139,11 +139,13 @@ def test_training_moves_a_state_as_serving_does(config: TrainConfig) -> None:
 
 
 @HEADS
-def test_row_0_stays_zero_and_the_rows_of_buckets_that_occur_are_learnt(config: TrainConfig) -> None:
+def test_rows_are_learnt_where_absences_occur_and_hold_for_longer_ones(config: TrainConfig) -> None:
     rows = train(config, after_absences()).model.absence_rows()
     assert rows is not None
     for array in (rows.components, *(() if rows.gate is None else (rows.gate,))):
-        assert [bucket for bucket in range(18) if array[bucket].any()] == [8]
+        assert not array[:8].any()
+        assert array[8].any()
+        np.testing.assert_array_equal(array[9:], np.broadcast_to(array[8], array[9:].shape))
 
 
 @HEADS
