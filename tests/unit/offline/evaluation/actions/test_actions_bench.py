@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from services.algorithms.bundle import Bundle, BundleError, load_bundle
+from services.algorithms.manifest import AbsenceShape
 from services.algorithms.ops.mol_scores import MolScorer
 from services.offline.datasets import Interactions
 from services.offline.evaluation.actions import rows
@@ -30,7 +31,7 @@ def rated() -> Interactions:
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("actions") / "bundle"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(PRESETS, "quick", replace(with_sasrec(CONFIG), epochs=2))
+        patch.setitem(PRESETS, "quick", replace(with_sasrec(CONFIG), epochs=2, absence=AbsenceShape()))
         run_training(out=out, interactions=rated(), split="time", head="mol")
     return out
 
@@ -91,6 +92,21 @@ def test_states_are_led_away_where_asked(path: Path) -> None:
     assert any(against)
     for number, expected in enumerate(against):
         assert np.array_equal(led.components[number], plain.components[number]) != expected
+
+
+def test_states_are_asked_for_as_of_a_time(path: Path) -> None:
+    bundle, asked = load_bundle(path), people(rated(), 10)
+    absence, states = bundle.absence, ServedStates(bundle)
+    assert absence is not None
+    right_after, _ = states(asked)
+    for later in (1023, 1024, 86_400):
+        found, _ = states([replace(one, as_of=one.events[-1].event_time_ms // 1000 + later) for one in asked])
+        wanted = absence.apply(right_after, absence.bucket_of(later))
+        np.testing.assert_array_equal(found.components, wanted.components)
+        assert found.gate is not None
+        assert wanted.gate is not None
+        np.testing.assert_array_equal(found.gate, wanted.gate)
+        assert np.array_equal(found.components, right_after.components) == (later < 1024)
 
 
 def test_a_model_that_reads_actions_makes_other_states_of_other_stars(with_actions: Path) -> None:
