@@ -33,6 +33,8 @@ PARTS = ("data", "encoder", "mol", "optimizer")
 _SECONDS_BETWEEN_CHECKPOINTS = 30.0
 # AdamW's second moment follows within tens of steps: a whole run of `quick` is some thousand.
 _BETAS = (0.9, 0.98)
+# Few positions follow an absence, so a row of one takes few steps.
+_ABSENCE_RATE = 5.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -274,6 +276,7 @@ class _Run:
         groups: dict[float, list[torch.nn.Parameter]] = {}
         for name, parameter in self.model.named_parameters():
             factor = 1.0 if not name.startswith("head.") else self.config.head_rate
+            factor = _ABSENCE_RATE if name.startswith("absence_") else factor
             groups.setdefault(self.config.gate_rate if "_gate." in name else factor, []).append(parameter)
         return [{"params": parameters, "factor": factor} for factor, parameters in groups.items()]
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from training_scene import CONFIG, WITH_USERS, cyclic_interactions
 
+from services.algorithms.manifest import AbsenceShape
 from services.offline.training import Step, TrainConfig, train
 from services.offline.training.evaluation import evaluate
 from services.offline.training.loop import PARTS, rate_factor
@@ -22,9 +23,10 @@ VARIANTS = pytest.mark.parametrize(
         WITH_USERS,
         with_sasrec(CONFIG),
         with_dot_head(CONFIG),
+        replace(CONFIG, absence=AbsenceShape()),
         replace(CONFIG, head_rate=0.5, gate_rate=2.0, groups_per_tile=8, start_noise=0.3),
     ],
-    ids=["hstu + mol", "with user component", "sasrec + mol", "hstu + dot", "tuned"],
+    ids=["hstu + mol", "with user component", "sasrec + mol", "hstu + dot", "tuned", "with absences"],
 )
 
 
