@@ -297,6 +297,21 @@ def shown(request: "Request") -> "Report":
     return rows.measure(request)
 
 
+@benchmark(app, "training-step")
+def training_step(
+    request: "Request",
+    *,
+    data: Annotated[list[str] | None, typer.Option(help="A data set; may be repeated.")] = None,
+) -> "Report":
+    """Processor time per position: the mixture's loss beside PyTorch's autograd and its floor, and each head's steps.
+
+    Example:  freshet bench training-step --quick --data ml-latest-small
+    """
+    from services.offline.evaluation.training_step import rows
+
+    return rows.run(request, data=data or ["ml-1m", "amazon-beauty-2014"])
+
+
 @benchmark(app, "new-items")
 def new_items(
     request: "Request",

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from sampled_softmax_by_pytorch import mol_sampled_softmax_reference
 from torch import Tensor
 
+from services.offline.evaluation.training_step.by_pytorch import mol_sampled_softmax_reference
 from services.offline.training import mol_sampled_softmax as mol_sampled_softmax_module
 from services.offline.training.mol_sampled_softmax import GateWeights, Negatives, States, mol_sampled_softmax
 
