@@ -80,7 +80,7 @@ def run_demo(options: DemoOptions, display: Display) -> dict[str, Any]:
     display.step("interactions", "real people's, by time: four fifths to learn from, the last fifth to stream")
     with clock.part("data"):
         data, split = _load(options, display)
-    display.step("training", "HSTU encoder and Mixture-of-Logits head, preset quick")
+    display.step("training", "HSTU encoder and dot product, preset quick")
     bundle = steps.train_and_export(data, split.train, options, display, clock)
     display.step("stack", "Apache Kafka, Redis, Triton Inference Server, and the services")
     finished = False
