@@ -1,6 +1,6 @@
 """`make cost`: what one caller's dear requests cost the others, at every process and door; what costs too much is told.
 
-python tests/fuzz/cost [--only PREFIX] [--tries N] [--timeout S] [--list]
+python tests/fuzz/cost [--only PREFIX] [--tries N] [--timeout S]
 
 A second caller asks every few milliseconds. Of each input: the largest delay that it sees above the p99 of an idle
 process (at most 50 ms), and what the process has grown by when it is over (at most five of its largest messages: 20 MB
@@ -217,6 +217,8 @@ def main() -> int:
     for service in rpc_targets():
         if isinstance(service, Service) and service.name.startswith(asked.only[: len(service.name)]):
             costs += measure(service, asked.only, asked.tries, asked.timeout)
+    if not costs:
+        parser.error(f"--only {asked.only!r}: no input's name begins so; names are like GatewayService.Recommend:valid")
     dear = [one for one in costs if one.is_too_much]
     report = {
         "inputs": len(costs),
