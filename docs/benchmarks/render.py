@@ -79,7 +79,7 @@ def hit_rates(demo: dict[str, Any]) -> list[dict[str, Any]]:
 def page(measured: dict[str, Any]) -> str:
     """README.md; `measured` is machine.json: `machine` in words, `multiply_adds_per_s` in float32."""
     demo, steady = read("demo.json"), read("steady.json")
-    runs = [read(path.name) for path in sorted(HERE.glob("training-*.json"))]
+    runs = [read(path.name) for path in sorted(HERE.glob("training-[0-9].json"))]
     most = measured["multiply_adds_per_s"] / training_operations()
     found = [run["metrics"]["model"]["hr@10"] for run in runs]
     return filled(

@@ -29,6 +29,7 @@ from services.offline.evaluation.shards.rows import page as shards_page
 from services.offline.evaluation.shown.rows import page as shown_page
 from services.offline.evaluation.stream.page import page as freshness_page
 from services.offline.evaluation.text.report import page as text_page
+from services.offline.evaluation.training_step.rows import page as training_step_page
 from services.offline.evaluation.version_sets.rows import page as version_sets_page
 
 DOCS = Path(__file__).resolve().parents[5] / "docs" / "benchmarks"
@@ -48,6 +49,7 @@ PAGES: dict[str, Callable[[Report], str]] = {
     "shards": shards_page,
     "shown": shown_page,
     "text": text_page,
+    "training-step": training_step_page,
     "universality": universality_page,
     "version-sets": version_sets_page,
 }
