@@ -6,7 +6,7 @@ import ask here, and nobody else states the rule.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache, cached_property
@@ -22,6 +22,8 @@ EVENTS_YAML = "events.yaml"
 DEFAULT_EVENTS = Path(__file__).with_name(EVENTS_YAML)
 MAX_TYPES = 256
 MAX_BYTES = 64 << 10
+# Of so many last events it is asked what was turned down: more than item neighbours vote from.
+TURNED_DOWN_EVENTS = 100
 
 
 class SchemaError(ValueError):
@@ -97,6 +99,20 @@ class EventSchema:
         return frozenset(
             name for name, one in self.types.items() if one.weight.centre is not None or one.weight.slope < 0
         )
+
+    def speaks_against(self, name: str, value: float) -> bool:
+        """Whether an event of this type, which the schema names, and value weighs less than 0."""
+        return name in self.can_speak_against and self.feedback.weight(name, value) < 0
+
+    def turned_down(self, events: Sequence[tuple[str, tuple[str, float]]]) -> list[str]:
+        """The items that their newest event speaks against; what histories do not keep counts for nothing.
+
+        events: (item id, (type, value)), oldest first.
+        """
+        kept = {kind for kind in {kind for _, kind in events} if self.of(kind[0]).history}
+        against = {kind for kind in kept if self.speaks_against(*kind)}
+        newest = {item_id: kind for item_id, kind in events if kind in kept} if against else {}
+        return [item_id for item_id, kind in newest.items() if kind in against]
 
     @cached_property
     def feedback(self) -> FeedbackPolicy:

@@ -33,6 +33,8 @@ class SearchQuery:
     deadline: float | None = None
     # Which version is wanted, where it is kept; "": the newest.
     index_version: str = ""
+    # Of the filter's seen items, those whose neighbours do not vote.
+    turned_down_item_ids: Sequence[str] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,12 +69,13 @@ class SearchAnswer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VotesQuery:
-    """Who votes for an item, seen from one query state and a user's items, newest first."""
+    """Who votes for an item, seen from one query state and a user's items, newest first, but those turned down."""
 
     query: QueryStates
     model_version: str
     item_id: str
     seen_item_ids: Sequence[str] = ()
+    turned_down_item_ids: Sequence[str] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -112,7 +112,7 @@ class Search:
         """What votes for an item. Raises as a search does."""
         validate_id("item_id", asked.item_id)
         self._check_query(asked.query, asked.model_version)
-        return self._votes.explain(asked.query, asked.item_id, asked.seen_item_ids, self._catalogue.served.name)
+        return self._votes.explain(asked, self._catalogue.served.name)
 
     def similar(self, item_id: str, k: int, wanted: ItemFilter, components: FloatArray | None = None) -> SimilarAnswer:
         """The items most like one item, whose components, (P_x, d) flat, another shard may have said.
@@ -205,7 +205,7 @@ class Search:
     ) -> list[Found]:
         started = time.perf_counter()
         queries = _stack([search.query for search in searches])
-        votes = self._votes.of(queries, [search.filter for search in searches])
+        votes = self._votes.of(queries, searches)
         voted = time.perf_counter()
         if stage is Stage.FIRST:
             joined, bounds, passes = self._pools(served, algorithm, k, searches, queries, votes)

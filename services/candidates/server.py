@@ -85,6 +85,7 @@ class CandidatesServicer(candidates_pb2_grpc.CandidatesServiceServicer):
             model_version=request.query_state.model_version,
             item_id=request.item_id,
             seen_item_ids=tuple(request.seen_item_ids),
+            turned_down_item_ids=tuple(request.turned_down_item_ids),
         )
         response = _votes_response(await asyncio.to_thread(self._search.explain_votes, asked))
         response.shard.CopyFrom(_shard(self._search.shard))
@@ -120,6 +121,7 @@ def _search_query(request: candidates_pb2.SearchRequest) -> SearchQuery:
         k=request.k,
         stage=stage,
         filter=_filter(request.filter, request.seen_item_ids),
+        turned_down_item_ids=tuple(request.turned_down_item_ids),
         algorithm=request.algorithm,
         deadline=request_context.deadline.get(),
         index_version=request.index_version,

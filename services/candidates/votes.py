@@ -11,12 +11,11 @@ from itertools import groupby
 import numpy as np
 
 from services.algorithms.catalogue import Catalogue
-from services.algorithms.filters import ItemFilter
 from services.algorithms.neighbours import WINDOW
 from services.algorithms.pefa.memory import MemoryEntry
 from services.algorithms.pefa.votes import VotingIndex
 from services.algorithms.states import QueryStates
-from services.candidates.domain import ItemVotes, VotingInteractions
+from services.candidates.domain import ItemVotes, SearchQuery, VotesQuery, VotingInteractions
 from services.common.stream.topics.index_deltas import MemoryDelta
 
 
@@ -105,38 +104,42 @@ class Voting:
         asked = 0 if neighbours is None else WINDOW * neighbours.shape.num_neighbours
         return asked + (0 if self.memory is None else len(self.memory))
 
-    def of(self, queries: QueryStates, filters: Sequence[ItemFilter]) -> list[dict[str, float]] | None:
-        """Each query's votes by item; None where nothing can vote. Neighbours are those of the filter's seen items."""
+    def of(self, queries: QueryStates, searches: Sequence[SearchQuery]) -> list[dict[str, float]] | None:
+        """Each query's votes by item; None where nothing can vote. The filter's seen items vote for their
+        neighbours, but those turned down."""
         if self.memory is None and self._base.neighbours is None:
             return None
-        all_votes = [{}] * len(filters) if self.memory is None else self.memory.of(queries)
+        all_votes = [{}] * len(searches) if self.memory is None else self.memory.of(queries)
         return [
-            self._merged(votes, one.seen_item_ids, leaves_out_seen=one.exclude_seen)
-            for votes, one in zip(all_votes, filters, strict=True)
+            self._merged(votes, one.filter.seen_item_ids, one.turned_down_item_ids, one.filter.exclude_seen)
+            for votes, one in zip(all_votes, searches, strict=True)
         ]
 
-    def explain(self, query: QueryStates, item_id: str, seen: Sequence[str], index_version: str) -> ItemVotes:
+    def explain(self, asked: VotesQuery, index_version: str) -> ItemVotes:
         """The vote for an item as a search that leaves out the other seen items has it, and who remembered voted."""
         found = ItemVotes(vote=0.0, num_neighbours=0, model_share=1.0, voters=(), index_version=index_version)
         if self.memory is not None:
-            found = self.memory.explain(query, item_id, index_version)
-        votes = self._merged({item_id: found.vote}, seen, leaves_out_seen=True, but=item_id)
+            found = self.memory.explain(asked.query, asked.item_id, index_version)
+        seen, against = asked.seen_item_ids, asked.turned_down_item_ids
+        votes = self._merged({asked.item_id: found.vote}, seen, against, leaves_out=True, but=asked.item_id)
         voters = [replace(one, vote=one.vote * self._of_memory) for one in found.voters]
-        return replace(found, vote=votes[item_id], voters=voters, model_share=self.model_share)
+        return replace(found, vote=votes[asked.item_id], voters=voters, model_share=self.model_share)
 
     def _merged(
-        self, remembered: Mapping[str, float], seen: Sequence[str], *, leaves_out_seen: bool, but: str = ""
+        self, found: Mapping[str, float], seen: Sequence[str], against: Sequence[str], leaves_out: bool, but: str = ""
     ) -> dict[str, float]:
-        """`seen`: the user's items, newest first; where those are left out, their neighbours' votes go to others."""
-        votes = {item_id: self._of_memory * vote for item_id, vote in remembered.items()}
+        """found: votes of the memory. seen: the items, newest first, with no votes of their own where `leaves_out`.
+        against: those of them that do not vote."""
+        votes = {item_id: self._of_memory * vote for item_id, vote in found.items()}
         neighbours, rows = self._base.neighbours, self._base.rows
         if neighbours is None:
             return votes
         known = [row for one in dict.fromkeys(seen) if (row := rows.get(one)) is not None]
         kept = rows.get(but)
-        left_out = [row for row in known if row != kept] if leaves_out_seen else []
-        found, near = neighbours.votes(known, left_out)
-        for row, vote in zip(found.tolist(), near.tolist(), strict=True):
+        left_out = [row for row in known if row != kept] if leaves_out else []
+        silent = {rows.get(one) for one in against}
+        voted, near = neighbours.votes([row for row in known if row not in silent], left_out)
+        for row, vote in zip(voted.tolist(), near.tolist(), strict=True):
             item_id = self._base.item_ids[row]
             votes[item_id] = votes.get(item_id, 0.0) + self._of_neighbours * vote
         return votes

@@ -32,6 +32,7 @@ LIMITS: Mapping[str, int] = {
     "ExplainRequest.rules": 8,
     "ExplainScoreRequest.rules": 16,
     "ExplainVotesRequest.seen_item_ids": _IDS,
+    "ExplainVotesRequest.turned_down_item_ids": _IDS,
     "Filter.allow_categories": _IDS,
     "Filter.allow_item_ids": _IDS,
     "Filter.deny_categories": _IDS,
@@ -56,6 +57,7 @@ LIMITS: Mapping[str, int] = {
     "Rule.item_ids": 1000,
     "Rule.where": 32,
     "SearchRequest.seen_item_ids": _IDS,
+    "SearchRequest.turned_down_item_ids": _IDS,
     "SimilarRequest.seen_item_ids": _IDS,
 }
 OF_CLIENTS: Mapping[str, int] = {

@@ -393,8 +393,9 @@ def _covers(reached: Mapping[int, int], wanted: Mapping[int, int]) -> bool:
 
 # KEYS history, seen, state, users, progress. ARGV: expected position, position, ttl seconds, events, recent ids, most
 # seen items, state operation (set, drop or keep), user id, entry in the table, epoch, watermark that the
-# writer knows of the home partition (empty: it is another process's), number of items no longer seen, those items,
-# number of seen items, (time, item) each, number of words of the state, its fields and values.
+# writer knows of the home partition (empty: it is another process's), items turned down (joined with NUL), number of
+# items no longer seen, those items, number of seen items, (time, item) each, number of words of the state, its fields
+# and values.
 # A writer that missed a failover knows another watermark than the store: nothing of it is written. `unfinished` counts
 # the users written since the watermark moved; ADVANCE wants them all. Nor is anything written by another process where
 # the progress is of another epoch: a store that went back to one has its own table of users.
@@ -415,8 +416,13 @@ if redis.call('HGET', KEYS[4], '') ~= ARGV[10] then
 end
 redis.call('HSET', KEYS[4], ARGV[8], ARGV[9])
 redis.call('HSET', KEYS[1], 'position', ARGV[2], 'events', ARGV[4], 'ids', ARGV[5])
+if ARGV[12] ~= '' then
+  redis.call('HSET', KEYS[1], 'turned_down', ARGV[12])
+else
+  redis.call('HDEL', KEYS[1], 'turned_down')
+end
 redis.call('EXPIRE', KEYS[1], ARGV[3])
-local at = 12
+local at = 13
 local gone = tonumber(ARGV[at])
 for i = 1, gone do redis.call('ZREM', KEYS[2], ARGV[at + i]) end
 at = at + gone + 1
@@ -560,16 +566,19 @@ return 1
 # One string instead of thousands of small ones: redis-py parses replies in Python (2,000 items: 4 ms against 0.1 ms).
 # KEYS history, seen, state, users, progress. ARGV: user id, epoch, whether seen items are wanted (1), fields of the
 # state. Answers entry in the table, position, bytes of events, number of seen items, seen items newest first, the
-# state, and epoch and watermark of the home partition.
+# state, epoch and watermark of the home partition, and items turned down.
 READ_USER = """
 local entry = false
 if redis.call('HGET', KEYS[4], '') == ARGV[2] then entry = redis.call('HGET', KEYS[4], ARGV[1]) end
-local seen = ''
-if ARGV[3] == '1' then seen = table.concat(redis.call('ZREVRANGE', KEYS[2], 0, -1), '\\0') end
+local seen, turned_down = '', false
+if ARGV[3] == '1' then
+  seen = table.concat(redis.call('ZREVRANGE', KEYS[2], 0, -1), '\\0')
+  turned_down = redis.call('HGET', KEYS[1], 'turned_down')
+end
 return {
   entry, redis.call('HGET', KEYS[1], 'position'), redis.call('HSTRLEN', KEYS[1], 'events'),
   redis.call('ZCARD', KEYS[2]), seen, redis.call('HMGET', KEYS[3], unpack(ARGV, 4)),
-  redis.call('HMGET', KEYS[5], 'epoch', 'watermark')
+  redis.call('HMGET', KEYS[5], 'epoch', 'watermark'), turned_down
 }
 """
 

@@ -45,6 +45,7 @@ class StoredState:
 class UserView:
     """What a recommendation needs to know of a user. seen: newest first. epoch None: no stream was applied yet.
 
+    turned_down: the seen items that their newest event in the history speaks against.
     watermark: of `partition`, the one that was asked for, else the user's home.
     reaches_history: the state reflects the whole stored history; one of a model that was away for a while does not.
     is_lost: the store lost some of what it held of the user, and the encoder process has not brought it back yet.
@@ -58,6 +59,7 @@ class UserView:
     has_history: bool = True
     reaches_history: bool = True
     is_lost: bool = False
+    turned_down: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +92,7 @@ class UserKeys:
 class UserUpdate:
     """One user's next history, seen items and state, written together.
 
+    turned_down: as of `UserView`; what was stored before is replaced.
     state_change: "set" writes `state`, "drop" removes what is stored for the model version, "keep" leaves it alone.
     """
 
@@ -101,6 +104,7 @@ class UserUpdate:
     recent: Sequence[RecentId]
     seen_times: Mapping[str, int]
     unseen: Collection[str] = ()
+    turned_down: Sequence[str] = ()
     forgotten: Mapping[int, int] = field(default_factory=dict)
     state: StoredState | None = None
     state_change: Literal["set", "drop", "keep"] = "keep"
@@ -350,7 +354,7 @@ class StateReader:
                     if attempt == 2:
                         raise
         found_epoch: bytes | None = replies[0]
-        entry, position, event_bytes, num_seen, seen, (*found, state_position), at_home = replies[1]
+        entry, position, event_bytes, num_seen, seen, (*found, state_position), at_home, turned_down = replies[1]
         of_epoch, applied = elsewhere or at_home
         was_applied = home.partition in self._applied
         is_applied = at_home[0] == found_epoch and int(at_home[1] or -1) >= 0
@@ -369,6 +373,7 @@ class StateReader:
             reaches_history=state is not None and layout.reaches(state_position, position),
             is_lost=(was_applied and not is_applied)
             or _lost(epoch, home, entry, position, events=event_bytes > 0, seen=num_seen > 0),
+            turned_down=turned_down.decode().split("\0") if turned_down else (),
         )
         return view, epoch
 
@@ -858,6 +863,7 @@ class StateWriter:
             layout.pack_entry(update.positions.get(home.partition, -1), int(time.time()) + self._ttl_seconds),
             epoch,
             watermarks.get(home.partition, ""),
+            "\0".join(update.turned_down),
             len(update.unseen),
             *update.unseen,
             len(update.seen_times),

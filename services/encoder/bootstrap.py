@@ -275,6 +275,7 @@ def stream_consumer(
         keep=keep,
         check_in_step=handler.check_in_step,
         ends=ends,
+        schema=vocabulary.schema,
     )
     consumer = Consumer(
         stream=stream,

@@ -5,12 +5,12 @@ them (`stages`), it does not score.
 """
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
 from services.algorithms.attributes import Condition
-from services.algorithms.event_schema import EventSchema
+from services.algorithms.event_schema import TURNED_DOWN_EVENTS, EventSchema
 from services.common.query_state import PackedQueryState
 from services.common.state_store import StoredState
 from services.common.stream.topics.interactions import DEFAULT_TYPE
@@ -93,9 +93,23 @@ class HistoryEvent:
     value: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A user's items, newest first, and those of them that were turned down."""
+
+    item_ids: Sequence[str] = ()
+    turned_down: Collection[str] = ()
+
+
 def seen_in(history: Iterable[HistoryEvent], schema: EventSchema) -> list[str]:
     """The items of the events, in their order, that count as seen."""
     return [event.item_id for event in history if schema.of(event.type or DEFAULT_TYPE).seen]
+
+
+def turned_down_in(history: Sequence[HistoryEvent], schema: EventSchema) -> list[str]:
+    """The items of the events, oldest first, that were turned down of late."""
+    last = history[-TURNED_DOWN_EVENTS:]
+    return schema.turned_down([(event.item_id, (event.type or DEFAULT_TYPE, event.value)) for event in last])
 
 
 def last_event_ms(history: Sequence[HistoryEvent], schema: EventSchema) -> int:

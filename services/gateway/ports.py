@@ -15,7 +15,7 @@ from services.common.stream.topics.exposures import Exposure
 from services.common.stream.topics.forgets import Forget
 from services.common.stream.topics.interactions import Interaction
 from services.common.stream.topics.items import CatalogueItem
-from services.gateway.domain import AskedRule, Encoded, Filter, HistoryEvent, Pool, Ranking
+from services.gateway.domain import AskedRule, Encoded, Filter, HistoryEvent, Pool, Ranking, Seen
 from services.gateway.explanation import Similarity, Votes
 from services.gateway.forgetting import Contributions, StoredUser
 from services.gateway.freshness import PartitionProgress, ServedIndex
@@ -61,15 +61,15 @@ class Encoder(Protocol):
 
 
 class Candidates(Protocol):
-    """The search over the catalogue. `seen`: the user's items, newest first; item neighbours vote from them."""
+    """The search over the catalogue. Item neighbours vote from `seen`."""
 
     async def search(
-        self, query_state: PackedQueryState, *, k: int, filter: Filter, seen: Sequence[str], timeout_s: float
+        self, query_state: PackedQueryState, *, k: int, filter: Filter, seen: Seen, timeout_s: float
     ) -> Ranking:
         """At most k allowed items, best first, by similarity and votes."""
 
     async def propose(
-        self, query_state: PackedQueryState, *, pool_size: int, filter: Filter, seen: Sequence[str], timeout_s: float
+        self, query_state: PackedQueryState, *, pool_size: int, filter: Filter, seen: Seen, timeout_s: float
     ) -> Pool:
         """The first stage's: at most `pool_size` allowed items for the reranker."""
 
@@ -77,7 +77,7 @@ class Candidates(Protocol):
         """At most k allowed items like one item, best first, with their similarities. Raises: NotFound."""
 
     async def explain_votes(
-        self, query_state: PackedQueryState, item_id: str, *, seen: Sequence[str], timeout_s: float
+        self, query_state: PackedQueryState, item_id: str, *, seen: Seen, timeout_s: float
     ) -> Votes:
         """What votes for the item."""
 

@@ -26,6 +26,7 @@ from services.gateway.domain import (
     Pool,
     Ranking,
     RecommendQuery,
+    Seen,
     SimilarQuery,
     StageTimes,
 )
@@ -88,8 +89,7 @@ class Work(Generic[Q]):
     deadline: float
     times: StageTimes = field(default_factory=StageTimes)
     degradations: list[Degradation] = field(default_factory=list)
-    # The user's items, newest first.
-    seen: Sequence[str] = ()
+    seen: Seen = field(default_factory=Seen)
     # How many items the person has had, as far as the state that is asked with knows.
     num_had: int = 0
     # Of the catalogue, by the shards that answered.
@@ -345,7 +345,7 @@ class Stages:
                 pool,
                 k=k,
                 filter=work.query.filter,
-                seen=work.seen,
+                seen=work.seen.item_ids,
                 max_per_category=max_per_category,
                 diversity=diversity,
                 discounts=discounts or {},

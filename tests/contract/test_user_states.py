@@ -135,6 +135,17 @@ async def test_seen_items_keep_their_newest_time_and_undone_ones_go(scene: Scene
     assert (await scene.view()).seen == ["c", "a"]
 
 
+async def test_what_was_turned_down_is_what_the_last_writing_says(scene: Scene) -> None:
+    epoch, _ = scene.store.ensure_epoch(NUM_PARTITIONS)
+    scene.apply(epoch)
+    assert list((await scene.view()).turned_down) == []
+    scene.apply(epoch, positions={3: 43}, turned_down=["item-1", "zwölf"])
+    assert list((await scene.view()).turned_down) == ["item-1", "zwölf"]
+    assert list((await scene.view(with_seen=False)).turned_down) == []
+    scene.apply(epoch, positions={3: 44})
+    assert list((await scene.view()).turned_down) == []
+
+
 async def test_a_state_that_is_dropped_is_gone_and_one_that_is_kept_stays(scene: Scene) -> None:
     epoch, _ = scene.store.ensure_epoch(NUM_PARTITIONS)
     state = scene.apply(epoch)

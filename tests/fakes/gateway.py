@@ -1,7 +1,7 @@
 """The gateway's ports in memory: each can fail, be slow, and shows what it was asked."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from services.common.errors import DeadlineExceeded, DependencyUnavailable, FreshetError, NotFound, PreconditionFailed
@@ -26,6 +26,7 @@ from services.gateway.domain import (
     Pool,
     Ranking,
     ScoredItem,
+    Seen,
 )
 from services.gateway.explanation import PairPart, Similarity, Voters, Votes
 from services.gateway.forgetting import Contributions, StoredUser
@@ -86,6 +87,7 @@ class MemoryUserStates(_Failing):
 
     states: dict[str, StoredState] = field(default_factory=dict)
     seen: dict[str, list[str]] = field(default_factory=dict)
+    turned_down: dict[str, Sequence[str]] = field(default_factory=dict)
     histories: dict[str, list[HistoryEvent]] = field(default_factory=dict)
     watermarks: dict[int, int] = field(default_factory=dict)
     current_epoch: str | None = "epoch-1"
@@ -111,6 +113,7 @@ class MemoryUserStates(_Failing):
             has_history=user_id not in self.lost,
             is_lost=user_id in self.incomplete,
             reaches_history=user_id in self.states and user_id not in self.behind | self.lost,
+            turned_down=self.turned_down.get(user_id, ()) if with_seen else (),
         )
 
     async def read_history(self, user_id: str) -> Sequence[HistoryEvent]:
@@ -147,8 +150,11 @@ class StoredUserStates(MemoryUserStates):
             user: sorted(times, key=lambda item_id: (times[item_id], item_id), reverse=True)
             for user, times in store.seen.items()
         }
+        self.turned_down = store.turned_down
         self.histories = {
-            user: [HistoryEvent(event.item_id, event.event_time_ms) for event in history.events]
+            user: [
+                HistoryEvent(event.item_id, event.event_time_ms, event.type, event.value) for event in history.events
+            ]
             for user, history in store._histories.items()
         }
         self.behind = {user for user, state in self.states.items() if not self._reaches_history(user, state)}
@@ -198,11 +204,12 @@ class MemoryCandidates(_Failing):
     query_states: list[PackedQueryState] = field(default_factory=list)
     pool_sizes: list[int] = field(default_factory=list)
     seen: list[Sequence[str]] = field(default_factory=list)
+    turned_down: list[Collection[str]] = field(default_factory=list)
     model_share: float = 1.0
     freshness: IndexFreshness = field(default_factory=lambda: IndexFreshness(deltas_offset=41, lag_seconds=0.25))
 
     async def search(
-        self, query_state: PackedQueryState, *, k: int, filter: Filter, seen: Sequence[str], timeout_s: float
+        self, query_state: PackedQueryState, *, k: int, filter: Filter, seen: Seen, timeout_s: float
     ) -> Ranking:
         found = await self._allowed(query_state, filter, seen)
         return Ranking(
@@ -215,7 +222,7 @@ class MemoryCandidates(_Failing):
         )
 
     async def propose(
-        self, query_state: PackedQueryState, *, pool_size: int, filter: Filter, seen: Sequence[str], timeout_s: float
+        self, query_state: PackedQueryState, *, pool_size: int, filter: Filter, seen: Seen, timeout_s: float
     ) -> Pool:
         self.pool_sizes.append(pool_size)
         found = (await self._allowed(query_state, filter, seen))[:pool_size]
@@ -249,21 +256,23 @@ class MemoryCandidates(_Failing):
             index_freshness=self.freshness,
         )
 
-    async def _allowed(self, query_state: PackedQueryState, filter: Filter, seen: Sequence[str]) -> list[str]:
+    async def _allowed(self, query_state: PackedQueryState, filter: Filter, seen: Seen) -> list[str]:
         self.query_states.append(query_state)
-        self.seen.append(seen)
+        self.seen.append(seen.item_ids)
+        self.turned_down.append(seen.turned_down)
         await self._behave()
-        left_out = set(filter.deny_item_ids) | (set(seen) if filter.exclude_seen else set())
+        left_out = set(filter.deny_item_ids) | (set(seen.item_ids) if filter.exclude_seen else set())
         found = [item_id for item_id in self.item_ids if item_id not in left_out]
         if filter.allow_item_ids:
             found = [item_id for item_id in found if item_id in filter.allow_item_ids]
         return found
 
     async def explain_votes(
-        self, query_state: PackedQueryState, item_id: str, *, seen: Sequence[str], timeout_s: float
+        self, query_state: PackedQueryState, item_id: str, *, seen: Seen, timeout_s: float
     ) -> Votes:
         self.query_states.append(query_state)
-        self.seen.append(seen)
+        self.seen.append(seen.item_ids)
+        self.turned_down.append(seen.turned_down)
         await self._behave()
         voters = [Voters(type="rating", count=2, newest_age_seconds=5.0, oldest_age_seconds=60.0, vote=0.5)]
         return Votes(

@@ -54,7 +54,7 @@ from services.encoder.domain import (
     read_arrival,
     rounds,
 )
-from services.encoder.encoding import Vocabulary, attributed_state, encode_job, user_state
+from services.encoder.encoding import Vocabulary, attributed_state, encode_job, turned_down, user_state
 from services.encoder.forgetting import Forgotten
 from services.encoder.handlers.keep_histories import KeepHistories
 from services.encoder.handlers.restore_users import RestoreUsers
@@ -593,6 +593,7 @@ class ApplyRecords:
             recent=merged.recent,
             seen_times=merged.seen_times,
             unseen=merged.unseen,
+            turned_down=turned_down(self.vocabulary.schema, merged.events),
             forgotten=user.history.forgotten,
             state=state,
             state_change="keep" if not merged.changed else "drop" if state is None else "set",

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 import structlog
 
+from services.algorithms.event_schema import EventSchema, default_schema
 from services.common.errors import Conflict, DependencyUnavailable, FreshetError
 from services.common.kafka import partition_for
 from services.common.pseudonyms import pseudonym_of
@@ -25,7 +26,7 @@ from services.common.stream.record import DeadLetter
 from services.common.stream.retraction import ForgetUpTo, Undo, covers, furthest, is_covered
 from services.common.stream.topics.attributions import Attributed
 from services.common.stream.topics.forgets import Forget
-from services.encoder.encoding import cache_key
+from services.encoder.encoding import cache_key, turned_down
 from services.encoder.forgetting import ForgetRecord, Forgotten, check_same_log, erase, packed, pseudonyms_of, seen_in
 from services.encoder.handlers.keep_histories import KeepHistories
 from services.encoder.ports import ForgetLog, Keeper, Outbox, Store
@@ -52,6 +53,7 @@ class ForgetUsers:
     keep: KeepHistories | None = None
     check_in_step: Callable[[], None] = lambda: None
     ends: Callable[[], Offsets] = dict
+    schema: EventSchema = field(default_factory=default_schema)
     _epoch: str = field(default="", init=False)
     # Of this process's partitions; and how far those of all partitions were when the store was asked last.
     _progress: ForgetsApplied = field(default_factory=lambda: ForgetsApplied("", {}, {}), init=False)
@@ -231,6 +233,7 @@ class ForgetUsers:
             events=rest.events,
             recent=rest.recent,
             seen_times=seen_in(rest.events),
+            turned_down=turned_down(self.schema, rest.events),
             forgotten=rest.forgotten,
         )
 

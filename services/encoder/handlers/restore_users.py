@@ -23,7 +23,7 @@ from services.common.stream.retraction import covers, furthest
 from services.common.stream.topics.dead_letters import stored_letters
 from services.common.stream.topics.histories import KeptHistory
 from services.encoder.domain import MAX_RECORDS_PER_USER, Arrival, EncodeJob, merge, read_arrival
-from services.encoder.encoding import Vocabulary, encode_job, user_state
+from services.encoder.encoding import Vocabulary, encode_job, turned_down, user_state
 from services.encoder.forgetting import Forgotten, erase, packed, seen_in
 from services.encoder.handlers.keep_histories import KeepHistories, read_between
 from services.encoder.ports import SequenceEncoder, Store
@@ -291,5 +291,6 @@ class RestoreUsers:
             events=user.history.events,
             recent=user.history.recent,
             seen_times=user.seen,
+            turned_down=turned_down(self.vocabulary.schema, user.history.events),
             forgotten=user.history.forgotten,
         )

@@ -39,6 +39,7 @@ from services.gateway.domain import (
     Pool,
     Ranking,
     ScoredItem,
+    Seen,
 )
 from services.gateway.explanation import PairPart, Similarity, Voters, Votes
 from services.gateway.forgetting import Contributions, StoredUser
@@ -172,7 +173,7 @@ class RemoteCandidates:
         *,
         k: int,
         filter: Filter,
-        seen: Sequence[str],
+        seen: Seen,
         timeout_s: float,
         index_version: str = "",
     ) -> Ranking:
@@ -194,7 +195,7 @@ class RemoteCandidates:
         *,
         pool_size: int,
         filter: Filter,
-        seen: Sequence[str],
+        seen: Seen,
         timeout_s: float,
         index_version: str = "",
     ) -> Pool:
@@ -221,7 +222,7 @@ class RemoteCandidates:
         query_state: PackedQueryState,
         k: int,
         filter: Filter,
-        seen: Sequence[str],
+        seen: Seen,
         timeout_s: float,
         index_version: str,
     ) -> Any:
@@ -230,7 +231,8 @@ class RemoteCandidates:
             k=k,
             stage=stage,
             filter=_filter_message(filter),
-            seen_item_ids=seen if filter.exclude_seen else seen[:_RECENT],
+            seen_item_ids=seen.item_ids if filter.exclude_seen else seen.item_ids[:_RECENT],
+            turned_down_item_ids=seen.turned_down,
             index_version=index_version,
         )
         return await self._call("Search", request, timeout_s)
@@ -271,11 +273,14 @@ class RemoteCandidates:
         return ranking, response.components
 
     async def explain_votes(
-        self, query_state: PackedQueryState, item_id: str, *, seen: Sequence[str], timeout_s: float
+        self, query_state: PackedQueryState, item_id: str, *, seen: Seen, timeout_s: float
     ) -> Votes:
         """One ExplainVotes call."""
         request = candidates_pb2.ExplainVotesRequest(
-            query_state=to_message(query_state), item_id=item_id, seen_item_ids=seen
+            query_state=to_message(query_state),
+            item_id=item_id,
+            seen_item_ids=seen.item_ids,
+            turned_down_item_ids=seen.turned_down,
         )
         response = await self._call("ExplainVotes", request, timeout_s)
         votes: Votes = _read(

@@ -23,7 +23,7 @@ from services.common.query_state import PackedQueryState
 from services.common.shards import home_shard
 from services.gateway.adapters.processes import RemoteCandidates
 from services.gateway.breaker import Breaker
-from services.gateway.domain import Certificate, CertificateKind, Filter, IndexFreshness, Pool, Ranking
+from services.gateway.domain import Certificate, CertificateKind, Filter, IndexFreshness, Pool, Ranking, Seen
 from services.gateway.explanation import Votes
 from services.gateway.freshness import ServedIndex
 
@@ -94,7 +94,7 @@ class ShardedCandidates:
         self._num_items = [0] * len(shards)
 
     async def search(
-        self, query_state: PackedQueryState, *, k: int, filter: Filter, seen: Sequence[str], timeout_s: float
+        self, query_state: PackedQueryState, *, k: int, filter: Filter, seen: Seen, timeout_s: float
     ) -> Ranking:
         """The k best of all shards' k best. Raises: DependencyUnavailable when none answered."""
 
@@ -106,7 +106,7 @@ class ShardedCandidates:
         return _merged_rankings(await self._ask_one_version(ask, timeout_s), k)
 
     async def propose(
-        self, query_state: PackedQueryState, *, pool_size: int, filter: Filter, seen: Sequence[str], timeout_s: float
+        self, query_state: PackedQueryState, *, pool_size: int, filter: Filter, seen: Seen, timeout_s: float
     ) -> Pool:
         """All shards' pools as one. Each has the share of a pool of `pool_size` that falls to it, three standard
         deviations more than on average, so the pool is larger. Raises: DependencyUnavailable when none answered."""
@@ -144,7 +144,7 @@ class ShardedCandidates:
         return _merged_rankings(await self._ask(ask, [""] * len(self._shards), until, timeout_s), k)
 
     async def explain_votes(
-        self, query_state: PackedQueryState, item_id: str, *, seen: Sequence[str], timeout_s: float
+        self, query_state: PackedQueryState, item_id: str, *, seen: Seen, timeout_s: float
     ) -> Votes:
         """The say of the shard that holds the item."""
         return await self._shards[self._home(item_id)].explain_votes(

@@ -13,7 +13,7 @@ from services.algorithms.attributes import Kinds
 from services.algorithms.event_schema import EventSchema
 from services.algorithms.packed_state import after_absence
 from services.common.large_requests import in_turn
-from services.gateway.domain import AskedRule, HistoryEvent, last_event_ms, now_ms, seen_in
+from services.gateway.domain import AskedRule, HistoryEvent, Seen, last_event_ms, now_ms, seen_in, turned_down_in
 from services.gateway.explanation import ExplainQuery, Explanation, PastInteraction
 from services.gateway.ports import Ports
 from services.gateway.stages import FoundState, Limits
@@ -46,7 +46,7 @@ class Explain:
             return Explanation(model_version=self.model_version, state_source=found.source)
         state, bucket = after_absence(found.query_state, self.absence, found.last_event_ms, asked_ms)
         newest = sorted(history, key=_time)[::-1]
-        seen = seen_in(newest, self.schema)
+        seen = Seen(seen_in(newest, self.schema), turned_down_in(newest[::-1], self.schema))
         timeout_s = self.limits.stage_timeout_s
         similarity, votes = await asyncio.gather(
             self.ports.reranker.explain(

@@ -36,9 +36,11 @@ from services.gateway.domain import (
     Recommendation,
     RecommendQuery,
     ScoredItem,
+    Seen,
     last_event_ms,
     now_ms,
     seen_in,
+    turned_down_in,
 )
 from services.gateway.exposures import Exposures
 from services.gateway.favoured import MAX_FAVOURED, favours, of_both, with_favours
@@ -263,7 +265,8 @@ class Recommend:
         else:
             view, encoded = None, await self.stages.encode(work, history)
         own = seen_in(reversed(history), self.schema)
-        work.seen = [*own, *work.seen]
+        turned_down = [*turned_down_in(history, self.schema), *(set(work.seen.turned_down) - set(own))]
+        work.seen = Seen([*own, *work.seen.item_ids], turned_down)
         if encoded is not None:
             work.num_had = len(set(own))
             if encoded.query_state is None:
@@ -297,7 +300,7 @@ class Recommend:
             work.mark(Degradation.NOT_FRESH)
         if self.lag.reads_stand_back(view.partition, view.watermark):
             admission.stand_back()
-        work.seen, work.num_had = view.seen, len(view.seen)
+        work.seen, work.num_had = Seen(view.seen, view.turned_down), len(view.seen)
         return view
 
     async def _wait_for(self, work: Work[RecommendQuery], view: UserView, token: FreshnessToken) -> UserView | None:
@@ -432,7 +435,7 @@ class Recommend:
         answers = await self.text.find(
             query.query,
             k=min(MAX_K, max(self.limits.recommend_depth, query.k)),
-            filter=without_seen(query.filter, work.seen),
+            filter=without_seen(query.filter, work.seen.item_ids),
             # The pool still has to be ranked.
             left_s=(work.left_s - self.limits.answer_reserve_s) * 2 / 3,
         )
@@ -492,7 +495,7 @@ class Recommend:
         ruled = [rule for rule in query.rules if rule.pin or rule.cap]
         among = [query.filter, *filter(None, (searched_for(rule, query.filter) for rule in ruled))]
         most = 2 * query.k if ruled else query.k
-        best = [self.popular.top(most, wanted, work.seen, query.max_per_category) for wanted in among]
+        best = [self.popular.top(most, wanted, work.seen.item_ids, query.max_per_category) for wanted in among]
         if not ruled:
             return Ranking(items=best[0])
         found = {item.item_id: item for items in best for item in items}

@@ -15,7 +15,7 @@ from services.algorithms.rank_fusion import Fused, reciprocal_rank_fusion
 from services.common.large_requests import in_turn
 from services.common.query_state import PackedQueryState
 from services.common.state_store import UserView
-from services.gateway.domain import Degradation, Pool, Ranking, now_ms
+from services.gateway.domain import Degradation, Pool, Ranking, Seen, now_ms
 from services.gateway.exposures import Exposures
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.searching import PERSONAL, SearchAnswer, SearchQuery, SearchResult, SourceRank, SourceTime
@@ -105,7 +105,7 @@ class Search:
         return await self.text.find(
             query.query,
             k=min(MAX_K, max(self.limits.search_depth, 2 * query.k)),
-            filter=without_seen(query.filter, work.seen),
+            filter=without_seen(query.filter, work.seen.item_ids),
             left_s=left_s - min(kept_s, left_s / 3),
         )
 
@@ -126,7 +126,7 @@ class Search:
         else:
             if view.is_lost:
                 work.mark(Degradation.HISTORY_INCOMPLETE)
-            work.seen = view.seen
+            work.seen = Seen(view.seen)
         return view
 
     async def _order(
@@ -147,7 +147,7 @@ class Search:
         found = Pool(item_ids=[one.item_id for one in pool], scores=[one.score for one in pool])
         ranking = await self.stages.rerank(work, state, found, k=len(pool))
         if ranking is not None:
-            lately = frozenset(work.seen[:RECENT])
+            lately = frozenset(work.seen.item_ids[:RECENT])
             by_words = [one.item_id for one in pool if one.item_id in lately]
             known = {item.item_id: item for item in ranking.items}
             again = [known[item_id] for item_id in by_words if item_id in known]

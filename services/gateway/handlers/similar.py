@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from services.algorithms.attributes import Kinds
 from services.common.large_requests import in_turn
-from services.gateway.domain import Degradation, SimilarAnswer, SimilarQuery
+from services.gateway.domain import Degradation, Seen, SimilarAnswer, SimilarQuery
 from services.gateway.exposures import Exposures
 from services.gateway.ports import Ports
 from services.gateway.stages import Limits, Stages, Work
@@ -41,12 +41,12 @@ class Similar:
             else:
                 if view.is_lost:
                     work.mark(Degradation.HISTORY_INCOMPLETE)
-                work.seen = view.seen
+                work.seen = Seen(view.seen)
         found = await self.ports.candidates.similar(
             query.item_id,
             k=query.k,
             filter=replace(query.filter, exclude_seen=leaves_out_seen),
-            seen=work.seen,
+            seen=work.seen.item_ids,
             timeout_s=min(self.limits.stage_timeout_s, work.left_s),
         )
         work.searched(found.searched_share)

@@ -29,7 +29,7 @@ from services.common.stream.position import Position
 from services.common.stream.topics.attributions import Attribution
 from services.common.stream.topics.interactions import INTERACTIONS, decode_interaction, encode_interaction
 from services.encoder.domain import RECENT_IDS, EncodedStates, EncodeJob, Outcome
-from services.encoder.encoding import Vocabulary, attributed_state, encode_job, user_state
+from services.encoder.encoding import Vocabulary, attributed_state, encode_job, turned_down, user_state
 from services.encoder.forgetting import Forgotten, check_same_log
 from services.encoder.ports import ForgetLog, Outbox, SequenceEncoder, Store
 from services.offline.backfill.past_interactions import Layout, PastInteractions, check, lay_out
@@ -431,12 +431,13 @@ class BulkImport:
         recent = user.rows[-RECENT_IDS:].tolist()
         hashes = {row: hash_event_id(past.event_id(row)) for row in {*window, *recent}}
         void = set(user.rows[: len(user.rows) - len(kept)].tolist())
+        events = [self._event(past, layout, user, row, hashes[row]) for row in window]
         return UserUpdate(
             user_id=user.user_id,
             model_version=self._vocabulary.model_version,
             expected=expected,
             positions={user.partition: int(layout.offset[user.rows[-1]])},
-            events=[self._event(past, layout, user, row, hashes[row]) for row in window],
+            events=events,
             recent=[
                 RecentId(hashes[row], user.partition, int(layout.offset[row]), Outcome.FORGOTTEN)
                 if row in void
@@ -449,6 +450,7 @@ class BulkImport:
                 for row in kept.tolist()
                 if seen[past.types[row]]
             },
+            turned_down=turned_down(self._vocabulary.schema, events),
             state_change="drop",
         )
 

@@ -43,6 +43,7 @@ class MemoryStore:
         self._forgets: dict[tuple[str, int], str] = {}
         self._popular: dict[int, tuple[str, float, dict[str, float]]] = {}
         self.seen: dict[str, dict[str, int]] = {}
+        self.turned_down: dict[str, Sequence[str]] = {}
         self.states: dict[tuple[str, str], StoredState] = {}
         # The position of the history that each state reflects.
         self.state_positions: dict[tuple[str, str], bytes] = {}
@@ -151,6 +152,7 @@ class MemoryStore:
             self._positions[update.user_id] = (epoch, dict(update.positions), dict(update.forgotten))
             self._histories[update.user_id] = UserHistory(events=list(update.events), recent=list(update.recent))
             self._note_seen(update)
+            self.turned_down[update.user_id] = update.turned_down
             self._change_state(
                 update.user_id, update.model_version, update.state, update.state_change, before=update.expected
             )
@@ -192,6 +194,7 @@ class MemoryStore:
             self._positions.pop(update.user_id, None)
             self._histories.pop(update.user_id, None)
             self.seen.pop(update.user_id, None)
+            self.turned_down.pop(update.user_id, None)
             for key in [key for key in self.states if key[0] == update.user_id]:
                 del self.states[key]
                 self.state_positions.pop(key, None)

@@ -107,7 +107,7 @@ def score_partition(job: Scoring, partition: int, users: Sequence[str] | None = 
         }
         states = {user_id: state for user_id, (state, _) in asked.items()}
         seen = {user_id: _newest_first(store.seen.get(user_id, {})) for user_id in states}
-        searches = [_search(state, job.k, seen[user_id]) for user_id, state in states.items()]
+        searches = [_search(one, job.k, seen[user], store.turned_down[user]) for user, one in states.items()]
         found = dict(zip(states, live.search.find_all(searches) if searches else (), strict=True))
         for user_id in wanted[start : start + _USERS]:
             is_cold = len(seen.get(user_id, ())) < job.cold_items
@@ -188,12 +188,19 @@ def _newest_first(seen: Mapping[str, int]) -> tuple[str, ...]:
     return tuple(sorted(seen, key=lambda item_id: (seen[item_id], item_id), reverse=True))
 
 
-def _search(state: PackedQueryState, k: int, seen: tuple[str, ...]) -> SearchQuery:
+def _search(state: PackedQueryState, k: int, seen: tuple[str, ...], against: Sequence[str]) -> SearchQuery:
     query = unpack_query_state(
         state.components, state.gate, num_components=state.num_components, component_width=state.component_width
     )
     wanted = ItemFilter(exclude_seen=True, seen_item_ids=seen)
-    return SearchQuery(query=query, model_version=state.model_version, k=k, stage=Stage.FULL, filter=wanted)
+    return SearchQuery(
+        query=query,
+        model_version=state.model_version,
+        k=k,
+        stage=Stage.FULL,
+        filter=wanted,
+        turned_down_item_ids=against,
+    )
 
 
 def _row(

@@ -124,6 +124,11 @@ class Interactions:
         said, which = self._kinds()
         return np.array([schema.speaks_for(*one) for one in said], dtype=bool)[which]
 
+    def speaking_against(self, schema: EventSchema) -> npt.NDArray[np.bool_]:
+        """Which events speak against their items (N,), by a schema."""
+        said, which = self._kinds()
+        return np.array([schema.speaks_against(*one) for one in said], dtype=bool)[which]
+
     def _kinds(self) -> tuple[list[tuple[str, float]], RowArray]:
         """The distinct pairs of type and value, and each event's among them (N,)."""
         kinds, which = np.unique(np.rec.fromarrays([self.types, self.values]), return_inverse=True)

@@ -152,6 +152,7 @@ class ServedScorer:
         self._rows, _ = data.by_user()
         # Where the data's items are in the bundle, -1 where they are not.
         self._item = np.array([bundle.item_index.get(item_id, -1) for item_id in data.item_ids], dtype=np.int64)
+        self._against = data.speaking_against(bundle.event_schema)
         self._popular = bundle.counts / max(1, bundle.counts.sum())
         self._seconds: list[float] = []  # an event's, of each batch
 
@@ -186,8 +187,10 @@ class ServedScorer:
         share = near.shape.model_share
         final = share * scores.astype(np.float64)
         for row, rows in enumerate(past):
-            seen = self._item[self._data.items[rows[::-1]]]
-            distinct, newest = np.unique(seen[seen >= 0], return_index=True)
-            voted, values = near.votes(seen[seen >= 0][np.sort(newest)], distinct)
+            newest_first = rows[::-1][self._item[self._data.items[rows[::-1]]] >= 0]
+            seen = self._item[self._data.items[newest_first]]
+            distinct, newest = np.unique(seen, return_index=True)
+            votes = np.sort(newest[~self._against[newest_first[newest]]])
+            voted, values = near.votes(seen[votes], distinct)
             final[row, voted] += (1 - share) * values
         return final

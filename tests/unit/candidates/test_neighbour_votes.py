@@ -1,5 +1,7 @@
 """Item neighbours as they are served: the fused top K is brute force's, whatever the algorithm, filter and head."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 from freshet.v1 import candidates_pb2, common_pb2
@@ -70,8 +72,18 @@ class Scene:
             audit=Audit(self.catalogue, share=0, report=self.metrics.audited), max_batch=8, max_queue=8,
         )  # fmt: skip
 
-    def found(self, wanted: ItemFilter, k: int = 10, algorithm: str = "exact", stage: Stage = Stage.FULL) -> Found:
-        query = SearchQuery(query=self.query, model_version="m", k=k, stage=stage, filter=wanted, algorithm=algorithm)
+    def found(
+        self,
+        wanted: ItemFilter,
+        k: int = 10,
+        algorithm: str = "exact",
+        stage: Stage = Stage.FULL,
+        turned_down: Sequence[str] = (),
+    ) -> Found:
+        query = SearchQuery(
+            query=self.query, model_version="m", k=k, stage=stage, filter=wanted, algorithm=algorithm,
+            turned_down_item_ids=turned_down,
+        )  # fmt: skip
         return self.search.find_all([query])[0]
 
     def replace(self, item_id: str) -> None:
@@ -81,12 +93,13 @@ class Scene:
         self.catalogue.describe([CatalogueItem(item_id=item_id, withdrawn=True)])
         self.catalogue.apply(1, [ItemDelta(item_id="new", components=state.components[0], gate=gate, model_share=0)])
 
-    def final(self, wanted: ItemFilter) -> dict[str, float]:
+    def final(self, wanted: ItemFilter, turned_down: Sequence[str] = ()) -> dict[str, float]:
         """By the definition, item by item, in plain Python."""
         neighbours = self.base.neighbours
         assert neighbours is not None
         sums = dict.fromkeys(IDS, 0.0)
-        known = [IDS.index(one) for one in dict.fromkeys(wanted.seen_item_ids) if one in IDS][:WINDOW]
+        voting = [one for one in dict.fromkeys(wanted.seen_item_ids) if one in IDS and one not in turned_down]
+        known = [IDS.index(one) for one in voting][:WINDOW]
         for back, row in enumerate(known):
             for item, weight in zip(neighbours.items[row], neighbours.weights[row], strict=True):
                 if not (wanted.exclude_seen and IDS[item] in wanted.seen_item_ids):
@@ -102,6 +115,7 @@ SEEN = st.lists(st.sampled_from([*IDS, "new", "unknown"]), max_size=12)
 @given(
     scene=st.sampled_from([MIXTURE, DOT]),
     seen=SEEN,
+    turned_down=SEEN,
     exclude_seen=st.booleans(),
     denied=st.lists(st.sampled_from(IDS), max_size=20),
     only=st.sampled_from([(), ("even",)]),
@@ -110,13 +124,20 @@ SEEN = st.lists(st.sampled_from([*IDS, "new", "unknown"]), max_size=12)
 )
 @settings(deadline=None, max_examples=200)
 def test_fused_answers_keep_their_certificate_and_exact_ones_are_brute_forces(
-    scene: Scene, seen: list[str], exclude_seen: bool, denied: list[str], only: tuple[str, ...], k: int, number: int
+    scene: Scene,
+    seen: list[str],
+    turned_down: list[str],
+    exclude_seen: bool,
+    denied: list[str],
+    only: tuple[str, ...],
+    k: int,
+    number: int,
 ) -> None:
     wanted = ItemFilter(seen_item_ids=seen, exclude_seen=exclude_seen, deny_item_ids=denied, allow_categories=only)
     gone = {*denied, *(seen if exclude_seen else ()), *(IDS[1::2] if only else ())}
-    final = {one: score for one, score in scene.final(wanted).items() if one not in gone}
+    final = {one: score for one, score in scene.final(wanted, turned_down).items() if one not in gone}
     best = sorted(final, key=lambda one: (-final[one], one))[:k]
-    found = scene.found(wanted, k, scene.algorithms[number % len(scene.algorithms)])
+    found = scene.found(wanted, k, scene.algorithms[number % len(scene.algorithms)], turned_down=turned_down)
     assert dict(zip(found.item_ids, found.scores, strict=True)) == pytest.approx(
         {one: final[one] for one in found.item_ids}, abs=1e-6
     )
@@ -162,6 +183,22 @@ def test_without_neighbours_seen_items_change_no_bit_of_an_answer(stage: Stage) 
     assert (told.bound, told.certificate) == (plain.bound, plain.certificate)
 
 
+@pytest.mark.parametrize("stage", list(Stage))
+def test_what_was_turned_down_is_left_out_and_nothing_like_it_is_voted_for(stage: Stage) -> None:
+    scene, took, against = Scene(2, 2), ["i17", "i30"], "i03"
+
+    def votes(*seen: str, turned_down: Sequence[str] = ()) -> dict[str, float]:
+        found = scene.found(ItemFilter(seen_item_ids=seen, exclude_seen=True), X, stage=stage, turned_down=turned_down)
+        return dict(zip(found.item_ids, found.votes or [], strict=True))
+
+    assert max(votes(against).values()) == 1
+    assert set(votes(against, turned_down=[against]).values()) == {0}
+    before, after = votes(*took), votes(against, *took, turned_down=[against, "unknown"])
+    assert after.keys() == before.keys() - {against}
+    if before[against] < 1:
+        assert after == pytest.approx({one: before[one] for one in after})
+
+
 def test_new_items_have_no_vote_and_withdrawn_ones_are_not_answered() -> None:
     scene = Scene(2, 2)
     wanted = ItemFilter(seen_item_ids=["i03"], exclude_seen=True)
@@ -196,12 +233,14 @@ async def test_over_the_wire_a_search_and_an_explanation_see_the_same_items() ->
     answer = await servicer.Search(
         candidates_pb2.SearchRequest(
             query_state=state, k=5, stage=candidates_pb2.STAGE_FULL, filter=common_pb2.Filter(exclude_seen=True),
-            seen_item_ids=seen, algorithm="exact",
+            seen_item_ids=seen, algorithm="exact", turned_down_item_ids=seen[1:],
         ),
         None,
     )  # fmt: skip
     assert max(answer.votes) > 0
-    asked = candidates_pb2.ExplainVotesRequest(query_state=state, item_id=answer.item_ids[0], seen_item_ids=seen)
+    asked = candidates_pb2.ExplainVotesRequest(
+        query_state=state, item_id=answer.item_ids[0], seen_item_ids=seen, turned_down_item_ids=seen[1:]
+    )
     explained = await servicer.ExplainVotes(asked, None)
     assert (explained.vote, explained.model_share) == (answer.votes[0], answer.model_share)
 

@@ -25,7 +25,7 @@ from services.common.rpc_server import HealthState, RpcServer
 from services.compact.in_process import InProcess
 from services.gateway.adapters.processes import RemoteCandidates, RemoteReranker
 from services.gateway.adapters.replicas import Replicas
-from services.gateway.domain import AskedRule, Filter, Pool
+from services.gateway.domain import AskedRule, Filter, Pool, Seen
 from services.reranker import bootstrap as reranker
 from services.reranker.config import RerankerSettings
 from services.reranker.metrics import RerankerMetrics
@@ -91,13 +91,13 @@ def without_times(answer: Any) -> Any:
 
 
 async def pool(scene: Scene, *, k: int = 20) -> list[Pool]:
-    asked = {"pool_size": k, "filter": Filter(deny_item_ids=("item-3",)), "seen": ["item-1"], "timeout_s": 5.0}
+    asked = {"pool_size": k, "filter": Filter(deny_item_ids=("item-3",)), "seen": Seen(["item-1"]), "timeout_s": 5.0}
     return [without_times(await peer.propose(scene.state, **asked)) for peer in scene.candidates]
 
 
 async def test_answers_are_those_over_grpc(scene: Scene) -> None:
     filter = Filter(exclude_seen=True, allow_categories=("c1", "c2"))
-    asked: dict[str, Any] = {"k": 5, "filter": filter, "seen": ["item-1", "item-2"], "timeout_s": 5.0}
+    asked: dict[str, Any] = {"k": 5, "filter": filter, "seen": Seen(["item-1", "item-2"], ["item-2"]), "timeout_s": 5.0}
     here, there = [without_times(await peer.search(scene.state, **asked)) for peer in scene.candidates]
     assert here == there
     here, there = await pool(scene)
@@ -105,6 +105,7 @@ async def test_answers_are_those_over_grpc(scene: Scene) -> None:
     assert here.item_ids
     rules = asked | {
         "filter": Filter(),
+        "seen": ["item-1", "item-2"],
         "max_per_category": 2,
         "diversity": 0.3,
         "discounts": {here.item_ids[0]: 0.1},
@@ -134,7 +135,7 @@ async def test_errors_are_those_over_grpc(scene: Scene, wrong: str) -> None:
             call = second.explain(state, "nobody's", max_pairs=3, rules=(), timeout_s=timeout_s)
         else:
             k = 0 if wrong == "k" else 5
-            call = first.search(state, k=k, filter=Filter(), seen=(), timeout_s=timeout_s)
+            call = first.search(state, k=k, filter=Filter(), seen=Seen(), timeout_s=timeout_s)
         with pytest.raises(FreshetError) as caught:
             await call
         errors.append((type(caught.value), caught.value.message, caught.value.retriable))

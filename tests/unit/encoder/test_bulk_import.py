@@ -87,7 +87,7 @@ def effect(store: MemoryStore) -> tuple[object, ...]:
     states = {key: (s.query_state, s.partition, s.offset, s.event_time_ms) for key, s in store.states.items()}
     progress = store.progress(range(PARTITIONS), epoch)
     counts = {p: ({n: c for n, c in found.counts.items() if c}, found.watermark) for p, found in progress.items()}
-    return histories, store.seen, states, counts
+    return histories, store.seen, store.turned_down, states, counts
 
 
 def streamed(

@@ -2,9 +2,10 @@
 
 from dataclasses import replace
 
+import pytest
 from fakes.encoder import MemoryOutbox, MemoryStream
 from prometheus_client import CollectorRegistry
-from streams import VOCABULARY, append, drain, handler_on, interaction
+from streams import NOW_MS, VOCABULARY, append, drain, handler_on, interaction
 
 from services.algorithms.event_schema import EventSchema
 from services.common.stream.topics.attributions import Attribution
@@ -41,6 +42,26 @@ def test_what_was_shown_or_turned_down_leaves_the_state_as_it_is() -> None:
         assert ([event.type for event in events] == ["click", "click", kind]) == is_kept
     for kind in ("click", "rating"):
         assert state_of(streamed(*TOOK, {"item": 3, "type": kind})[0]) != wanted, kind
+
+
+@pytest.mark.parametrize(
+    ("then", "turned_down"),
+    [
+        ([], ["item-3"]),
+        ([{"item": 3, "type": "impression"}], ["item-3"]),
+        ([{"item": 3, "event_time_ms": NOW_MS - 5_000}], ["item-3"]),
+        ([{"item": 3, "event_time_ms": NOW_MS + 1}], []),
+        ([{"item_id": "", "undoes_event_id": "e2"}], []),
+        ([{"item": 1, "type": "rating", "value": 2.0, "event_time_ms": NOW_MS + 1}], ["item-1", "item-3"]),
+        ([{"item": 1, "type": "rating", "value": 3.0, "event_time_ms": NOW_MS + 1}], ["item-3"]),
+    ],
+    ids=["dislike", "shown again", "taken before", "taken again", "undone", "rated low", "rated three"],
+)
+def test_an_item_is_turned_down_while_its_newest_event_speaks_against_it(
+    then: list[dict[str, object]], turned_down: list[str]
+) -> None:
+    store, _ = streamed(*TOOK, {"item": 3, "type": "dislike"}, *then)
+    assert sorted(store.turned_down["user-0"]) == turned_down
 
 
 def test_the_refresher_hears_of_what_was_turned_down_and_not_of_what_was_shown() -> None:

@@ -38,8 +38,8 @@ def interactions(draw: st.DrawFn) -> Interaction | bytes:
         undone = f"event-{draw(st.integers(0, 11))}"
         return interaction(user, item_id="", event_id=event_id and f"undo-{event_id}", undoes_event_id=undone)
     time = NOW_MS + draw(st.integers(-20, 0)) * 1_000
-    words = draw(st.sampled_from(["", "", "space movies"]))
-    changes = {"type": "search_click", "query": words} if words else {}
+    kinds = [{}, {}, {"type": "search_click", "query": "space movies"}, {"type": "dislike"}]
+    changes: dict[str, str] = draw(st.sampled_from(kinds))
     return interaction(user, draw(st.integers(48, 52)), event_id=event_id, event_time_ms=time, **changes)
 
 
@@ -61,7 +61,8 @@ def effect(store: MemoryStore) -> tuple[object, ...]:
     states = {key: state.query_state for key, state in store.states.items()}
     progress = store.progress(range(PARTITIONS), epoch)
     counts = {p: {n: c for n, c in progress[p].counts.items() if c} for p in progress}
-    return histories, store.seen, states, counts, {p: progress[p].watermark for p in progress}
+    watermarks = {p: progress[p].watermark for p in progress}
+    return histories, store.seen, store.turned_down, states, counts, watermarks
 
 
 def ones(outbox: MemoryOutbox) -> tuple[dict[object, object], set[object], dict[object, object]]:

@@ -249,6 +249,17 @@ def test_a_user_who_returns_counts_again() -> None:
     assert set(world.store.seen["user-0"]) == {"item-9", "item-8"}
 
 
+def test_a_forget_takes_what_was_turned_down_but_what_came_after_it() -> None:
+    world = World()
+    for number, kind in enumerate(["click", "dislike", "hide"]):
+        append(world.stream, interaction(0, number, type=kind, event_id=f"e{number}"))
+    world.settle()
+    assert sorted(world.store.turned_down["user-0"]) == ["item-1", "item-2"]
+    world.forgets.append(forget(0, p0=1))
+    world.process().turn()
+    assert (list(world.store.turned_down["user-0"]), set(world.store.seen["user-0"])) == (["item-2"], {"item-2"})
+
+
 def test_a_forget_far_ahead_of_the_log_voids_nothing_that_comes_later() -> None:
     world = World()
     three_events(world)

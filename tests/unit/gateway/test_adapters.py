@@ -50,6 +50,7 @@ from services.gateway.domain import (
     Pool,
     Ranking,
     ScoredItem,
+    Seen,
 )
 from services.gateway.freshness import PartitionProgress
 from services.gateway.searching import Hit, SourceHits
@@ -160,10 +161,11 @@ async def test_a_search_is_a_full_one_with_its_certificate() -> None:
             search_ms=2,
         )
         ranking = await RemoteCandidates(over(channel)).search(
-            query_state("q"), k=2, filter=Filter(), seen=["c"], timeout_s=1.0
+            query_state("q"), k=2, filter=Filter(), seen=Seen(["c"], ["c"]), timeout_s=1.0
         )
     request = servicer.request
     assert (request.k, request.stage, list(request.seen_item_ids)) == (2, candidates_pb2.STAGE_FULL, ["c"])
+    assert list(request.turned_down_item_ids) == ["c"]
     assert ranking == Ranking(
         items=[ScoredItem("a", 0.5, "mol"), ScoredItem("b", 0.25, "mol")],
         certificate=Certificate(CertificateKind.BOUNDED, 0.125),
@@ -187,7 +189,7 @@ async def test_propose_asks_the_first_stage_and_keeps_its_bound(bound: float | N
             index_freshness=common_pb2.IndexFreshness(deltas_offset=7, lag_seconds=0.5),
         )
         pool = await RemoteCandidates(over(channel)).propose(
-            query_state("q"), pool_size=20, filter=Filter(deny_categories=("x",)), seen=["c"], timeout_s=1.0
+            query_state("q"), pool_size=20, filter=Filter(deny_categories=("x",)), seen=Seen(["c"]), timeout_s=1.0
         )
     request = servicer.request
     assert (request.k, request.stage, request.query_state.components) == (20, candidates_pb2.STAGE_FIRST, b"q")
@@ -207,10 +209,10 @@ async def test_an_index_without_a_memory_leaves_the_whole_score_to_the_model() -
     async with peers() as (servicer, channel):
         servicer.response = candidates_pb2.SearchResponse(item_ids=["a"], scores=[0.5])
         pool = await RemoteCandidates(over(channel)).propose(
-            query_state("q"), pool_size=20, filter=Filter(), seen=[], timeout_s=1.0
+            query_state("q"), pool_size=20, filter=Filter(), seen=Seen(), timeout_s=1.0
         )
         servicer.response = candidates_pb2.ExplainVotesResponse()
-        votes = await RemoteCandidates(over(channel)).explain_votes(query_state("q"), "a", seen=(), timeout_s=1.0)
+        votes = await RemoteCandidates(over(channel)).explain_votes(query_state("q"), "a", seen=Seen(), timeout_s=1.0)
     assert (list(pool.votes), pool.model_share, pool.index_freshness) == ([], 1.0, None)
     assert (votes.vote, votes.model_share) == (0, 1.0)
 
@@ -268,7 +270,7 @@ async def test_explanations_and_served_versions_are_read_whole() -> None:
         assert (similarity.title, similarity.num_interactions, similarity.pairs[0].contribution) == ("A", 3, 0.25)
         servicer.response = candidates_pb2.ExplainVotesResponse(vote=0.5, num_neighbours=8, model_share=0.75)
         servicer.response.voters.add(type="click", count=2, oldest_age_seconds=9)
-        votes = await candidates.explain_votes(query_state("q"), "a", seen=(), timeout_s=1.0)
+        votes = await candidates.explain_votes(query_state("q"), "a", seen=Seen(), timeout_s=1.0)
         assert (votes.vote, votes.model_share, votes.voters[0].oldest_age_seconds) == (0.5, 0.75, 9)
         servicer.response = candidates_pb2.GetIndexInfoResponse(index_version="i1")
         # An index that never says how fresh it is reflects no change.

@@ -46,6 +46,15 @@ async def test_a_history_in_the_request_replaces_the_stored_one() -> None:
     assert [past.item_id for past in answer.history] == ["c"]
 
 
+async def test_what_was_turned_down_votes_for_nothing() -> None:
+    scene = Scene()
+    history = (HistoryEvent("c", 1, "dislike"), HistoryEvent("d", 2, "click"), HistoryEvent("d", 3, "dislike"))
+    scene.states.histories["ann"] = list(history)
+    await scene.explain(ExplainQuery(user_id="ann", item_id="b"))
+    await scene.explain(ExplainQuery(user_id="ann", item_id="b", history=history))
+    assert [sorted(found) for found in scene.candidates.turned_down] == [["c", "d"]] * 2
+
+
 @pytest.mark.parametrize("history", [(), (HistoryEvent("nobody-knows", 5),)])
 async def test_without_a_state_there_is_no_score_and_no_error(history: tuple[HistoryEvent, ...]) -> None:
     answer = await Scene().explain(ExplainQuery(user_id="new", item_id="b", history=history))

@@ -30,7 +30,7 @@ from services.common.stream.topics.items import CatalogueItem
 from services.compact.in_process import InProcess
 from services.gateway.adapters.processes import RemoteCandidates
 from services.gateway.adapters.shards import ShardedCandidates, share_of_pool
-from services.gateway.domain import CertificateKind, Filter, Pool, Ranking
+from services.gateway.domain import CertificateKind, Filter, Pool, Ranking, Seen
 
 X, N, MODEL = 200, 4, "m"
 IDS = [f"item-{row}" for row in range(X)]
@@ -130,7 +130,7 @@ class Scene:
             Filter(deny_item_ids=tuple(self.rng.choice(IDS, 5).tolist())),
             Filter(allow_item_ids=tuple(self.rng.choice(IDS, 9).tolist())),
         )
-        return {"filter": filters[self.rng.integers(len(filters))], "seen": seen, "timeout_s": 5.0}
+        return {"filter": filters[self.rng.integers(len(filters))], "seen": Seen(seen, seen[::3]), "timeout_s": 5.0}
 
 
 @pytest.fixture(scope="module")
@@ -232,7 +232,7 @@ async def unavailable(_: int) -> None:
 
 async def test_a_shard_that_is_away_is_missing_and_said_so() -> None:
     scene = Scene()
-    state, everything = scene.state(), {"filter": Filter(exclude_seen=False), "seen": (), "timeout_s": 5.0}
+    state, everything = scene.state(), {"filter": Filter(exclude_seen=False), "seen": Seen(), "timeout_s": 5.0}
     wanted = await scene.sharded.search(state, k=X, **everything)
     scene.parts[1].peer.before = unavailable
     for _ in range(5):
@@ -259,7 +259,7 @@ async def test_without_any_shard_there_is_no_answer() -> None:
     for part in scene.parts:
         part.peer.before = unavailable
     with pytest.raises(DependencyUnavailable, match="none of 4 shards answered"):
-        await scene.sharded.search(scene.state(), k=5, filter=Filter(), seen=(), timeout_s=5.0)
+        await scene.sharded.search(scene.state(), k=5, filter=Filter(), seen=Seen(), timeout_s=5.0)
 
 
 @pytest.mark.parametrize("wrong", ["overlap", "whole", "another count"])
@@ -272,7 +272,7 @@ async def test_a_process_of_another_shard_is_refused_by_name(wrong: str) -> None
     shards[1] = RemoteCandidates(InProcess(other.servicer), Shard(1, N))
     sharded = ShardedCandidates(shards, patient_s=5.0)
     with capture_logs() as logs:
-        found = await sharded.search(scene.state(), k=5, filter=Filter(), seen=(), timeout_s=5.0)
+        found = await sharded.search(scene.state(), k=5, filter=Filter(), seen=Seen(), timeout_s=5.0)
     holds = {"overlap": "0/4", "whole": "0/1", "another count": "1/3"}[wrong]
     assert [one["reason"] for one in logs if one["event"] == "dependency_refused"] == [
         f"candidates shard 1/4: it holds shard {holds}; allowed: 1/4, as FRESHET_CANDIDATES_ADDRESS has it"
@@ -295,7 +295,7 @@ async def test_items_like_one_are_the_wholes_wherever_it_lies() -> None:
 
 async def test_the_shard_that_holds_an_item_explains_its_vote() -> None:
     scene = Scene(with_neighbours=True)
-    state, seen = scene.state(), IDS[:8]
+    state, seen = scene.state(), Seen(IDS[:8], IDS[:8:3])
     voted = await scene.whole.remote.propose(state, pool_size=30, filter=Filter(), seen=seen, timeout_s=5.0)
     item_id = max(zip(voted.votes, voted.item_ids, strict=True))[1]
     asked = {"seen": seen, "timeout_s": 5.0}

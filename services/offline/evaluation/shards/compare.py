@@ -25,7 +25,7 @@ from services.common.stream.topics.index_deltas import INDEX_DELTAS, IndexDelta,
 from services.gateway.adapters.processes import RemoteCandidates
 from services.gateway.adapters.replicas import Replicas
 from services.gateway.adapters.shards import ShardedCandidates
-from services.gateway.domain import CertificateKind, Filter, Pool, Ranking
+from services.gateway.domain import CertificateKind, Filter, Pool, Ranking, Seen
 
 _CONCURRENT = 8
 _TIMEOUT_S = 10.0
@@ -104,7 +104,7 @@ def asked(bundle: Bundle, rng: np.random.Generator) -> dict[str, Any]:
     if categories:
         filters.append(Filter(allow_categories=(categories[int(rng.integers(len(categories)))],)))
     filters.append(Filter(exclude_seen=False, allow_item_ids=tuple(seen)))
-    return {"filter": filters[int(rng.integers(len(filters)))], "seen": seen, "timeout_s": _TIMEOUT_S}
+    return {"filter": filters[int(rng.integers(len(filters)))], "seen": Seen(seen), "timeout_s": _TIMEOUT_S}
 
 
 @contextmanager
