@@ -35,7 +35,8 @@ def write_model(folder: Path, seed: int) -> str:
 
 
 def checkpoint(number: int, offset: int) -> bytes:
-    return pack({"partition": number, "folded_offset": offset}, {"sums": np.arange(offset + 1)})
+    values = {"format": 2, "partition": number, "folded_offset": offset}
+    return pack(values, {"sums": np.arange(offset + 1, dtype=np.uint8)})
 
 
 class Site:
