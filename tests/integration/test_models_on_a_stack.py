@@ -58,7 +58,9 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory, bundles: Path) -> Iterator[Stack]:
-    stack = Stack(tmp_path_factory.mktemp("sets"), bundle=bundles / "seed-0", ports=Ports.free())
+    # Popular items score no more for people of few items, so that an answer's scores are the model's.
+    settings = {"FRESHET_GATEWAY_COLD_ITEMS": "0"}
+    stack = Stack(tmp_path_factory.mktemp("sets"), bundle=bundles / "seed-0", ports=Ports.free(), settings=settings)
     try:
         stack.up()
         import_interactions(
@@ -123,9 +125,7 @@ def test_the_walk_under_load(stack: Stack, bundles: Path, tmp_path: Path) -> Non
     judged = judge(phases, answers, first, new, canary_of(first.model_version, new.model_version, salt, 0.05))
     assert [one.status for one in answers if one.status != "OK"] == []
     assert sent["events_failed"] == 0
-    assert (judged.mixed, judged.wrong) == (0, 0)
-    # Of a model of one epoch what people's clicks add to its items can be more than what tells two models apart.
-    assert judged.nearer_other <= 0.01 * judged.scored
+    assert (judged.mixed, judged.nearer_other, judged.wrong) == (0, 0, 0)
     assert judged.scored > 0.5 * judged.checked > 0
     assert judged.by_new["promote"] == judged.by_new["retire"] == 1.0
     assert judged.by_new["before"] == judged.by_new["rollback"] == 0.0
