@@ -1,7 +1,7 @@
 """`freshet bench training-step`: processor time per position of the mixture's loss, and of whole steps of each head."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,8 @@ def page(report: Report) -> str:
 
 
 def _losses(config: TrainConfig, turns: int) -> list[dict[str, Any]]:
-    """The loss and its gradients, each way in turn: µs of processor time per position, and the least time."""
+    """The loss and its gradients, each way in turn: µs of processor time per position, the least time, and how far one
+    gradient of all inputs is from that in double precision, as a share of its length."""
     head, negatives, kept = config.head, config.num_negatives, config.backward_negatives
     inputs = _inputs(config)
     ways: dict[str, Callable[[], Tensor]] = {
@@ -55,11 +56,14 @@ def _losses(config: TrainConfig, turns: int) -> list[dict[str, Any]]:
         "the kernel, every negative": lambda: _loss(mol_sampled_softmax, inputs, config),
         _THINNED: lambda: _loss(mol_sampled_softmax, inputs, config, backward_negatives=kept),
     }
-    times = {name: Times() for name in ways}
+    doubles = [tensor.detach().double().requires_grad_() for tensor in inputs[0]], inputs[1]
+    exact = _joined(torch.autograd.grad(_loss(mol_sampled_softmax_reference, doubles, config).sum(), doubles[0]))
+    times, deviation = {name: Times() for name in ways}, dict[str, float]()
     for turn in range(turns + 1):
         for name, way in ways.items():
             counted = times[name] if turn else Times()
-            counted.call(lambda loss: torch.autograd.grad(loss(), inputs[0]), way)
+            found = _joined(counted.call(lambda loss: torch.autograd.grad(loss(), inputs[0]), way))
+            deviation[name] = float((found - exact).norm() / exact.norm())
     shape = Shape(
         name="step",
         num_items=_ITEMS,
@@ -78,6 +82,7 @@ def _losses(config: TrainConfig, turns: int) -> list[dict[str, Any]]:
             "way": name,
             "microseconds": round(value, 1),
             "factor": round(value / microseconds[_PLAIN], 3),
+            "deviation": float(f"{deviation[name]:.2g}"),
             "floor": round(
                 1e6 * rates.seconds(forward + backward.times(kept / negatives if name == _THINNED else 1)), 1
             ),
@@ -113,6 +118,10 @@ def _loss(way: Callable[..., Tensor], inputs: tuple[list[Tensor], Negatives], co
     tensors, negatives = inputs
     states = States(*tensors[1:3]), States(*tensors[3:5])
     return way(tensors[0], *states, GateWeights(*tensors[5:]), negatives, tau=config.head.tau, **of)
+
+
+def _joined(gradients: Sequence[Tensor]) -> Tensor:
+    return torch.cat([gradient.flatten().double() for gradient in gradients])
 
 
 def _steps(config: TrainConfig, name: str, turns: int, say: Callable[[str], None]) -> list[dict[str, Any]]:
