@@ -2,7 +2,7 @@
 
 The seconds from a user's last event to the request fall into B buckets. Bucket 0 is all below the floor, so that
 states do not change within a sitting; each further bucket is twice as wide as the one before. Each bucket has a learnt
-row that is added to the state's components and gate. Bucket 0 leaves a state as it is, bit for bit.
+row that is added to the state's components and gate. Bucket 0 changes no bit of a state.
 
 It acts on finished states, so it knows neither encoders nor histories (decision 076).
 

@@ -55,7 +55,7 @@ def table_3(
 
     Every arm's trials on validation have the same processor time, ten minutes a split; the test is read once. Processor
     hours, estimated from finished runs: ml-1m-long (30 epochs) 16, ml-1m-full (the paper's size) 30, all other sets 20.
-    Interrupt it at any time: finished runs are kept, a training goes on from its checkpoint.
+    Interrupt it at any time: finished runs are kept, and a training resumes from its checkpoint.
 
     Example:  freshet bench paper table-3 --data ml-latest-small
 

@@ -1,7 +1,7 @@
 """Is a new model fit to take the serving one's place? Both answer the events after a moment, as they would be served.
 
 What people took, as the event schema says, is ranked from everything that they did before it and as of its time, by the
-bundle's own ONNX encoder, half-precision states, mixture and item neighbours; people of whom a model knows nothing get
+bundle's own ONNX encoder, half-precision states, mixture and item neighbours; people unknown to a model get
 its popular items. The new model is held back where it may lose overall, or loses beyond doubt in a stratum: among new
 people, say, who are few (decision 059).
 

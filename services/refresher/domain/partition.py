@@ -211,7 +211,7 @@ class Partition:
             owners[interaction.source_position] = owner
             if self.pending.holds(interaction.item_id, interaction.offset):
                 self.pending.remove(interaction.item_id, interaction.offset)
-            elif item != NO_ITEM:  # else it weighs nothing, or its item's sums are made anew and do not hold it yet
+            elif item != NO_ITEM:  # else the sums do not contain it: it weighs nothing, or they are being recomputed
                 in_sums.append(interaction)
         for part in self._rows(in_sums, self._weights(in_sums)):
             self.sums.remove(part.item_ids, part.contributions, part.weights, part.seconds)
