@@ -10,7 +10,7 @@ import contextlib
 import logging
 import random
 import selectors
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from types import SimpleNamespace
 from typing import Any
@@ -57,7 +57,7 @@ from services.gateway.adapters.state_store import RedisUserStates
 from services.gateway.bootstrap import make_handlers
 from services.gateway.breaker import Breaker
 from services.gateway.catalogue import DescribedItems
-from services.gateway.domain import Certificate, CertificateKind, Encoded, Filter, Pool, Ranking, ScoredItem
+from services.gateway.domain import Certificate, CertificateKind, Encoded, Filter, Pool, Ranking, ScoredItem, Seen
 from services.gateway.exposures import Exposures
 from services.gateway.forgetting import Contributions, StoredUser
 from services.gateway.handlers.record import EpochCache
@@ -291,11 +291,11 @@ class Candidates:
         )
         self.thread, self.withdrawn_before = Follow(follower, world), len(world.topics.logs[ITEMS][0])
 
-    def search(self, state: Any, pool_size: int, wanted: Filter, seen: Collection[str]) -> Pool:
+    def search(self, state: Any, pool_size: int, wanted: Filter, seen: Seen) -> Pool:
         self.gate.check()
         if state.model_version != self.model_version:
             raise PreconditionFailed(f"candidates: this index holds model {self.model_version!r}")
-        out = {*wanted.deny_item_ids, *(seen if wanted.exclude_seen else ())}
+        out = {*wanted.deny_item_ids, *(seen.item_ids if wanted.exclude_seen else ())}
         found = [item for item in self.index.served() if item not in out]
         found.sort(key=lambda item: blake2b(state.components + item.encode()).digest())
         return Pool(item_ids=found[:pool_size], scores=[-float(n) for n in range(len(found[:pool_size]))])
@@ -411,16 +411,14 @@ class Gateway:
             )
         return found, bool(found)
 
-    async def _search(self, state: Any, *, k: int, filter: Filter, seen: Sequence[str], timeout_s: float) -> Ranking:
+    async def _search(self, state: Any, *, k: int, filter: Filter, seen: Seen, timeout_s: float) -> Ranking:
         pool = await self._propose(state, pool_size=k, filter=filter, seen=seen, timeout_s=timeout_s)
         scored = zip(pool.item_ids, pool.scores, strict=True)
         return Ranking(
             items=[ScoredItem(*one, "mol") for one in scored], certificate=Certificate(CertificateKind.EXACT)
         )
 
-    async def _propose(
-        self, state: Any, *, pool_size: int, filter: Filter, seen: Sequence[str], timeout_s: float
-    ) -> Pool:
+    async def _propose(self, state: Any, *, pool_size: int, filter: Filter, seen: Seen, timeout_s: float) -> Pool:
         self.calls += 1
         replica = self.world.candidates[self.calls % len(self.world.candidates)]
         self.asked.append(replica.model_version)
