@@ -38,9 +38,7 @@ def papers() -> None:
 def table_3(
     *,
     data: Annotated[list[str] | None, typer.Option(help="A set of the table; may be repeated. Default: all.")] = None,
-    seeds: Annotated[
-        int | None, typer.Option(min=1, help="Final runs per arm. Default: ml-1m 5, ml-1m-full 1, else 3.")
-    ] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Final runs per arm. Default: ml-1m-full 1, else 3.")] = None,
     hours: Annotated[
         float | None, typer.Option(min=0, help="Stop after so long; the next call goes on. 0: only the page.")
     ] = None,

@@ -4,6 +4,7 @@ import json
 import os
 import platform
 import re
+import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -82,6 +83,15 @@ def machine() -> str:
     names = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
     model = next((line.split(":")[1].strip() for line in names if "model name" in line), platform.processor())
     return f"{os.cpu_count()} cores ({model})"
+
+
+def commit() -> str | None:
+    """The short name of the checkout's commit, `+` after it where files differ; None outside of a checkout."""
+    told = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty=+", "--exclude=*"]
+    try:
+        return subprocess.run(told, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
 
 
 def _in_place(text: str, value: Callable[[str], Any]) -> str:

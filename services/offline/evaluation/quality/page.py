@@ -9,7 +9,16 @@ from typing import Any
 import numpy as np
 
 from services.offline.evaluation.common.plots import panels, titled
-from services.offline.evaluation.common.report import Report, Request, cell, filled, markdown, report_of, written
+from services.offline.evaluation.common.report import (
+    Report,
+    Request,
+    cell,
+    commit,
+    filled,
+    markdown,
+    report_of,
+    written,
+)
 from services.offline.evaluation.quality import table
 from services.offline.evaluation.quality.arms import ARMS, Trial
 
@@ -33,6 +42,7 @@ def quality(
         say=request.say,
         until=None if hours is None else time.monotonic() + 3600 * hours,
         earlier=[{"machine": earlier["machine"], **section} for section in earlier["sections"]],
+        commit=commit(),
     )
     table.measure(work, data, seeds=seeds)
     request.say("intervals")
@@ -77,11 +87,13 @@ def plot_curves(report: Mapping[str, Any], path: Path) -> None:
 
 def _section(section: Row) -> str:
     order, told = section["order"], ""
+    commits = ", ".join(section.get("commits", ()))
     if order is not None:
         told = f" Shuffle test: {order['verdict']} (next-item hits {order['lift']:g} × shuffled, z {order['z']:g})."
     ordered = sorted(section["rows"], key=lambda row: -row["ndcg@10"])
     rows = {
         "told": told,
+        "at": f", at commit {commits}" if commits else "",
         "missing": not ordered,
         "rows": [
             _minutes(row) | {"name": _name(row), "epochs": _epochs(section["curves"].get(row["arm"], ()))}

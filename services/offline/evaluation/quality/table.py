@@ -86,7 +86,7 @@ class MeasuredData:
 DATA = (
     MeasuredData(name="ml-latest-small", splits=(TIME, LAST)),
     MeasuredData(name="amazon-beauty-2014", splits=(LAST,)),
-    MeasuredData(name="ml-1m", splits=(TIME, LAST, LAST_REVERSED), seeds=5),
+    MeasuredData(name="ml-1m", splits=(TIME, LAST, LAST_REVERSED)),
     MeasuredData(name="amazon-sports-2014", splits=(LAST,)),
     # Its own trials would take five hours of a core; EASE's matrices, items by items, 22 GiB.
     MeasuredData(
@@ -158,13 +158,14 @@ def plan_for(data: MeasuredData, train: Interactions) -> Plan:
 @dataclass(kw_only=True, slots=True)
 class Work:
     """Where results are, how to show progress, until when runs may begin (time.monotonic, None: for ever), how long
-    trainings on some training events are, and an earlier report's sections."""
+    trainings on some training events are, an earlier report's sections, and the commit that rows name."""
 
     store: Path
     say: Callable[[str], None]
     until: float | None = None
     plan: Callable[[MeasuredData, Interactions], Plan] = plan_for
     earlier: Sequence[Mapping[str, Any]] = field(default_factory=list)
+    commit: str | None = None
 
     def earlier_of(self, key: str, split: str) -> dict[str, Any] | None:
         """The earlier section of this data's split, if any."""
@@ -344,7 +345,8 @@ class _Comparison:
             )
         self.work.check_time()
         self.work.say(f"{self.data.key}, {self.split.name}, {name}")
-        return store.put(name, work())
+        finished = work()
+        return store.put(name, replace(finished, row=finished.row | {"commit": self.work.commit}))
 
 
 def _folder(split: str) -> str:
@@ -432,6 +434,7 @@ def _section(comparison: _Comparison) -> dict[str, Any]:
         "data": comparison.data.key,
         "split": split.name,
         "machine": machine(),
+        "commits": _commits(finals),
         "order": _order(comparison),
         "users": int((train.user_counts() > 0).sum()),
         "items": split.interactions.num_items,
@@ -446,6 +449,10 @@ def _section(comparison: _Comparison) -> dict[str, Any]:
         "verdicts": list(_verdicts(store, finals)),
         "strata": _strata(split, finals),
     }
+
+
+def _commits(finals: Mapping[str, Sequence[Finished]]) -> list[str]:
+    return sorted({one.row["commit"] for runs in finals.values() for one in runs if one.row.get("commit")})
 
 
 def _order(comparison: _Comparison) -> dict[str, Any] | None:

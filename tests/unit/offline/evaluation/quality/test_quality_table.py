@@ -52,7 +52,7 @@ def work(folder: Path, **options) -> Work:
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("quality")
     assert not measure(work(folder, until=time.monotonic() - 1), DATA)
-    assert measure(work(folder), DATA)
+    assert measure(work(folder, commit="4f1d2c3"), DATA)
     return folder
 
 
@@ -97,6 +97,12 @@ def test_with_neighbours_the_best_of_each_head_are_ranked_again_and_not_trained_
     for verdict in served:
         one, other = (values_of(near[name], verdict["metric"]).mean() for name in (mixture, dot))
         assert verdict["mean"] == pytest.approx(one - other, abs=1e-5)
+
+
+def test_a_section_names_the_commits_of_its_rows(finished: Path, tmp_path: Path) -> None:
+    request = Request(how="freshet bench paper table-3", out=tmp_path, quick=False, seed=0)
+    assert quality(request, data=DATA, store=finished, seeds=None, hours=0)["sections"][0]["commits"] == ["4f1d2c3"]
+    assert ", at commit 4f1d2c3." in (tmp_path / "quality.md").read_text()
 
 
 def test_what_is_done_is_not_done_again(finished: Path) -> None:
