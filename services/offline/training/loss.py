@@ -17,7 +17,7 @@ from services.offline.training.models.mol import DotHead, MolHead
 from services.offline.training.models.sequential import SequentialModel
 from services.offline.training.mol_sampled_softmax import GateWeights, Negatives, States, mol_sampled_softmax
 from services.offline.training.presets import TrainConfig
-from services.offline.training.sampled_objectives import Objective, corrected_softmax, sampled_softmax
+from services.offline.training.sampled_objectives import log_q_correction, sampled_softmax
 
 # Positions times negatives of a tile, which is one group unless the configuration divides it. Measured on two EPYC
 # cores, P = 8, G = 64: 8k pairs 11.4, 16k 10.2, 4k 13.4 microseconds per position; larger tiles leave the cache. Which
@@ -62,18 +62,12 @@ def batch_loss(
     items, target_rows, negative_rows = _distinct(model.num_items, targets, drawn)
     embedded = model.item_rows if items is None else model.item_embedding(items)
     negatives = Negatives(negative_rows, target_rows, group_size)
-    objective = objective_of(config, model.num_items)
+    # The logarithm of Q, the probability of being drawn, which is the same for all items.
+    correction = log_q_correction(model.num_items, config.num_negatives) if config.loss == "corrected-softmax" else 0.0
     if isinstance(model.head, MolHead):
         assert gate is not None
-        return _mixture_loss(model.head, config, States(query, gate), users, embedded, negatives, objective)
-    return _dot_loss(model.head, config, query.squeeze(1), embedded, negatives, objective)
-
-
-def objective_of(config: TrainConfig, num_items: int) -> Objective:
-    """The loss over sampled negatives that the configuration names, for a catalogue of X items."""
-    if config.loss == "corrected-softmax":
-        return corrected_softmax(num_items, config.num_negatives)
-    return sampled_softmax
+        return _mixture_loss(model.head, config, States(query, gate), users, embedded, negatives, correction)
+    return _dot_loss(model.head, config, query.squeeze(1), embedded, negatives, correction)
 
 
 def _distinct(num_items: int, targets: Tensor, drawn: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
@@ -91,7 +85,7 @@ def _mixture_loss(
     users: Tensor | None,
     embedded: Tensor,
     negatives: Negatives,
-    objective: Objective,
+    correction: float,
 ) -> Loss:
     items = States(*head.item_states(embedded))
     target = negatives.target_rows
@@ -107,7 +101,7 @@ def _mixture_loss(
         tau=config.head.tau,
         gate_dropout=head.gate_dropout,
         pair_dropout=head.pair_dropout,
-        objective=objective,
+        correction=correction,
         backward_negatives=config.backward_negatives,
     ) / len(queries.components)
     information = mutual_information(weights)
@@ -129,7 +123,7 @@ def _dot_loss(
     query: Tensor,
     embedded: Tensor,
     negatives: Negatives,
-    objective: Objective,
+    correction: float,
 ) -> Loss:
     items = head.item_states(embedded)[0].squeeze(1)
     positive = (query * items[negatives.target_rows]).sum(dim=1)
@@ -139,19 +133,19 @@ def _dot_loss(
     logits = (grouped @ items[negatives.rows].transpose(1, 2) / config.head.tau).flatten(0, 1)[:count]
     rows = negatives.rows.repeat_interleave(size, dim=0)[:count]
     logits = logits.masked_fill(rows == negatives.target_rows.unsqueeze(1), float("-inf"))
-    return _plain(_SampledObjective.apply(positive / config.head.tau, logits, objective) / count)
+    return _plain(_SampledSoftmax.apply(positive / config.head.tau, logits, correction) / count)
 
 
 def _plain(ranking: Tensor) -> Loss:
     return Loss(total=ranking, ranking=ranking.detach(), mutual_information=ranking.new_zeros(()))
 
 
-class _SampledObjective(torch.autograd.Function):
-    """An objective with its own gradients, for logits that autograd made."""
+class _SampledSoftmax(torch.autograd.Function):
+    """Of logits that autograd made."""
 
     @staticmethod
-    def forward(ctx: Any, positive: Tensor, negatives: Tensor, objective: Objective) -> Tensor:
-        loss, *gradients = objective(positive, negatives.clone())
+    def forward(ctx: Any, positive: Tensor, negatives: Tensor, correction: float) -> Tensor:
+        loss, *gradients = sampled_softmax(positive, negatives.clone(), correction)
         ctx.save_for_backward(*gradients)
         return loss
 

@@ -14,12 +14,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from services.algorithms.ops.mol_gradients import GroupScores
-from services.offline.training.sampled_objectives import Objective, sampled_softmax, thinned
+from services.algorithms.ops.mol_gradients import INPUTS, SampledSoftmax
+from services.offline.training.sampled_objectives import sampled_softmax
 
 # Groups whose passes run together on a card, which is slow to start and wide: 132 groups of a batch of ML-1M make some
 # 6,000 launches one by one. At R K = 16,384 and G = 128 a tile takes 1.5 GB.
@@ -63,18 +62,19 @@ def mol_sampled_softmax(
     tau: float,
     gate_dropout: float = 0.0,
     pair_dropout: float = 0.0,
-    objective: Objective = sampled_softmax,
+    correction: float = 0.0,
     backward_negatives: int = 0,
 ) -> Tensor:
-    """Sum over positions of the objective of the positive's logit and its group's negatives'.
+    """Sum over positions of -log softmax of the positive's logit among itself and its group's negatives'.
 
     Shapes: positive (N,) similarities of each position with its target; queries (N, P_q, d) and (N, P); items
-    (M, P_x, d) and (M, P); returns a scalar. Differentiable in all of them and in the gate's weights. The default
-    objective is -log softmax of the positive among itself and the negatives.
+    (M, P_x, d) and (M, P); returns a scalar. Differentiable in all of them and in the gate's weights. `correction` is
+    added to the negatives' logits.
     Dropout: pair weights are dropped with probability `gate_dropout` and the rest renormalised; of the cosines that the
     gate's network reads, each is dropped with probability `pair_dropout` and the rest scaled (global generator).
-    backward_negatives: about how many negatives of a position have a gradient (`thinned`, an unbiased estimate); 0: all
-    The loss is exact either way. Only the CPU's kernel gains by it, so elsewhere all have one.
+    backward_negatives: of a position's gradients g over its negatives about so many are kept, each with probability q =
+    min(1, kept |g| / sum |g|), and divided by q: an unbiased estimate; 0: all. The loss is exact either way. Only the
+    CPU's kernel gains by it, so elsewhere all are kept.
     Cost: O(N K P (d + G)) time; memory one tile, n * G floats a few times over.
     Raises: ValueError if the groups don't cover the positions.
     """
@@ -95,7 +95,7 @@ def mol_sampled_softmax(
         tau,
         gate_dropout,
         pair_dropout,
-        objective,
+        correction,
         backward_negatives,
     )
     return loss
@@ -105,7 +105,7 @@ class _MolSampledSoftmax(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *args: Any) -> Tensor:
         positive, components, query_gate, item_components, item_gate, w1, b1, w2, b2 = args[:9]
-        rows, target_rows, group_size, tau, gate_dropout, pair_dropout, objective, _ = args[9:]
+        rows, target_rows, group_size, tau, gate_dropout, pair_dropout, correction, _ = args[9:]
         if positive.device.type == "cpu" and positive.dtype == torch.float32:
             summed, found = _by_kernel(*args)
             ctx.save_for_backward(*found)
@@ -139,7 +139,7 @@ class _MolSampledSoftmax(torch.autograd.Function):
                 tau=tau,
                 gate_dropout=gate_dropout,
                 pair_dropout=pair_dropout,
-                objective=objective,
+                correction=correction,
             )
         ctx.save_for_backward(*gradients.finish())
         return loss
@@ -159,50 +159,24 @@ def _tiles(num_positions: int, group_size: int, together: int) -> Iterator[tuple
         yield whole, 1, rest
 
 
-def _by_kernel(
-    positive: Tensor,
-    components: Tensor,
-    query_gate: Tensor,
-    item_components: Tensor,
-    item_gate: Tensor,
-    *rest: Any,
-) -> tuple[Tensor, list[Tensor]]:
+def _by_kernel(*args: Any) -> tuple[Tensor, list[Tensor]]:
     """The loss, and its gradients with respect to the first nine arguments."""
-    weights = [tensor.contiguous().numpy() for tensor in rest[:4]]
-    rows, target_rows, group_size, tau, gate_dropout, pair_dropout, objective, backward_negatives = rest[4:]
-    components, query_gate, items, gates = (
-        tensor.contiguous() for tensor in (components, query_gate, item_components, item_gate)
-    )
-    found = [torch.zeros_like(tensor) for tensor in (positive, components, query_gate, items, gates)]
-    d_positive, d_components, d_query_gate, d_items, d_gates = found
-    network = {name: np.zeros_like(weight) for name, weight in zip(GateWeights._fields, weights, strict=True)}
-    loss = positive.new_zeros(())
-    for group, chosen in enumerate(rows):
-        part = slice(group * group_size, min((group + 1) * group_size, len(positive)))
-        kernel = GroupScores(
-            query=components[part].numpy(),
-            query_gate=query_gate[part].numpy(),
-            items=items.numpy(),
-            item_gate=gates.numpy(),
-            chosen=chosen.numpy(),
-            **dict(zip(GateWeights._fields, weights, strict=True)),
-            gate_dropout=gate_dropout,
-            pair_dropout=pair_dropout,
-            seed=int(torch.randint(2**62, ())) if gate_dropout or pair_dropout else 0,
-            threads=torch.get_num_threads(),
-        )
-        collision = chosen.unsqueeze(0) == target_rows[part].unsqueeze(1)
-        logits = torch.from_numpy(kernel.scores()).div_(tau).masked_fill_(collision, float("-inf"))
-        group_loss, of_positive, of_logits = objective(positive[part] / tau, logits)
-        loss += group_loss
-        if 0 < backward_negatives < len(chosen):
-            of_logits = thinned(of_logits, backward_negatives)
-        d_positive[part] = of_positive / tau
-        parts = map(torch.from_numpy, kernel.add_gradients(of_logits.div_(tau).numpy(), network))
-        d_components[part], d_query_gate[part], of_items, of_gates = parts
-        d_items.index_add_(0, chosen, of_items)
-        d_gates.index_add_(0, chosen, of_gates)
-    return loss, [*found, *map(torch.from_numpy, network.values())]
+    rows, target_rows, group_size, tau, gate_dropout, pair_dropout, correction, backward_negatives = args[9:]
+    loss, gradients = SampledSoftmax(
+        **{name: tensor.contiguous().numpy() for name, tensor in zip(INPUTS, args, strict=False)},
+        rows=rows.contiguous().numpy(),
+        targets=target_rows.contiguous().numpy(),
+        uniforms=torch.rand(len(target_rows)).numpy(),
+        group_size=group_size,
+        tau=tau,
+        correction=correction,
+        backward_negatives=backward_negatives if backward_negatives < rows.shape[1] else 0,
+        gate_dropout=gate_dropout,
+        pair_dropout=pair_dropout,
+        seed=int(torch.randint(2**62, ())) if gate_dropout or pair_dropout else 0,
+        threads=torch.get_num_threads(),
+    ).loss_and_gradients()
+    return args[0].new_tensor(loss), [torch.from_numpy(gradients[name]) for name in INPUTS]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -292,7 +266,7 @@ def _score_and_differentiate(
     tau: float,
     gate_dropout: float,
     pair_dropout: float,
-    objective: Objective,
+    correction: float,
 ) -> Tensor:
     """One tile's summed loss; its gradients are added to `gradients`."""
     num_groups, num_rows, num_negatives = tile.num_groups, tile.num_rows, tile.num_negatives
@@ -317,7 +291,7 @@ def _score_and_differentiate(
     scores = (weights * cosines).sum(0)
 
     logits = (scores / tau).view(-1, num_negatives).masked_fill_(inputs.collision, float("-inf"))
-    loss, d_positive, d_logits = objective(inputs.positive / tau, logits)
+    loss, d_positive, d_logits = sampled_softmax(inputs.positive / tau, logits, correction)
     d_scores = d_logits.div_(tau).view(-1)
     gradients.positive[positions] = d_positive / tau
 

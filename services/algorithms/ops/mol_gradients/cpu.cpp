@@ -1,19 +1,22 @@
-// Mixture-of-logits scores of a group of positions with the negatives that they share, and the gradients of a loss over
-// them: the inner loop of training.
+// The sampled softmax over mixture-of-logits scores of positions with their group's negatives, and all its gradients: the
+// inner loop of training, one pass.
 //
-// A band of positions runs from cosines to scores while its activations are in the first two caches, and the backward
-// pass computes them again: nothing of size R K G is ever stored. Pairs lie along the lanes, components and hidden units
-// along the rows, so every product of matrices broadcasts a scalar of one factor and the softmax over components is a
-// few vector operations. The backward pass gathers, of each position, the negatives whose gradient is not zero: its cost
-// is theirs alone. Each thread takes every T-th band and has sums of its own, added up in order: the same threads give
-// the same bits.
+// A position's cosines, network and scores are computed block by block while they are in the first cache, then its loss.
+// Of its negatives, those that are to have a gradient are gathered into a band with other positions' and computed again
+// from the cosines on, with what their gradients need: nothing of size R K G is ever stored. Pairs lie along the lanes,
+// components and hidden units along the rows, so every product of matrices broadcasts a scalar of one factor and the
+// softmax over components is a few vector operations. Threads take groups; what a group adds to items is added in the
+// groups' order, and each thread's sums of weights in the threads': the same threads give the same bits.
 //
-// Letters: R positions, K negatives, K' = K rounded up to whole vectors, M items, P_q, P_x components, P = P_q P_x,
-// d component width, d' rounded up, G hidden width of the pair network, W = floats in a row of a band.
+// Letters: N positions, R positions per group, K negatives per group, K' = K rounded up to whole vectors, M items, P_q, P_x
+// components, P = P_q P_x, d component width, d' rounded up, G hidden width of the pair network, W = floats in a row of a
+// band.
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <numeric>
 #include <vector>
 
 #include "parallel.hpp"
@@ -23,36 +26,59 @@
 #include <xmmintrin.h>
 #endif
 
+extern "C" {
+
+struct Batch {
+    int64_t num_positions, group_size, num_negatives, num_query, num_item, width, num_hidden;
+    const float* positive;                 // (N,) similarities with the target
+    const float *query, *query_gate;       // (N, P_q, d), (N, P)
+    const float *items, *item_gate;        // (M, P_x, d), (M, P)
+    const float *hidden_weight, *hidden_bias, *out_weight, *out_bias;  // (G, P), (G,), (P, G), (P,)
+    const int64_t *rows, *targets;         // (groups, K), (N,): rows of items
+    const float* uniforms;                 // (N,) in [0, 1): where systematic sampling begins
+    int64_t backward_negatives;            // 0: all
+    float tau, correction, gate_dropout, pair_dropout;
+    uint64_t seed;
+    int64_t threads;
+};
+
+struct Gradients {
+    float *positive, *query, *query_gate, *items, *item_gate, *hidden_weight, *hidden_bias, *out_weight, *out_bias;
+};
+
+}  // extern "C"
+
 namespace {
 
 using namespace freshet;
 
 using Words = uint32_t __attribute__((vector_size(4 * kLanes)));
 
-constexpr int64_t kBandFloats = 256;
 #ifdef __AVX512F__
 constexpr int kColumns = 4;  // times 4 rows: 16 of 32 registers hold sums
 #else
 constexpr int kColumns = 2;
 #endif
+constexpr int64_t kBlock = 64;      // columns whose hidden units (G = 64: 16 KB) are in the first cache
+constexpr int64_t kBand = 128;      // columns of a backward band
+constexpr int64_t kPositions = 8;   // whose cosines are computed together, so that items are read from the cache
+constexpr float kNone = -3e38f;     // the logit of what does not count
 
 int64_t whole_vectors(int64_t count) { return (count + kLanes - 1) / kLanes * kLanes; }
 
-// Floats that begin on a cache line.
+// Floats that begin on a cache line and stay from call to call: fresh memory would cost a page fault every 4 KB.
 class Buffer {
   public:
-    explicit Buffer(int64_t size = 0) : space_(size + 16) {
-        const auto address = reinterpret_cast<uintptr_t>(space_.data());
-        begin_ = space_.data() + (-address % 64) / sizeof(float);
+    float* of(int64_t size) {
+        if (static_cast<int64_t>(lines_.size()) * 16 < size + 16) lines_.resize(size / 16 + 2);
+        return lines_.front().values;
     }
-    Buffer(Buffer&&) = default;
-    Buffer& operator=(Buffer&&) = default;
-    float* operator+(int64_t offset) const { return begin_ + offset; }
-    float* get() const { return begin_; }
 
   private:
-    std::vector<float> space_;
-    float* begin_;
+    struct alignas(64) Line {
+        float values[16];
+    };
+    std::vector<Line> lines_;
 };
 
 // A factor whose elements are broadcast: element (m, k) at data[m * row + k * column].
@@ -61,41 +87,48 @@ struct Scalars {
     int64_t row, column;
 };
 
-template <int M, int N>
-void add_product_tile(float* out, int64_t out_row, Scalars a, const float* b, int64_t b_row, int64_t depth) {
+template <int M, int N, typename Start, typename End>
+[[gnu::always_inline]] inline void product_tile(int64_t row, int64_t at, Scalars a, const float* b, int64_t b_row, int64_t depth,
+                                                const Start& start, const End& end) {
     Floats sums[M][N];
+#pragma GCC unroll 4
     for (int m = 0; m < M; ++m)
-        for (int n = 0; n < N; ++n) sums[m][n] = load(out + m * out_row + n * kLanes);
+#pragma GCC unroll 4
+        for (int n = 0; n < N; ++n) sums[m][n] = start(row + m, at + n * kLanes);
+    const float* const scalars = a.data + row * a.row;
     for (int64_t k = 0; k < depth; ++k) {
         Floats column[N];
-        for (int n = 0; n < N; ++n) column[n] = load(b + k * b_row + n * kLanes);
+        for (int n = 0; n < N; ++n) column[n] = load(b + k * b_row + at + n * kLanes);
         for (int m = 0; m < M; ++m) {
-            const float scalar = a.data[m * a.row + k * a.column];
+            const float scalar = scalars[m * a.row + k * a.column];
             for (int n = 0; n < N; ++n) sums[m][n] += scalar * column[n];
         }
     }
+#pragma GCC unroll 4
     for (int m = 0; m < M; ++m)
-        for (int n = 0; n < N; ++n) store(out + m * out_row + n * kLanes, sums[m][n]);
+#pragma GCC unroll 4
+        for (int n = 0; n < N; ++n) end(row + m, at + n * kLanes, sums[m][n]);
 }
 
-// out (rows, width) += a (rows, depth) b (depth, width); width in floats, whole vectors.
-void add_product(float* out, int64_t out_row, int64_t rows, int64_t width, Scalars a, const float* b, int64_t b_row,
-                 int64_t depth) {
+// end(m, n, start(m, n) + (a b)(m, n)) for every vector n of every row m: a (rows, depth), b (depth, width).
+template <typename Start, typename End>
+void product(int64_t rows, int64_t width, Scalars a, const float* b, int64_t b_row, int64_t depth, const Start& start,
+             const End& end) {
     for (int64_t n = 0; n < width;) {
         const bool wide = width - n >= kColumns * kLanes;
         for (int64_t m = 0; m < rows;) {
             const bool tall = rows - m >= 4;
-            const Scalars part{a.data + m * a.row, a.row, a.column};
-            float* const to = out + m * out_row + n;
-            if (tall && wide) add_product_tile<4, kColumns>(to, out_row, part, b + n, b_row, depth);
-            else if (tall) add_product_tile<4, 1>(to, out_row, part, b + n, b_row, depth);
-            else if (wide) add_product_tile<1, kColumns>(to, out_row, part, b + n, b_row, depth);
-            else add_product_tile<1, 1>(to, out_row, part, b + n, b_row, depth);
+            if (tall && wide) product_tile<4, kColumns>(m, n, a, b, b_row, depth, start, end);
+            else if (tall) product_tile<4, 1>(m, n, a, b, b_row, depth, start, end);
+            else if (wide) product_tile<1, kColumns>(m, n, a, b, b_row, depth, start, end);
+            else product_tile<1, 1>(m, n, a, b, b_row, depth, start, end);
             m += tall ? 4 : 1;
         }
         n += wide ? kColumns * kLanes : kLanes;
     }
 }
+
+const auto zero = [](int64_t, int64_t) { return Floats{}; };
 
 template <int M, int N>
 void add_inner_tile(float* sums, int64_t sums_row, const float* x, const float* y, int64_t row, int64_t width) {
@@ -134,39 +167,47 @@ void add_inner(float* sums, int64_t rows, int64_t columns, const float* x, const
     }
 }
 
-// out (rows, d') += a (rows, count) b (count, d'), where row k of b lies at b + chosen[k] * d'.
-template <int M>
-void add_chosen_rows(float* out, Scalars a, const float* b, const int32_t* chosen, int64_t count, int64_t wide) {
-    for (int64_t n = 0; n < wide; n += kLanes) {
-        Floats sums[M];
-        for (int m = 0; m < M; ++m) sums[m] = load(out + m * wide + n);
-        for (int64_t k = 0; k < count; ++k) {
-            const Floats row = load(b + chosen[k] * wide + n);
-            for (int m = 0; m < M; ++m) sums[m] += a.data[m * a.row + k * a.column] * row;
-        }
-        for (int m = 0; m < M; ++m) store(out + m * wide + n, sums[m]);
+// Of one position's component queries M and vectors N: d_query += a item rows, and the item rows' sums += a^T query. a
+// (M, count), item row k at chosen[k] * stride of items and of sums; queries d' apart.
+template <int M, int N>
+void to_components(Scalars a, const int32_t* chosen, int64_t count, const float* items, float* sums, int64_t stride,
+                   const float* query, float* d_query, int64_t wide) {
+    Floats held[M][N];
+    for (int m = 0; m < M; ++m)
+        for (int n = 0; n < N; ++n) held[m][n] = load(d_query + m * wide + n * kLanes);
+    for (int64_t k = 0; k < count; ++k) {
+        const float* const from = items + chosen[k] * stride;
+        Floats row[N];
+        for (int n = 0; n < N; ++n) row[n] = load(from + n * kLanes);
+        for (int m = 0; m < M; ++m)
+            for (int n = 0; n < N; ++n) held[m][n] += a.data[m * a.row + k] * row[n];
     }
-}
-
-// Row chosen[k] of out (., d') += the k-th column of a (rows, count), times b (rows, d').
-template <int M>
-void add_to_chosen_rows(float* out, Scalars a, const float* b, const int32_t* chosen, int64_t count, int64_t wide) {
-    for (int64_t n = 0; n < wide; n += kLanes) {
-        Floats rows[M];
-        for (int m = 0; m < M; ++m) rows[m] = load(b + m * wide + n);
-        for (int64_t k = 0; k < count; ++k) {
-            float* const to = out + chosen[k] * wide + n;
-            Floats sum = load(to);
-            for (int m = 0; m < M; ++m) sum += a.data[m * a.row + k * a.column] * rows[m];
-            store(to, sum);
-        }
+    for (int m = 0; m < M; ++m)
+        for (int n = 0; n < N; ++n) store(d_query + m * wide + n * kLanes, held[m][n]);
+    for (int m = 0; m < M; ++m)
+        for (int n = 0; n < N; ++n) held[m][n] = load(query + m * wide + n * kLanes);
+    for (int64_t k = 0; k < count; ++k) {
+        float* const to = sums + chosen[k] * stride;
+        Floats row[N];
+        for (int n = 0; n < N; ++n) row[n] = load(to + n * kLanes);
+        for (int m = 0; m < M; ++m)
+            for (int n = 0; n < N; ++n) row[n] += a.data[m * a.row + k] * held[m][n];
+        for (int n = 0; n < N; ++n) store(to + n * kLanes, row[n]);
     }
 }
 
 float sum_of(Floats values) {
-    float sum = 0;
-    for (int lane = 0; lane < kLanes; ++lane) sum += values[lane];
-    return sum;
+    float lanes[kLanes];
+    std::memcpy(lanes, &values, sizeof lanes);
+    for (int half = kLanes / 2; half; half /= 2)
+        for (int lane = 0; lane < half; ++lane) lanes[lane] += lanes[lane + half];
+    return lanes[0];
+}
+
+float highest_of(Floats values) {
+    float highest = values[0];
+    for (int lane = 1; lane < kLanes; ++lane) highest = std::max(highest, static_cast<float>(values[lane]));
+    return highest;
 }
 
 // While it lives, this thread takes denormal numbers for zero: gradients through a weight that is almost zero are, and
@@ -198,431 +239,419 @@ Floats kept(uint64_t seed, uint32_t counter, const int32_t* negatives, float pro
     return uniform >= splat(probability) ? splat(1.0f / (1.0f - probability)) : splat(0.0f);
 }
 
-}  // namespace
-
-extern "C" {
-
-struct Group {
-    int64_t num_positions, num_negatives, num_query, num_item, width, num_hidden;
-    const float *query, *query_gate;  // (R, P_q, d), (R, P)
-    const float *items, *item_gate;   // (M, P_x, d), (M, P)
-    const int64_t* chosen;            // (K,) rows of items
-    const float *hidden_weight, *hidden_bias, *out_weight, *out_bias;  // (G, P), (G,), (P, G), (P,)
-    float gate_dropout, pair_dropout;
-    uint64_t seed;
-    int64_t threads;
+// A position's negatives in a band: `count` columns, whole vectors, from column `begin` on.
+struct Part {
+    int64_t position, begin, count;
 };
 
-struct Gradients {
-    float *query, *query_gate;  // (R, P_q, d), (R, P): written
-    float *items, *item_gate;   // (K, P_x, d), (K, P): written, of the chosen in their order
-    float *hidden_weight, *hidden_bias, *out_weight, *out_bias;  // added to
+// Columns of pairs: matrices of P rows (`scores` of one), `row` floats apart.
+struct Columns {
+    int64_t row;
+    float *cosines, *kept, *read, *item_gates, *gates, *gate_slopes, *weights, *scores;
 };
 
-}  // extern "C"
+// A thread's memory.
+struct Space {
+    Buffer items, item_gates, item_rows, item_sums, gate_sums, weight_sums;
+    Buffer cosines, kept, read, gates, weights, scores, block;
+    Buffer band[7], band_scores, query_gates, d_scores, hidden, slopes, change, query, d_query;
+    std::vector<int32_t> numbers, chosen, negatives;
+    std::vector<float> values;
+    std::vector<Part> parts;
+};
 
-namespace {
-
-class Pass {
+class Worker {
   public:
-    Pass(const Group& group, bool backward)
-        : g_(group),
-          pairs_(group.num_query * group.num_item),
-          padded_(whole_vectors(group.num_negatives)),
-          row_(std::max(kBandFloats, padded_)),
-          backward_(backward),
-          items_(group.num_item * group.width * padded_),
-          item_gates_(pairs_ * padded_) {
-        for (int64_t k = 0; k < g_.num_negatives; ++k) {
-            const float* const row = g_.items + g_.chosen[k] * g_.num_item * g_.width;
-            for (int64_t at = 0; at < g_.num_item * g_.width; ++at) items_.get()[at * padded_ + k] = row[at];
-            for (int64_t p = 0; p < pairs_; ++p) item_gates_.get()[p * padded_ + k] = g_.item_gate[g_.chosen[k] * pairs_ + p];
+    Worker(const Batch& batch, const Gradients& out, Space& space)
+        : b_(batch),
+          out_(out),
+          pairs_(batch.num_query * batch.num_item),
+          padded_(whole_vectors(batch.num_negatives)),
+          wide_(whole_vectors(batch.width)),
+          stride_(batch.num_item * wide_),
+          room_(std::max(kBand, padded_)),
+          drops_pairs_(batch.pair_dropout > 0),
+          space_(space) {
+        const int64_t hidden = b_.num_hidden;
+        items_ = space.items.of(b_.num_item * b_.width * padded_);
+        item_gates_ = space.item_gates.of(pairs_ * padded_);
+        item_rows_ = space.item_rows.of(b_.num_negatives * stride_);
+        item_sums_ = space.item_sums.of(b_.num_negatives * stride_);
+        gate_sums_ = space.gate_sums.of(b_.num_negatives * pairs_);
+        float* const sums = space.weight_sums.of((hidden + pairs_ + 2 * hidden * pairs_) * kLanes);
+        std::fill_n(sums, (hidden + pairs_ + 2 * hidden * pairs_) * kLanes, 0.0f);
+        hidden_weight_ = sums;
+        out_weight_ = hidden_weight_ + hidden * pairs_ * kLanes;
+        hidden_bias_ = out_weight_ + hidden * pairs_ * kLanes;
+        out_bias_ = hidden_bias_ + hidden * kLanes;
+        cosines_ = space.cosines.of(kPositions * pairs_ * padded_);
+        const auto optional = [&](Buffer& buffer, int64_t row) { return drops_pairs_ ? buffer.of(pairs_ * row) : nullptr; };
+        all_ = {padded_, nullptr, optional(space.kept, padded_), optional(space.read, padded_), item_gates_,
+                space.gates.of(pairs_ * padded_), nullptr, space.weights.of(pairs_ * padded_), space.scores.of(padded_)};
+        block_ = space.block.of(hidden * kBlock);
+        float* rows[7];
+        for (int at = 0; at < 7; ++at) rows[at] = space.band[at].of(pairs_ * room_);
+        band_ = {room_, rows[0], rows[1], rows[2], rows[3], rows[4], rows[5], rows[6], space.band_scores.of(room_)};
+        query_gates_ = space.query_gates.of(pairs_ * room_);
+        d_scores_ = space.d_scores.of(room_);
+        hidden_ = space.hidden.of(hidden * room_);
+        slopes_ = space.slopes.of(hidden * room_);
+        change_ = space.change.of(hidden * room_);
+        query_ = space.query.of(b_.num_query * wide_);
+        d_query_ = space.d_query.of(b_.num_query * wide_);
+        space.numbers.resize(padded_);
+        std::iota(space.numbers.begin(), space.numbers.end(), 0);
+        space.chosen.resize(padded_);
+        space.negatives.resize(room_);
+        space.values.resize(padded_);
+    }
+
+    // The loss of a group's positions, and their gradients; those of its items are in sums until `add_items`.
+    void run(int64_t group) {
+        const WithoutDenormals guard;
+        const int64_t first = group * b_.group_size, end = std::min(first + b_.group_size, b_.num_positions);
+        rows_ = b_.rows + group * b_.num_negatives;
+        gather_items();
+        space_.parts.clear();
+        used_ = 0;
+        for (int64_t begin = first; begin < end; begin += kPositions) {
+            const int64_t count = std::min(kPositions, end - begin);
+            score_components(begin, count);
+            for (int64_t s = begin; s < begin + count; ++s) {
+                all_.cosines = cosines_ + (s - begin) * pairs_ * padded_;
+                forward(s);
+                add_to_band(s, choose(s));
+            }
+        }
+        flush();
+    }
+
+    void add_items() const {
+        for (int64_t k = 0; k < b_.num_negatives; ++k) {
+            for (int64_t x = 0; x < b_.num_item; ++x) {
+                float* const to = out_.items + (rows_[k] * b_.num_item + x) * b_.width;
+                const float* const from = item_sums_ + k * stride_ + x * wide_;
+                for (int64_t at = 0; at < b_.width; ++at) to[at] += from[at];
+            }
+            for (int64_t p = 0; p < pairs_; ++p) out_.item_gate[rows_[k] * pairs_ + p] += gate_sums_[k * pairs_ + p];
         }
     }
 
-  protected:
-    // A position's negatives in a band: `count` columns, whole vectors, from column `begin` on.
-    struct Part {
-        int64_t position, begin, count;
-    };
-
-    // What one band holds, rows of W floats, of which `used` count.
-    struct Band {
-        Band(const Pass& pass, bool backward)
-            : row(pass.row_),
-              negatives(row),
-              cosines(pass.pairs_ * row),
-              kept(pass.g_.pair_dropout > 0 ? pass.pairs_ * row : 0),
-              read(pass.g_.pair_dropout > 0 ? pass.pairs_ * row : 0),
-              hidden(pass.g_.num_hidden * row),
-              slopes(backward ? pass.g_.num_hidden * row : 0),
-              item_gates(pass.pairs_ * row),
-              gates(pass.pairs_ * row),
-              gate_slopes(backward ? pass.pairs_ * row : 0),
-              weights(pass.pairs_ * row),
-              scores(row) {}
-        int64_t row, used = 0;
-        std::vector<Part> parts;
-        std::vector<int32_t> negatives;  // (W,)
-        Buffer cosines, kept, read, hidden, slopes, item_gates, gates, gate_slopes, weights, scores;
-    };
-
-    // `columns` is room for P_x d W floats where not all negatives of a position are in the band, else null.
-    void forward(Band& band, float* columns) const {
-        const int64_t row = band.row, used = band.used;
-        for (int64_t p = 0; p < pairs_; ++p) std::fill_n(band.cosines + p * row, used, 0.0f);
-        for (const Part& part : band.parts) {
-            const int32_t* const negatives = band.negatives.data() + part.begin;
-            const float* items = items_.get();
-            int64_t items_row = padded_;
-            if (columns) {
-                gather(columns, part.count, items_.get(), g_.num_item * g_.width, negatives, part.count);
-                items = columns, items_row = part.count;
-            }
-            gather(band.item_gates + part.begin, row, item_gates_.get(), pairs_, negatives, part.count);
-            const Scalars query{g_.query + part.position * g_.num_query * g_.width, g_.width, 1};
-            for (int64_t x = 0; x < g_.num_item; ++x)
-                add_product(band.cosines + x * row + part.begin, g_.num_item * row, g_.num_query, part.count, query,
-                            items + x * g_.width * items_row, items_row, g_.width);
-        }
-        const float* const read = drop_pairs(band);
-        for (int64_t h = 0; h < g_.num_hidden; ++h) std::fill_n(band.hidden + h * row, used, g_.hidden_bias[h]);
-        add_product(band.hidden.get(), row, g_.num_hidden, used, {g_.hidden_weight, pairs_, 1}, read, row, pairs_);
-        for (int64_t h = 0; h < g_.num_hidden; ++h)
-            activate(band.hidden + h * row, backward_ ? band.slopes + h * row : nullptr, used);
-        for (int64_t p = 0; p < pairs_; ++p)
-            for (const Part& part : band.parts) {
-                const float of_query = g_.query_gate[part.position * pairs_ + p];
-                for (int64_t at = p * row + part.begin, end = at + part.count; at < end; at += kLanes)
-                    store(band.gates + at, g_.out_bias[p] + of_query * load(band.item_gates + at));
-            }
-        add_product(band.gates.get(), row, pairs_, used, {g_.out_weight, g_.num_hidden, 1}, band.hidden.get(), row,
-                    g_.num_hidden);
-        for (int64_t p = 0; p < pairs_; ++p)
-            activate(band.gates + p * row, backward_ ? band.gate_slopes + p * row : nullptr, used);
-        for (const Part& part : band.parts)
-            for (int64_t at = part.begin; at < part.begin + part.count; at += kLanes) weigh(band, part.position, at);
+    // Adds the pair network's gradients of all groups so far, and returns their loss.
+    double finish() const {
+        const auto add = [](float* to, const float* from, int64_t count) {
+            for (int64_t at = 0; at < count; ++at) to[at] += sum_of(load(from + at * kLanes));
+        };
+        add(out_.hidden_weight, hidden_weight_, b_.num_hidden * pairs_);
+        add(out_.hidden_bias, hidden_bias_, b_.num_hidden);
+        add(out_.out_weight, out_weight_, pairs_ * b_.num_hidden);
+        add(out_.out_bias, out_bias_, pairs_);
+        return loss_;
     }
-
-    const Group& g_;
-    int64_t pairs_, padded_, row_;
-    bool backward_;
-    Buffer items_;       // (P_x, d, K')
-    Buffer item_gates_;  // (P, K')
 
   private:
-    // out (rows, count) = the chosen columns of from (rows, K').
-    void gather(float* out, int64_t out_row, const float* from, int64_t rows, const int32_t* chosen, int64_t count) const {
-        for (int64_t row = 0; row < rows; ++row)
-            for (int64_t k = 0; k < count; ++k) out[row * out_row + k] = from[row * padded_ + chosen[k]];
+    // Columns of components and gates for the forward pass, rows for the backward pass, and sums of nothing.
+    void gather_items() {
+        const int64_t floats = b_.num_item * b_.width;
+        for (int64_t k = 0; k < padded_; k += kLanes) {
+            const float *items[kLanes], *gates[kLanes];
+            for (int lane = 0; lane < kLanes; ++lane) {
+                const int64_t row = rows_[std::min(k + lane, b_.num_negatives - 1)];
+                items[lane] = b_.items + row * floats;
+                gates[lane] = b_.item_gate + row * pairs_;
+            }
+            for (int64_t at = 0; at < floats; ++at)
+                for (int lane = 0; lane < kLanes; ++lane) items_[at * padded_ + k + lane] = items[lane][at];
+            for (int64_t p = 0; p < pairs_; ++p)
+                for (int lane = 0; lane < kLanes; ++lane) item_gates_[p * padded_ + k + lane] = gates[lane][p];
+        }
+        for (int64_t k = 0; k < b_.num_negatives; ++k)
+            for (int64_t x = 0; x < b_.num_item; ++x)
+                std::copy_n(b_.items + (rows_[k] * b_.num_item + x) * b_.width, b_.width, item_rows_ + k * stride_ + x * wide_);
+        std::fill_n(item_sums_, b_.num_negatives * stride_, 0.0f);
+        std::fill_n(gate_sums_, b_.num_negatives * pairs_, 0.0f);
     }
 
-    // SiLU in place, its derivative beside it where asked for.
-    static void activate(float* values, float* slopes, int64_t count) {
-        for (int64_t at = 0; at < count; at += kLanes) {
-            const Floats x = max(load(values + at), splat(-87.3f));
-            const Floats sigmoid = reciprocal(1.0f + exp_in_range(-min(x, splat(87.3f))));
-            const Floats y = x * sigmoid;
-            store(values + at, y);
-            if (slopes) store(slopes + at, sigmoid + y * (1.0f - sigmoid));
-        }
+    // Cosines of `count` positions from `begin` on with all negatives.
+    void score_components(int64_t begin, int64_t count) {
+        constexpr int64_t width = kColumns * kLanes;
+        for (int64_t x = 0; x < b_.num_item; ++x)
+            for (int64_t at = 0; at < padded_; at += width)
+                for (int64_t s = 0; s < count; ++s) {
+                    float* const to = cosines_ + (s * pairs_ + x) * padded_ + at;
+                    product(b_.num_query, std::min(width, padded_ - at),
+                            {b_.query + (begin + s) * b_.num_query * b_.width, b_.width, 1},
+                            items_ + x * b_.width * padded_ + at, padded_, b_.width, zero,
+                            [&](int64_t q, int64_t n, Floats sum) { store(to + q * b_.num_item * padded_ + n, sum); });
+                }
+    }
+
+    // Scores of a position with all negatives.
+    void forward(int64_t position) {
+        drop_pairs(all_, position, space_.numbers.data(), 0, padded_);
+        const float* const of_query = b_.query_gate + position * pairs_;
+        for (int64_t at = 0; at < padded_; at += kBlock)
+            network<false>(all_, at, std::min(kBlock, padded_ - at), block_, nullptr, kBlock, [&](int64_t p, int64_t n) {
+                return b_.out_bias[p] + of_query[p] * load(item_gates_ + p * padded_ + at + n);
+            });
+        for (int64_t at = 0; at < padded_; at += kLanes) weigh(all_, position, space_.numbers.data(), at);
+    }
+
+    // SiLU, and its derivative where asked for.
+    template <bool kSlope>
+    static Floats activate(Floats value, float* slope) {
+        const Floats x = max(value, splat(-87.3f));
+        const Floats sigmoid = reciprocal(1.0f + exp_in_range(-min(x, splat(87.3f))));
+        const Floats y = x * sigmoid;
+        if (kSlope) store(slope, sigmoid + y * (1.0f - sigmoid));
+        return y;
+    }
+
+    // The gates of `width` columns from `at` on, before the softmax; hidden units, `hidden_row` floats apart.
+    template <bool kSlopes, typename Start>
+    void network(const Columns& columns, int64_t at, int64_t width, float* hidden, float* slopes, int64_t hidden_row,
+                 const Start& start) const {
+        product(b_.num_hidden, width, {b_.hidden_weight, pairs_, 1}, (drops_pairs_ ? columns.read : columns.cosines) + at,
+                columns.row, pairs_, [&](int64_t h, int64_t) { return splat(b_.hidden_bias[h]); },
+                [&](int64_t h, int64_t n, Floats sum) {
+                    const int64_t to = h * hidden_row + n;
+                    store(hidden + to, activate<kSlopes>(sum, slopes + to));
+                });
+        product(pairs_, width, {b_.out_weight, b_.num_hidden, 1}, hidden, hidden_row, b_.num_hidden, start,
+                [&](int64_t p, int64_t n, Floats sum) {
+                    const int64_t to = p * columns.row + at + n;
+                    store(columns.gates + to, activate<kSlopes>(sum, columns.gate_slopes + to));
+                });
     }
 
     // The cosines that the network reads.
-    const float* drop_pairs(Band& band) const {
-        if (!(g_.pair_dropout > 0)) return band.cosines.get();
-        for (const Part& part : band.parts)
-            for (int64_t p = 0; p < pairs_; ++p)
-                for (int64_t at = part.begin; at < part.begin + part.count; at += kLanes) {
-                    const Floats factor =
-                        kept(g_.seed, counter(part.position, p), band.negatives.data() + at, g_.pair_dropout);
-                    store(band.kept + p * band.row + at, factor);
-                    store(band.read + p * band.row + at, factor * load(band.cosines + p * band.row + at));
-                }
-        return band.read.get();
+    void drop_pairs(const Columns& columns, int64_t position, const int32_t* negatives, int64_t begin, int64_t count) const {
+        if (!drops_pairs_) return;
+        for (int64_t p = 0; p < pairs_; ++p)
+            for (int64_t at = begin; at < begin + count; at += kLanes) {
+                const Floats factor = kept(b_.seed, counter(position, p), negatives + at, b_.pair_dropout);
+                store(columns.kept + p * columns.row + at, factor);
+                store(columns.read + p * columns.row + at, factor * load(columns.cosines + p * columns.row + at));
+            }
     }
 
     uint32_t counter(int64_t position, int64_t p) const { return static_cast<uint32_t>((position * pairs_ + p) * padded_); }
 
     // Pair weights and score of one vector of pairs.
-    void weigh(Band& band, int64_t position, int64_t at) const {
-        const int64_t row = band.row;
-        Floats highest = load(band.gates + at);
-        for (int64_t p = 1; p < pairs_; ++p) highest = max(highest, load(band.gates + p * row + at));
+    void weigh(const Columns& columns, int64_t position, const int32_t* negatives, int64_t at) const {
+        const int64_t row = columns.row;
+        const float* const gates = columns.gates + at;
+        float* const weights = columns.weights + at;
+        Floats highest = load(gates);
+        for (int64_t p = 1; p < pairs_; ++p) highest = max(highest, load(gates + p * row));
         Floats total = splat(0.0f);
         for (int64_t p = 0; p < pairs_; ++p) {
-            Floats weight = exp_not_positive(load(band.gates + p * row + at) - highest);
+            const Floats weight = exp_not_positive(load(gates + p * row) - highest);
             total += weight;
-            store(band.weights + p * row + at, weight);
+            store(weights + p * row, weight);
         }
         Floats scale = 1.0f / total;
-        if (g_.gate_dropout > 0) {
+        if (b_.gate_dropout > 0) {
             Floats left = splat(0.0f);
             for (int64_t p = 0; p < pairs_; ++p) {
-                const Floats mask = kept(~g_.seed, counter(position, p), band.negatives.data() + at, g_.gate_dropout);
-                const Floats weight = (mask > splat(0.0f)) ? load(band.weights + p * row + at) * scale : splat(0.0f);
+                const Floats mask = kept(~b_.seed, counter(position, p), negatives + at, b_.gate_dropout);
+                const Floats weight = (mask > splat(0.0f)) ? load(weights + p * row) * scale : splat(0.0f);
                 left += weight;
-                store(band.weights + p * row + at, weight);
+                store(weights + p * row, weight);
             }
             scale = 1.0f / max(left, splat(1e-6f));
         }
         Floats score = splat(0.0f);
         for (int64_t p = 0; p < pairs_; ++p) {
-            const Floats weight = load(band.weights + p * row + at) * scale;
-            store(band.weights + p * row + at, weight);
-            score += weight * load(band.cosines + p * row + at);
+            const Floats weight = load(weights + p * row) * scale;
+            store(weights + p * row, weight);
+            score += weight * load(columns.cosines + p * row + at);
         }
-        store(band.scores + at, score);
+        store(columns.scores + at, score);
     }
-};
 
-class Forward : Pass {
-  public:
-    Forward(const Group& group, float* scores) : Pass(group, false), scores_(scores) {}
+    // Adds a position's loss, and chooses the negatives that have a gradient: how many, in space.chosen, with the scores'
+    // gradients in space.values. Systematic sampling: negative k, of gradient g_k, is taken where the running sum of q_k =
+    // min(1, kept g_k / sum g) passes a whole number, and counts g_k / q_k. The sum runs down each lane in turn.
+    int64_t choose(int64_t position) {
+        float* const values = all_.scores;
+        const int64_t target = b_.targets[position];
+        const float positive = b_.positive[position] / b_.tau;
+        for (int64_t k = 0; k < padded_; ++k)
+            values[k] = k < b_.num_negatives && rows_[k] != target ? values[k] / b_.tau + b_.correction : kNone;
+        Floats highest = splat(positive);
+        for (int64_t at = 0; at < padded_; at += kLanes) highest = max(highest, load(values + at));
+        const float top = highest_of(highest);
+        Floats sum = splat(0.0f);
+        for (int64_t at = 0; at < padded_; at += kLanes) {
+            const Floats logit = load(values + at);
+            const Floats value = logit > splat(kNone) ? exp_not_positive(logit - top) : splat(0.0f);
+            sum += value;
+            store(values + at, value);
+        }
+        const float others = sum_of(sum), own = std::exp(positive - top), scale = 1.0f / ((others + own) * b_.tau);
+        loss_ += std::log(static_cast<double>(others) + own) + top - positive;
+        out_.positive[position] = -others * scale;
 
-    void run() {
-        const int64_t positions = row_ / padded_, bands = (g_.num_positions + positions - 1) / positions;
-        const int64_t threads = std::min(g_.threads, bands);
-        parallel_tiles(threads, threads, [&](int64_t first, int) {
-            const WithoutDenormals zero;
-            Band band(*this, false);
-            for (int64_t number = first; number < bands; number += threads) {
-                band.parts.clear();
-                for (int64_t s = number * positions; s < std::min((number + 1) * positions, g_.num_positions); ++s) {
-                    const int64_t begin = static_cast<int64_t>(band.parts.size()) * padded_;
-                    band.parts.push_back({s, begin, padded_});
-                    for (int64_t k = 0; k < padded_; ++k) band.negatives[begin + k] = static_cast<int32_t>(k);
-                }
-                band.used = static_cast<int64_t>(band.parts.size()) * padded_;
-                forward(band, nullptr);
-                for (const Part& part : band.parts)
-                    std::copy_n(band.scores + part.begin, g_.num_negatives, scores_ + part.position * g_.num_negatives);
+        int64_t found = 0;
+        const bool thins = b_.backward_negatives > 0;
+        const float rate = thins ? b_.backward_negatives / std::max(others, 1e-30f) : 3e38f;
+        const auto probability = [&](int64_t at) { return min(load(values + at) * rate, splat(1.0f)); };
+        Floats marks = splat(0.0f);
+        for (int64_t at = 0; at < padded_; at += kLanes) marks += probability(at);
+        float mark = thins ? b_.uniforms[position] : 0.0f;
+        for (int lane = 0; lane < kLanes; ++lane) {
+            const float own_sum = marks[lane];
+            marks[lane] = mark;
+            mark += own_sum;
+        }
+        for (int64_t at = 0; at < padded_; at += kLanes) {
+            const Floats value = load(values + at), q = probability(at), next = marks + q;
+            const Ints passed = thins ? __builtin_convertvector(next, Ints) > __builtin_convertvector(marks, Ints) : value > splat(0.0f);
+            const Floats gradient = (q < splat(1.0f) ? splat(1.0f / rate) : value) * scale;
+            marks = next;
+            for (int lane = 0; lane < kLanes; ++lane) {
+                space_.chosen[found] = static_cast<int32_t>(at + lane);
+                space_.values[found] = gradient[lane];
+                found -= passed[lane];
             }
-        });
+        }
+        return found;
     }
 
-  private:
-    float* scores_;
-};
-
-class Backward : Pass {
-  public:
-    Backward(const Group& group, const float* d_scores, const Gradients& gradients)
-        : Pass(group, true), d_scores_(d_scores), out_(gradients), wide_(whole_vectors(group.width)),
-          item_rows_(group.num_item * group.num_negatives * wide_) {
-        for (int64_t x = 0; x < g_.num_item; ++x)
-            for (int64_t k = 0; k < g_.num_negatives; ++k)
-                std::copy_n(g_.items + (g_.chosen[k] * g_.num_item + x) * g_.width, g_.width,
-                            item_rows_ + (x * g_.num_negatives + k) * wide_);
-    }
-
-    void run() {
-        divide();
-        const int64_t bands = static_cast<int64_t>(firsts_.size()) - 1;
-        const int64_t threads = std::max<int64_t>(1, std::min(g_.threads, bands));
-        std::vector<std::unique_ptr<Sums>> sums(threads);
-        parallel_tiles(threads, threads, [&](int64_t first, int) {
-            const WithoutDenormals zero;
-            sums[first] = std::make_unique<Sums>(*this);
-            Band band(*this, true);
-            Room room(*this);
-            for (int64_t number = first; number < bands; number += threads) {
-                fill(band, firsts_[number], firsts_[number + 1], room);
-                forward(band, room.columns.get());
-                backward(band, room, *sums[first]);
+    // Gathers the `count` chosen negatives of a position, then as many of gradient zero as fill a vector.
+    void add_to_band(int64_t position, int64_t count) {
+        if (!count) return;
+        const int64_t whole = whole_vectors(count);
+        if (used_ + whole > room_) flush();
+        int32_t* const chosen = space_.negatives.data() + used_;
+        for (int64_t k = 0; k < whole; ++k) {
+            chosen[k] = k < count ? space_.chosen[k] : 0;
+            d_scores_[used_ + k] = k < count ? space_.values[k] : 0.0f;
+        }
+        for (int64_t p = 0; p < pairs_; ++p) {
+            const int64_t to = p * room_ + used_;
+            for (int64_t k = 0; k < whole; ++k) {
+                band_.cosines[to + k] = all_.cosines[p * padded_ + chosen[k]];
+                band_.item_gates[to + k] = item_gates_[p * padded_ + chosen[k]];
             }
+            std::fill_n(query_gates_ + to, whole, b_.query_gate[position * pairs_ + p]);
+        }
+        space_.parts.push_back({position, used_, whole});
+        used_ += whole;
+    }
+
+    // The gradients of the band's columns.
+    void flush() {
+        const int64_t row = room_, used = used_, hidden = b_.num_hidden;
+        const int32_t* const negatives = space_.negatives.data();
+        for (const Part& part : space_.parts) drop_pairs(band_, part.position, negatives, part.begin, part.count);
+        network<true>(band_, 0, used, hidden_, slopes_, row, [&](int64_t p, int64_t n) {
+            return b_.out_bias[p] + load(query_gates_ + p * row + n) * load(band_.item_gates + p * row + n);
         });
-        for (int64_t other = 1; other < threads; ++other) sums[0]->add(*sums[other]);
-        finish(*sums[0]);
-    }
-
-  private:
-    // What all positions add to. Of the weights a vector of partial sums per element.
-    struct Sums {
-        explicit Sums(const Backward& pass)
-            : sizes{pass.g_.num_item * pass.g_.num_negatives * pass.wide_,
-                    pass.g_.num_negatives * pass.pairs_,
-                    pass.g_.num_hidden * pass.pairs_ * kLanes,
-                    pass.g_.num_hidden * kLanes,
-                    pass.pairs_ * pass.g_.num_hidden * kLanes,
-                    pass.pairs_ * kLanes} {
-            for (const int64_t size : sizes) parts.emplace_back(size);
-        }
-        void add(const Sums& other) {
-            for (size_t part = 0; part < parts.size(); ++part)
-                for (int64_t at = 0; at < sizes[part]; ++at) parts[part].get()[at] += other.parts[part].get()[at];
-        }
-        float* items() { return parts[0].get(); }       // (P_x, K, d')
-        float* item_gate() { return parts[1].get(); }   // (K, P)
-        float* hidden_weight() { return parts[2].get(); }
-        float* hidden_bias() { return parts[3].get(); }
-        float* out_weight() { return parts[4].get(); }
-        float* out_bias() { return parts[5].get(); }
-        std::vector<int64_t> sizes;
-        std::vector<Buffer> parts;
-    };
-
-    // A thread's own.
-    struct Room {
-        explicit Room(const Backward& pass)
-            : columns(pass.g_.num_item * pass.g_.width * pass.padded_),
-              d_scores(pass.row_),
-              change(std::max(pass.pairs_, pass.g_.num_hidden) * pass.row_),
-              query(pass.g_.num_query * pass.wide_),
-              d_query(pass.g_.num_query * pass.wide_) {}
-        Buffer columns, d_scores, change, query, d_query;
-    };
-
-    int64_t count_of(int64_t position) const {
-        const float* const row = d_scores_ + position * g_.num_negatives;
-        return whole_vectors(g_.num_negatives - std::count(row, row + g_.num_negatives, 0.0f));
-    }
-
-    // Bands of whole positions, each as full as W allows.
-    void divide() {
-        firsts_ = {0};
-        int64_t used = 0;
-        for (int64_t s = 0; s < g_.num_positions; ++s) {
-            const int64_t count = count_of(s);
-            if (used + count > row_) firsts_.push_back(s), used = 0;
-            used += count;
-        }
-        firsts_.push_back(g_.num_positions);
-    }
-
-    // Positions first to last of the band: their negatives with a gradient, then as many of gradient zero as fill a vector.
-    void fill(Band& band, int64_t first, int64_t last, Room& room) const {
-        band.parts.clear();
-        band.used = 0;
-        for (int64_t s = first; s < last; ++s) {
-            const float* const row = d_scores_ + s * g_.num_negatives;
-            int64_t at = band.used;
-            for (int64_t k = 0; k < g_.num_negatives; ++k)
-                if (row[k] != 0.0f) {
-                    band.negatives[at] = static_cast<int32_t>(k);
-                    room.d_scores.get()[at++] = row[k];
-                }
-            const int64_t count = whole_vectors(at - band.used);
-            for (; at < band.used + count; ++at) band.negatives[at] = 0, room.d_scores.get()[at] = 0.0f;
-            band.parts.push_back({s, band.used, count});
-            band.used += count;
-        }
-    }
-
-    void backward(Band& band, Room& room, Sums& sums) const {
-        const int64_t row = band.row, used = band.used, hidden = g_.num_hidden;
-        const float* const d_scores = room.d_scores.get();
-        float* const change = room.change.get();
+        for (const Part& part : space_.parts)
+            for (int64_t at = part.begin; at < part.begin + part.count; at += kLanes)
+                weigh(band_, part.position, negatives, at);
         // The weights w are a softmax of y = SiLU(z): ds / dy_p = w_p (c_p - s); ds / dc_p = w_p + the network's path.
         for (int64_t p = 0; p < pairs_; ++p) {
-            Floats bias = load(sums.out_bias() + p * kLanes);
-            for (int64_t at = p * row, end = at + used, score = 0; at < end; at += kLanes, score += kLanes) {
-                const Floats weight = load(band.weights + at) * load(d_scores + score);
-                const Floats d_gate = (load(band.cosines + at) - load(band.scores + score)) * weight * load(band.gate_slopes + at);
-                store(band.weights + at, weight);
-                store(band.gates + at, d_gate);
+            Floats bias = load(out_bias_ + p * kLanes);
+            for (int64_t n = 0; n < used; n += kLanes) {
+                const int64_t at = p * row + n;
+                const Floats weight = load(band_.weights + at) * load(d_scores_ + n);
+                const Floats d_gate = (load(band_.cosines + at) - load(band_.scores + n)) * weight * load(band_.gate_slopes + at);
+                store(band_.weights + at, weight);
+                store(band_.gates + at, d_gate);
                 bias += d_gate;
             }
-            store(sums.out_bias() + p * kLanes, bias);
-            for (const Part& part : band.parts) {
-                const float of_query = g_.query_gate[part.position * pairs_ + p];
+            store(out_bias_ + p * kLanes, bias);
+            for (const Part& part : space_.parts) {
+                const float of_query = b_.query_gate[part.position * pairs_ + p];
+                const float* const d_gates = band_.gates + p * row + part.begin;
                 Floats to_query = splat(0.0f);
-                const float* const d_gates = band.gates + p * row + part.begin;
                 for (int64_t k = 0; k < part.count; k += kLanes)
-                    to_query += load(d_gates + k) * load(band.item_gates + p * row + part.begin + k);
+                    to_query += load(d_gates + k) * load(band_.item_gates + p * row + part.begin + k);
                 for (int64_t k = 0; k < part.count; ++k)
-                    sums.item_gate()[band.negatives[part.begin + k] * pairs_ + p] += d_gates[k] * of_query;
+                    gate_sums_[negatives[part.begin + k] * pairs_ + p] += d_gates[k] * of_query;
                 out_.query_gate[part.position * pairs_ + p] = sum_of(to_query);
             }
         }
-        add_inner(sums.out_weight(), pairs_, hidden, band.gates.get(), band.hidden.get(), row, used);
-        for (int64_t h = 0; h < hidden; ++h) std::fill_n(change + h * row, used, 0.0f);
-        add_product(change, row, hidden, used, {g_.out_weight, 1, hidden}, band.gates.get(), row, pairs_);
-        for (int64_t h = 0; h < hidden; ++h) {
-            Floats bias = load(sums.hidden_bias() + h * kLanes);
-            for (int64_t at = h * row; at < h * row + used; at += kLanes) {
-                const Floats d_hidden = load(change + at) * load(band.slopes + at);
-                store(change + at, d_hidden);
-                bias += d_hidden;
-            }
-            store(sums.hidden_bias() + h * kLanes, bias);
-        }
-        const bool drops = g_.pair_dropout > 0;
-        const float* const read = drops ? band.read.get() : band.cosines.get();
-        add_inner(sums.hidden_weight(), hidden, pairs_, change, read, row, used);
-        if (drops) {
-            for (int64_t p = 0; p < pairs_; ++p) std::fill_n(band.cosines + p * row, used, 0.0f);
-            add_product(band.cosines.get(), row, pairs_, used, {g_.hidden_weight, 1, pairs_}, change, row, hidden);
-            for (int64_t p = 0; p < pairs_; ++p)
-                for (int64_t at = p * row; at < p * row + used; at += kLanes)
-                    store(band.weights + at, load(band.weights + at) + load(band.cosines + at) * load(band.kept + at));
-        } else {
-            add_product(band.weights.get(), row, pairs_, used, {g_.hidden_weight, 1, pairs_}, change, row, hidden);
-        }
-        for (const Part& part : band.parts) to_components(band, part, room, sums);
+        add_inner(out_weight_, pairs_, hidden, band_.gates, hidden_, row, used);
+        product(hidden, used, {b_.out_weight, 1, hidden}, band_.gates, row, pairs_, zero, [&](int64_t h, int64_t n, Floats sum) {
+            const Floats d_hidden = sum * load(slopes_ + h * row + n);
+            store(change_ + h * row + n, d_hidden);
+            store(hidden_bias_ + h * kLanes, load(hidden_bias_ + h * kLanes) + d_hidden);
+        });
+        add_inner(hidden_weight_, hidden, pairs_, change_, drops_pairs_ ? band_.read : band_.cosines, row, used);
+        product(pairs_, used, {b_.hidden_weight, 1, pairs_}, change_, row, hidden, zero, [&](int64_t p, int64_t n, Floats sum) {
+            const int64_t at = p * row + n;
+            store(band_.weights + at, load(band_.weights + at) + (drops_pairs_ ? sum * load(band_.kept + at) : sum));
+        });
+        for (const Part& part : space_.parts) add_components(part);
+        space_.parts.clear();
+        used_ = 0;
     }
 
     // From the cosines' gradients, in band.weights, to those of one position's components and of its negatives'.
-    void to_components(const Band& band, const Part& part, Room& room, Sums& sums) const {
-        const int32_t* const negatives = band.negatives.data() + part.begin;
-        for (int64_t q = 0; q < g_.num_query; ++q)
-            std::copy_n(g_.query + (part.position * g_.num_query + q) * g_.width, g_.width, room.query + q * wide_);
-        std::fill_n(room.d_query.get(), g_.num_query * wide_, 0.0f);
-        for (int64_t x = 0; x < g_.num_item; ++x) {
-            const float* const items = item_rows_ + x * g_.num_negatives * wide_;
-            float* const d_items = sums.items() + x * g_.num_negatives * wide_;
-            for (int64_t q = 0; q < g_.num_query;) {
-                const int64_t row = g_.num_item * band.row;
-                const Scalars d_cosines{band.weights + (q * g_.num_item + x) * band.row + part.begin, row, 1};
-                float* const to = room.d_query + q * wide_;
-                const float* const from = room.query + q * wide_;
-                if (g_.num_query - q >= 4) {
-                    add_chosen_rows<4>(to, d_cosines, items, negatives, part.count, wide_);
-                    add_to_chosen_rows<4>(d_items, d_cosines, from, negatives, part.count, wide_);
-                    q += 4;
-                } else {
-                    add_chosen_rows<1>(to, d_cosines, items, negatives, part.count, wide_);
-                    add_to_chosen_rows<1>(d_items, d_cosines, from, negatives, part.count, wide_);
-                    q += 1;
+    void add_components(const Part& part) {
+        const int64_t queries = b_.num_query;
+        for (int64_t q = 0; q < queries; ++q)
+            std::copy_n(b_.query + (part.position * queries + q) * b_.width, b_.width, query_ + q * wide_);
+        std::fill_n(d_query_, queries * wide_, 0.0f);
+        for (int64_t x = 0; x < b_.num_item; ++x)
+            for (int64_t q = 0; q < queries;) {
+                const bool tall = queries - q >= 4;
+                const Scalars d_cosines{band_.weights + (q * b_.num_item + x) * room_ + part.begin, b_.num_item * room_, 1};
+                for (int64_t n = 0; n < wide_;) {
+                    const bool wide = wide_ - n >= kColumns * kLanes;
+                    const auto add = !tall ? (wide ? to_components<1, kColumns> : to_components<1, 1>)
+                                           : (wide ? to_components<4, kColumns> : to_components<4, 1>);
+                    const int64_t of_items = x * wide_ + n, of_query = q * wide_ + n;
+                    add(d_cosines, space_.negatives.data() + part.begin, part.count, item_rows_ + of_items, item_sums_ + of_items,
+                        stride_, query_ + of_query, d_query_ + of_query, wide_);
+                    n += wide ? kColumns * kLanes : kLanes;
                 }
+                q += tall ? 4 : 1;
             }
-        }
-        for (int64_t q = 0; q < g_.num_query; ++q)
-            std::copy_n(room.d_query + q * wide_, g_.width, out_.query + (part.position * g_.num_query + q) * g_.width);
+        for (int64_t q = 0; q < queries; ++q)
+            std::copy_n(d_query_ + q * wide_, b_.width, out_.query + (part.position * queries + q) * b_.width);
     }
 
-    void finish(Sums& sums) const {
-        for (int64_t k = 0; k < g_.num_negatives; ++k)
-            for (int64_t x = 0; x < g_.num_item; ++x)
-                std::copy_n(sums.items() + (x * g_.num_negatives + k) * wide_, g_.width,
-                            out_.items + (k * g_.num_item + x) * g_.width);
-        std::copy_n(sums.item_gate(), g_.num_negatives * pairs_, out_.item_gate);
-        const auto add = [](float* to, const float* from, int64_t count) {
-            for (int64_t at = 0; at < count; ++at) to[at] += sum_of(load(from + at * kLanes));
-        };
-        add(out_.hidden_weight, sums.hidden_weight(), g_.num_hidden * pairs_);
-        add(out_.hidden_bias, sums.hidden_bias(), g_.num_hidden);
-        add(out_.out_weight, sums.out_weight(), pairs_ * g_.num_hidden);
-        add(out_.out_bias, sums.out_bias(), pairs_);
-    }
-
-    const float* d_scores_;
+    const Batch& b_;
     const Gradients& out_;
-    int64_t wide_;
-    Buffer item_rows_;             // (P_x, K, d')
-    std::vector<int64_t> firsts_;  // of each band, and R
+    const int64_t pairs_, padded_, wide_, stride_, room_;  // P, K', d', P_x d', W
+    const bool drops_pairs_;
+    Space& space_;
+    const int64_t* rows_ = nullptr;  // (K,) of the group
+    int64_t used_ = 0;               // columns of the band
+    double loss_ = 0;
+    float *items_, *item_gates_, *item_rows_;  // (P_x, d, K'), (P, K'), (K, P_x, d')
+    float *item_sums_, *gate_sums_;            // (K, P_x, d'), (K, P)
+    float *hidden_weight_, *out_weight_, *hidden_bias_, *out_bias_;  // a vector of partial sums per element
+    float *cosines_, *block_;                                        // (positions, P, K'), (G, block)
+    Columns all_, band_;
+    float *query_gates_, *d_scores_, *hidden_, *slopes_, *change_;  // of the band: (P, W), (W,), (G, W) three times
+    float *query_, *d_query_;                                       // (P_q, d')
 };
 
 }  // namespace
 
-extern "C" {
-
-// scores (R, K).
-void freshet_mol_scores(const Group* group, float* scores) { Forward(*group, scores).run(); }
-
-// d_scores (R, K): the loss's gradients with respect to the scores.
-void freshet_mol_gradients(const Group* group, const float* d_scores, const Gradients* gradients) {
-    Backward(*group, d_scores, *gradients).run();
+// The summed loss of all positions; its gradients are added.
+extern "C" double freshet_mol_sampled_softmax(const Batch* batch, const Gradients* gradients) {
+    static thread_local std::vector<std::unique_ptr<Space>> spaces;
+    const int64_t groups = (batch->num_positions + batch->group_size - 1) / batch->group_size;
+    const int64_t threads = std::min(batch->threads, groups);
+    std::vector<Worker> workers;
+    workers.reserve(threads);
+    for (int64_t number = 0; number < threads; ++number) {
+        if (number == static_cast<int64_t>(spaces.size())) spaces.push_back(std::make_unique<Space>());
+        workers.emplace_back(*batch, *gradients, *spaces[number]);
+    }
+    for (int64_t first = 0; first < groups; first += threads) {
+        const int64_t count = std::min(threads, groups - first);
+        parallel_tiles(count, count, [&](int64_t number, int) { workers[number].run(first + number); });
+        for (int64_t number = 0; number < count; ++number) workers[number].add_items();
+    }
+    double loss = 0;
+    for (const Worker& worker : workers) loss += worker.finish();
+    return loss;
 }
-
-}  // extern "C"
