@@ -108,7 +108,7 @@ def test_everything_encoded_again_by_the_same_model_changes_no_sum(stack: Stack,
     )
     assert preview(gateway, user)["summed_interactions"] == 5
     # A second run, by the command, finds it done.
-    command = [Path(sys.executable).parent / "freshet", "attribute", "--bundle", stack.bundle, "--json"]
+    command = [Path(sys.executable).parent / "freshet", "backfill-attributions", "--bundle", stack.bundle, "--json"]
     done = subprocess.run(
         [*command, "--state", stack.place.state.root], capture_output=True, text=True, timeout=120, check=True
     )

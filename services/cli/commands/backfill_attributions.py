@@ -53,15 +53,3 @@ def backfill_attributions(
         f"{report.attributions:,} attributions of model {report.model_version} from {report.records:,} interactions "
         f"({report.skipped:,} of them were attributed before)"
     )
-
-
-@reports_errors
-def attribute(
-    bundle: Annotated[Path, typer.Option("--bundle", help="The new model's bundle.")],
-    *,
-    state: options.State = options.DEFAULT_STATE,
-    as_json: options.AsJson = False,
-) -> None:
-    """The old name of `freshet backfill-attributions`, for one release."""
-    typer.echo("warning: `freshet attribute` is called `freshet backfill-attributions` now", err=True)
-    backfill_attributions(bundle, state=state, as_json=as_json)

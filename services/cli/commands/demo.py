@@ -1,8 +1,6 @@
 """`freshet demo`: the whole system at work on real interactions, in minutes, with figures at the end."""
 
 import signal
-import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -22,7 +20,6 @@ def demo(
     epochs: Annotated[int | None, typer.Option(min=1, help="Training epochs; default: what fits the demo.")] = None,
     seed: options.Seed = 0,
     state: options.State = options.DEFAULT_STATE,
-    state_dir: Annotated[Path | None, typer.Option("--state-dir", hidden=True)] = None,
     reuse: Annotated[
         bool, typer.Option("--reuse", help="Take the bundle of an earlier demo on the same data instead of training.")
     ] = False,
@@ -45,9 +42,6 @@ def demo(
     from services.offline.demo.display import Display
     from services.offline.demo.steps import DemoOptions, explain
 
-    if state_dir is not None:
-        sys.stderr.write("warning: --state-dir is called --state now; the old name ends with the next release\n")
-        state = state_dir
     wanted = DemoOptions(
         dataset=dataset,
         events=events,

@@ -1,12 +1,10 @@
 """The commands as a person and a script meet them: output, exit status, and what goes over the wire."""
 
 import json
-import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -304,27 +302,6 @@ def test_the_state_folder_is_one_option_with_one_variable_and_one_help_text() ->
         (("--state",), "FRESHET_STATE", ".freshet")
     }
     assert len({option.help for _, option in state}) == 1
-
-
-def test_the_demos_older_name_of_the_state_folder_still_works_and_warns(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    taken: list[Path] = []
-
-    def refuse(options: Any, display: Any) -> None:
-        taken.append(options.state_dir)
-        raise ValueError("far enough")
-
-    monkeypatch.setattr("services.offline.demo.demo.run_demo", refuse)
-    monkeypatch.setenv("FRESHET_STATE", "another")
-    handler = signal.getsignal(signal.SIGTERM)
-    try:
-        result = run("demo", "--state-dir", str(tmp_path))
-    finally:
-        signal.signal(signal.SIGTERM, handler)
-    assert taken == [tmp_path]
-    assert "--state-dir is called --state now" in result.stderr
-    assert "--state-dir" not in run("demo", "--help").output
 
 
 def test_what_is_logged_below_a_command_leaves_its_json_alone(capsys: pytest.CaptureFixture[str]) -> None:
