@@ -146,7 +146,7 @@ def content_states(settings: RefresherSettings, bundle: Bundle) -> ContentStates
 
 
 def checkpoint_topic(settings: RefresherSettings, model_version: str) -> CheckpointTopic:
-    """Where a model's checkpoints lie: in the topic, and, from before, in a folder; two models' never meet."""
+    """Where a model's checkpoints lie: in the topic, and restored ones in a folder. Two models share no checkpoint."""
     return CheckpointTopic(
         TopicReader(
             settings.kafka,

@@ -1,7 +1,6 @@
 """Checkpoints in a folder, read only: what `freshet restore` put there.
 
-`partition-3.checkpoint` is the newest, `partition-3.older` the one before. New checkpoints go to a topic
-(`checkpoint_topic.py`), which comes first.
+`partition-3.checkpoint` is one. A refresher looks here last: its own lie in a topic (`checkpoint_topic.py`).
 """
 
 from collections.abc import Iterator
@@ -21,11 +20,10 @@ class CheckpointFiles:
         self._root = root
 
     def load(self, partition: int) -> Iterator[Kept]:
-        """What is there, newest first."""
-        for name in (f"partition-{partition}.checkpoint", f"partition-{partition}.older"):
-            path = self._root / name
-            if path.exists():
-                yield Kept(str(path), partial(_read, path), is_base=False)
+        """The one that is there, if any."""
+        path = self._root / f"partition-{partition}.checkpoint"
+        if path.exists():
+            yield Kept(str(path), partial(_read, path), is_base=False)
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, bytes]]:

@@ -136,7 +136,7 @@ def restore(
     """
     try:
         if values.get("format") != FORMAT:
-            raise CheckpointError(f"its format is {values.get('format', 1)}; this version reads {FORMAT}")
+            raise CheckpointError(f"its format is {values.get('format')}; this version reads {FORMAT}")
         return _restore(values, parts, number, rules, listed)
     except MALFORMED as exc:
         if isinstance(exc, CheckpointError):

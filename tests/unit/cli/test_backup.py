@@ -4,6 +4,7 @@ import hashlib
 import json
 import shutil
 import socket
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -48,7 +49,9 @@ class Site:
         self.checkpoints = root / "data" / "refresher"
         self.own = self.checkpoints / self.version
         self.own.mkdir(parents=True)
-        (self.own / "partition-0.older").write_bytes(checkpoint(0, 5))
+        self.before = root / "before"
+        self.before.mkdir()
+        (self.before / "partition-0.checkpoint").write_bytes(checkpoint(0, 5))
         (self.own / "partition-0.checkpoint").write_bytes(checkpoint(0, 7))
         (self.own / "partition-3.checkpoint").write_bytes(checkpoint(3, 2))
 
@@ -56,7 +59,7 @@ class Site:
         make_backup(
             folder,
             bundle=self.bundle,
-            checkpoints=CheckpointFiles(self.own).load,
+            checkpoints=lambda number: chain(*(CheckpointFiles(one).load(number) for one in (self.own, self.before))),
             partitions=range(8),
             interactions={0: 11},
             epoch="e1",

@@ -71,8 +71,8 @@ def test_a_checkpoint_of_another_partition_or_of_other_rules_is_refused() -> Non
 
 
 def test_a_whole_file_with_other_content_is_refused() -> None:
-    with pytest.raises(CheckpointError, match="its format is 1; this version reads 2"):
-        from_bytes(pack({"partition": 0}, {}), 0, RULES, {})
+    with pytest.raises(CheckpointError, match="its format is 3; this version reads 2"):
+        from_bytes(pack({"partition": 0, "format": 3}, {}), 0, RULES, {})
     with pytest.raises(CheckpointError, match="not of this program"):
         from_bytes(pack({"partition": 0, "format": 2}, {}), 0, RULES, {})
 
@@ -97,14 +97,11 @@ def test_only_what_changed_is_written_again_and_what_follows_changes_no_snapshot
     assert restore(later.values, parts, 0, RULES, {}).digest() == restored.digest()
 
 
-def test_a_folder_gives_the_newest_and_the_one_before(tmp_path: Path) -> None:
+def test_a_folder_gives_the_checkpoint_of_its_partition(tmp_path: Path) -> None:
     assert list(CheckpointFiles(tmp_path).load(0)) == []
-    for name, count in (("checkpoint", 60), ("older", 40), ("4711", 10)):
-        (tmp_path / f"partition-0.{name}").write_bytes(to_bytes(fold_all(RULES, log_of(1, count))))
-    found = [kept.read()[0]["folded_offset"] for kept in CheckpointFiles(tmp_path).load(0)]
-    assert found == [59, 39]
-    (tmp_path / "partition-0.checkpoint").unlink()
-    assert len(list(CheckpointFiles(tmp_path).load(0))) == 1
+    for name, count in (("0.checkpoint", 60), ("0.4711", 40), ("1.checkpoint", 10)):
+        (tmp_path / f"partition-{name}").write_bytes(to_bytes(fold_all(RULES, log_of(1, count))))
+    assert [kept.read()[0]["folded_offset"] for kept in CheckpointFiles(tmp_path).load(0)] == [59]
 
 
 @pytest.mark.parametrize("numbers", [[], [5], [-1, 2**40, -1], [2**62, -(2**62)], list(range(10**12, 10**12 + 999))])
