@@ -104,7 +104,7 @@ class FragileStore(MemoryStore):
         if self.newer_format:
             for history in found.values():
                 if history.events:
-                    state_layout.unpack_events(b"\x02" + state_layout.pack_events(history.events)[1:])
+                    state_layout.unpack_events(b"\xff" + state_layout.pack_events(history.events)[1:])
         return found
 
     def history(self, user_id: str = ANN) -> str:

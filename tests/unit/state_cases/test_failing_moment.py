@@ -71,9 +71,10 @@ def test_a_rollback_to_a_version_that_cannot_read_the_histories_stops_and_waits(
     EncoderProcess(stream, store).settle()
     for number, user in enumerate(users):
         append(stream, interaction("b", user=user, event_id=f"{user}-b", second=10 + number))
-    store.newer_format = True
+    store.newer_format, served = True, store.contents(users)
     older = EncoderProcess(stream, store, limits=ConsumerLimits())
     older.run(LoopClock(lambda: is_through(older, 9), limit_s=2.0))
+    assert store.contents(users) == served
     store.newer_format = False
     EncoderProcess(stream, store).settle()
     assert older.set_aside() == []
