@@ -55,7 +55,7 @@ STATE_TRACE = "trace"
 class StoredEvent(NamedTuple):
     """One event of a history. Order: (event_time_ms, partition, offset). id_hash: see `hash_event_id`.
 
-    type, value, exposure_id: as the interaction had them; what an earlier version stored has "", 0 and "".
+    type, value, exposure_id: as the interaction had them.
     """
 
     event_time_ms: int
@@ -102,15 +102,18 @@ class Home(NamedTuple):
 
 
 def home_of(user_id: str, epoch: str) -> Home:
-    """The user's home in this epoch. Raises: ValueError for an epoch of an earlier layout."""
+    """The user's home in this epoch. Raises: as `num_partitions_of`."""
     return Home(partition_for(user_id.encode(), num_partitions_of(epoch)), user_id)
 
 
 def num_partitions_of(epoch: str) -> int:
-    """The number of partitions that homes are counted in. Raises: ValueError for an epoch of an earlier layout."""
+    """The number of partitions that homes are counted in. Raises: PreconditionFailed for another version's epoch."""
     _, dash, number = epoch.rpartition("-")
-    if not dash:
-        raise ValueError("the state store has the layout of an earlier version")
+    if not dash or not number.isdecimal():
+        raise PreconditionFailed(
+            f"{EPOCH_KEY}={epoch!r:.80} in the state store; allowed: <random>-<partitions>, as this version writes it. "
+            "Empty the state store: it is filled again from the topic"
+        )
     return int(number)
 
 

@@ -305,15 +305,16 @@ class StateReader:
         """State, seen items, epoch and a partition's watermark (None: of the user's home), in one round trip; another
         partition's takes one more.
 
-        Raises: DependencyUnavailable.
+        Raises: DependencyUnavailable; PreconditionFailed for another version's store.
         """
         # This call's own: another one may learn of a new epoch while this one waits for an answer of the former.
         epoch = self._epoch or await self._current_epoch()
         while epoch:
-            view, self._epoch = await self._read_user(user_id, model_version, with_seen, partition, epoch)
-            if epoch == self._epoch:
+            view, found = await self._read_user(user_id, model_version, with_seen, partition, epoch)
+            self._epoch = found if found == epoch else _checked(found)
+            if found == epoch:
                 return view
-            epoch = self._epoch
+            epoch = found
         home = partition_for(user_id.encode(), NUM_PARTITIONS)
         asked = home if partition is None else partition
         is_lost = home in self._applied
@@ -378,11 +379,10 @@ class StateReader:
         return view, epoch
 
     async def _current_epoch(self) -> str:
-        """Empty when there is none, or the store has the layout of an earlier version: nothing in it is read."""
+        """Empty when there is none. Raises: DependencyUnavailable; PreconditionFailed for another version's epoch."""
         with redis_errors():
             found = cast(bytes | None, await self._redis.get(layout.EPOCH_KEY))
-        epoch = (found or b"").decode()
-        return epoch if "-" in epoch else ""
+        return _checked((found or b"").decode())
 
     async def last_epoch(self) -> str:
         """The epoch as of the last answer; "" before there is one. Raises: DependencyUnavailable."""
@@ -395,10 +395,7 @@ class StateReader:
         return layout.home_of(user_id, epoch) if epoch else None
 
     async def epoch(self) -> str | None:
-        """The current epoch; None before anything was applied, and for the layout of an earlier version.
-
-        Raises: DependencyUnavailable.
-        """
+        """The current epoch; None before anything was applied. Raises: DependencyUnavailable, PreconditionFailed."""
         return await self._current_epoch() or None
 
     async def read_progress(self) -> tuple[str | None, dict[int, Progress]]:
@@ -494,7 +491,7 @@ class StateWriter:
     def ensure_epoch(self, num_partitions: int) -> tuple[str, bool]:
         """The current epoch, made when missing, and whether it was made now. num_partitions: of the stream.
 
-        Raises: DependencyUnavailable; PreconditionFailed when the store was filled by an earlier version, or from a
+        Raises: DependencyUnavailable; PreconditionFailed when the store was filled by another version, or from a
         stream with another number of partitions.
         """
         with redis_errors():
@@ -937,12 +934,16 @@ def _new_epoch(num_partitions: int) -> str:
     return f"{secrets.token_hex(8)}-{num_partitions}"
 
 
+def _checked(epoch: str) -> str:
+    """The epoch; "" is none. Raises: PreconditionFailed for another version's."""
+    if epoch:
+        layout.num_partitions_of(epoch)
+    return epoch
+
+
 def check_epoch(epoch: str, num_partitions: int) -> None:
     """Raises: PreconditionFailed unless the store was filled by this layout, from so many partitions."""
-    try:
-        stored = layout.num_partitions_of(epoch)
-    except ValueError as exc:
-        raise PreconditionFailed(f"{exc}: empty it, and it is filled again from the topic") from exc
+    stored = layout.num_partitions_of(epoch)
     if stored != num_partitions:
         raise PreconditionFailed(
             f"the state store was filled from {stored} partitions of `interactions`, which has {num_partitions} now: "

@@ -269,8 +269,7 @@ def stream_consumer(
         forgotten=forgotten,
         model_version=vocabulary.model_version,
         pseudonym_key=key,
-        # An earlier version named the partitions behind the colon; all, which was usual, had no name.
-        reader=f"{settings.group_id}:",
+        reader=settings.group_id,
         earlier_keys=earlier_keys(settings),
         keep=keep,
         check_in_step=handler.check_in_step,

@@ -45,11 +45,11 @@ class Anchors(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> "Anchors | None":
-        """The inverse of `text`; None for "". An earlier version stored no newest one."""
+        """The inverse of `text`; None for ""."""
         if not text:
             return None
-        found = [Anchor(int(offset), digest) for offset, _, digest in (one.partition(":") for one in text.split(","))]
-        return cls(found[0], found[1], found[-1])
+        pairs = (one.partition(":") for one in text.split(","))
+        return cls(*(Anchor(int(offset), digest) for offset, _, digest in pairs))
 
     @property
     def text(self) -> str:

@@ -82,7 +82,7 @@ class Store(Protocol):
     def ensure_epoch(self, num_partitions: int) -> tuple[str, bool]:
         """The current epoch, made when missing, and whether it was made now. num_partitions: of the whole stream.
 
-        Raises: PreconditionFailed when the store was filled by an earlier version or with other partitions.
+        Raises: PreconditionFailed when the store was filled by another version or with other partitions.
         """
 
     def begin_anew(self, epoch: str) -> None:

@@ -748,6 +748,24 @@ async def test_a_redis_that_forgot_the_scripts_gets_them_again(writer: StateWrit
     assert writer.load_users(["bob"], epoch)["bob"].positions == {3: 42}
 
 
+@pytest.mark.integration
+async def test_a_store_of_another_version_is_refused_until_it_is_this_ones(
+    reader: StateReader, writer: StateWriter, redis_url: str
+) -> None:
+    epoch, _ = writer.ensure_epoch(NUM_PARTITIONS)
+    writer.apply([update("ann")], epoch, {})
+    served = await reader.read_user("ann", MODEL)
+    with open_client(redis_url, timeout_s=5) as client:
+        client.set(state_layout.EPOCH_KEY, "d00231b")
+        for read in (reader.read_user("ann", MODEL), reader.read_progress(), reader.read_events("ann")):
+            with pytest.raises(PreconditionFailed, match="stream:epoch='d00231b' in the state store; allowed"):
+                await read
+        with pytest.raises(PreconditionFailed, match="stream:epoch='d00231b' in the state store; allowed"):
+            writer.ensure_epoch(NUM_PARTITIONS)
+        client.set(state_layout.EPOCH_KEY, epoch)
+    assert await reader.read_user("ann", MODEL) == served
+
+
 async def test_an_absent_redis_is_an_unavailable_dependency() -> None:
     url = f"redis://127.0.0.1:{Ports.free()['redis']}/0"
     writer, reader = StateWriter(url, timeout_s=0.5), StateReader(url, timeout_s=0.5)
