@@ -63,7 +63,6 @@ __all__ = [
     "NeighbourShape",
     "add_files",
     "load_bundle",
-    "note_new_item_length",
     "write_bundle",
 ]
 
@@ -320,16 +319,6 @@ def add_files(path: Path | str, sources: Mapping[str, Path]) -> Bundle:
     for name, source in sources.items():
         files[name] = put_file(root, name, source)
     replace(manifest, files=files).write(root / MANIFEST)
-    return load_bundle(root, verify=False)
-
-
-def note_new_item_length(path: Path | str, length: float) -> Bundle:
-    """Say in a bundle's manifest how long a new item's components may become in its model; the version stays.
-
-    Raises: BundleError for a length that is not above 0 and at most 1.
-    """
-    root = Path(path)
-    replace(Manifest.read(root / MANIFEST), new_item_length=length).write(root / MANIFEST)
     return load_bundle(root, verify=False)
 
 

@@ -9,14 +9,11 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-
-from services.offline.training.models.mol import PairGateMlp
 
 FORMAT = 1
 _TENSORS, _PROGRESS = "state.safetensors", "progress.json"
@@ -89,27 +86,23 @@ def load(
     identity: Mapping[str, Any],
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    *,
-    absent: Mapping[str, Any] = MappingProxyType({}),
 ) -> tuple[Progress, dict[str, Tensor], dict[str, Tensor]] | None:
     """Restore the newest checkpoint into model and optimizer; None if there is none.
 
-    `absent` says, by dotted name, what a field of the identity stands for where the checkpoint lacks it. An older
-    checkpoint may bring the model parameters, which the caller puts into the optimizer's groups.
     Returns the progress, the generators' states and the best weights so far.
-    Raises: ValueError naming the first field of the configuration or data in which the checkpoint differs.
+    Raises: ValueError for another format, and naming the first field of the configuration or data in which the
+    checkpoint differs.
     """
     found = sorted(path for path in folder.glob("[0-9]*") if path.is_dir()) if folder.is_dir() else []
     if not found:
         return None
     newest = found[-1]
     content = json.loads((newest / _PROGRESS).read_text(encoding="utf-8"))
-    if content["format"] != FORMAT:
-        raise ValueError(f"{newest}: format={content['format']}; this program reads format {FORMAT}")
-    _check_identity(newest, content["identity"], json.loads(json.dumps(dict(identity))), absent)
+    if content.get("format") != FORMAT:
+        raise ValueError(f"{newest}: format={content.get('format')}; this program reads format {FORMAT}")
+    _check_identity(newest, content["identity"], json.loads(json.dumps(dict(identity))))
     tensors = load_file(newest / _TENSORS)
     model.load_state_dict({name[6:]: value for name, value in tensors.items() if name.startswith("model.")})
-    tensors |= _moments_of_logit_weights(tensors, model)
     for name, parameter in model.named_parameters():
         if f"optimizer.{name}.step" in tensors:
             moments = {moment: tensors[f"optimizer.{name}.{moment}"] for moment in _MOMENTS}
@@ -122,26 +115,11 @@ def load(
     return Progress(**content["progress"]), generators, best_weights
 
 
-def _moments_of_logit_weights(tensors: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """Moments of `PairGateMlp.logit_weight` from a checkpoint that trained `hidden_weight`, which is that over tau: so
-    gradients are over tau, too."""
-    found: dict[str, Tensor] = {}
-    for owner, module in model.named_modules():
-        if isinstance(module, PairGateMlp) and f"optimizer.{owner}.hidden_weight.step" in tensors:
-            for moment, power in (("step", 0), ("exp_avg", 1), ("exp_avg_sq", 2)):
-                old = tensors[f"optimizer.{owner}.hidden_weight.{moment}"]
-                found[f"optimizer.{owner}.logit_weight.{moment}"] = old / module.tau**power
-    return found
-
-
-def _check_identity(
-    path: Path, found: Mapping[str, Any], wanted: Mapping[str, Any], absent: Mapping[str, Any], owner: str = ""
-) -> None:
+def _check_identity(path: Path, found: Mapping[str, Any], wanted: Mapping[str, Any], owner: str = "") -> None:
     for name in sorted(found.keys() | wanted.keys()):
-        default = absent.get(f"{owner}{name}")
-        ours, theirs = wanted.get(name, default), found.get(name, default)
+        ours, theirs = wanted.get(name), found.get(name)
         if isinstance(ours, dict) and isinstance(theirs, dict):
-            _check_identity(path, theirs, ours, absent, f"{owner}{name}.")
+            _check_identity(path, theirs, ours, f"{owner}{name}.")
         elif ours != theirs:
             raise ValueError(f"{path} was made with {owner}{name}={theirs!r}; this training has {ours!r}. "
                              "Resume with the same settings, or start afresh.")  # fmt: skip

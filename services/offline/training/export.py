@@ -27,12 +27,10 @@ from services.algorithms.bundle import (
     Bundle,
     add_files,
     load_bundle,
-    note_new_item_length,
 )
 from services.offline.datasets import Interactions
 from services.offline.training.bundling import load_model
 from services.offline.training.models.sequential import SequentialModel
-from services.offline.training.new_items import measure_new_item_length
 from services.offline.training.onnx_graphs import ExportError, refuse_difference, session, write_graph
 from services.offline.training.sequences import Histories, windows_before
 from services.offline.training.step_export import can_step, max_step_difference, write_step_onnx
@@ -62,8 +60,7 @@ def export_bundle(
 ) -> ExportReport:
     """Export a bundle's encoder and put it, with the inference server's model folder, into the bundle.
 
-    Checked on the longest and 63 other histories of `interactions` (random ones without it). Where the bundle does not
-    say how long a new item's state may become (older ones), that is measured on `interactions` and noted.
+    Checked on the longest and 63 other histories of `interactions` (random ones without it).
     Raises: ExportError if any output differs by more than 1e-4, or if the server's folder template is missing.
     """
     bundle = load_bundle(bundle_dir)
@@ -91,9 +88,6 @@ def export_bundle(
             cache_file = Path(incremental_encoding.__file__)
             sources |= {ENCODER_STEP_ONNX: step_file, _STEP_IN_SERVER: step_file, _CACHE_IN_SERVER: cache_file}
         exported = add_files(bundle.path, sources)
-        if exported.manifest.new_item_length is None and interactions is not None:
-            length = measure_new_item_length(model, interactions)
-            exported = exported if length is None else note_new_item_length(bundle.path, length)
         size = onnx_file.stat().st_size
     return ExportReport(bundle=exported, max_error=error, histories_checked=len(inputs["item_index"]), onnx_bytes=size)
 

@@ -25,7 +25,7 @@ from services.offline.datasets import Interactions
 from services.offline.training import checkpoint
 from services.offline.training.loss import batch_loss
 from services.offline.training.models.sequential import SequentialModel
-from services.offline.training.presets import ADDED_LATER, TrainConfig
+from services.offline.training.presets import TrainConfig
 from services.offline.training.seeded import seeded
 from services.offline.training.sequences import Batch, EpochBatches, Histories, IntArray, StandIns
 
@@ -159,14 +159,10 @@ class _Run:
     def resume(self) -> None:
         if self.folder is None:
             return
-        absent = {f"config.{name}": value for name, value in ADDED_LATER.items()}
-        restored = checkpoint.load(self.folder, self.identity, self.model, self.optimizer, absent=absent)
+        restored = checkpoint.load(self.folder, self.identity, self.model, self.optimizer)
         if restored is None:
             return
         self.progress, generators, self.best_weights = restored
-        # An older checkpoint may bring parameters that this program's models do not begin with.
-        for group, wanted in zip(self.optimizer.param_groups, self._parameter_groups(), strict=True):
-            group["params"] = wanted["params"]
         torch.set_rng_state(generators["torch"])
         self.negatives.set_state(generators["negatives"])
         if "cuda" in generators:

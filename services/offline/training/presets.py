@@ -5,7 +5,6 @@ It knows nothing of files, progress or devices.
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from operator import attrgetter
 from typing import Any
@@ -15,27 +14,6 @@ from services.offline.training.models.sequential import Dropouts
 
 # A mixture scored against the whole catalogue at every position would cost X / K times its sampled softmax.
 LOSSES = ("sampled-softmax", "corrected-softmax", "full-softmax")
-
-# What a field stands for in checkpoints from before it existed. A checkpoint that has it may say otherwise.
-ADDED_LATER: Mapping[str, Any] = {
-    "loss": "sampled-softmax",
-    "backward_negatives": 0,
-    "gbce_calibration": 0.75,  # of a loss that is gone
-    "sasrec": None,
-    "dot_weight_decay": None,
-    "groups_per_tile": 1,
-    "head_rate": 1.0,
-    "gate_rate": 1.0,
-    "start_noise": 0.0,
-    "dropouts.user_element": 0.0,
-    "dropouts.pair": 0.0,
-    "encoder.norm_epsilon": 1e-5,
-    "encoder.output_norm": "length",
-    "encoder.residual_of_norm": False,
-    "encoder.actions": [],
-    "head.query_activation": "silu",
-    "absence": None,
-}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,7 +91,7 @@ class TrainConfig:
             raise ValueError(f"seed={self.seed}; allowed: 0 to 2^63 - 1")
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, for a manifest or a checkpoint. `ADDED_LATER` has those that older ones lack."""
+        """Plain values, for a manifest or a checkpoint."""
         return asdict(self)
 
 

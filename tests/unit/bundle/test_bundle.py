@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from services.algorithms.bundle import BundleError, add_files, load_bundle, note_new_item_length, write_bundle
+from services.algorithms.bundle import BundleError, add_files, load_bundle, write_bundle
 from services.algorithms.catalogue import catalogue_from_bundle
 from services.algorithms.event_schema import Role, default_schema
 from services.algorithms.sealed_files import check_table, read_table
@@ -104,14 +104,11 @@ def test_an_event_schema_that_cannot_be_read_is_refused_by_name(tmp_path: Path) 
 def test_how_long_new_items_may_become_is_said_by_the_manifest_and_no_part_of_the_version(tmp_path: Path) -> None:
     silent = write_bundle(tmp_path / "silent", content())
     assert silent.manifest.new_item_length is None
-    assert "new_item_length" not in (tmp_path / "silent" / "manifest.json").read_text()  # as older programs read it
     told = write_bundle(tmp_path / "told", replace(content(), new_item_length=0.9))
     assert (told.manifest.new_item_length, told.model_version) == (0.9, silent.model_version)
-    assert note_new_item_length(silent.path, 0.9).manifest == told.manifest
     for wrong in (0.0, 1.5, float("nan")):
         with pytest.raises(BundleError, match=rf"new_item_length={wrong}; allowed: more than 0, at most 1"):
-            note_new_item_length(silent.path, wrong)
-    assert load_bundle(silent.path).manifest.new_item_length == 0.9
+            write_bundle(tmp_path / "wrong", replace(content(), new_item_length=wrong))
 
 
 def test_a_newer_bundle_replaces_an_older_one(path: Path) -> None:

@@ -128,24 +128,6 @@ def test_one_adam_step_moves_the_weight_of_cosines_by_the_rate_over_tau() -> Non
 
 
 @torch.no_grad()
-def test_a_state_dict_whose_gate_weight_reads_cosines_loads_to_the_same_network() -> None:
-    head, again = head_of(), head_of()
-    older = head.state_dict()
-    of_cosines = torch.randn(5, 6)
-    del older["pair_gate.logit_weight"]
-    older["pair_gate.hidden_weight"] = of_cosines
-    again.load_state_dict(older)
-    # Times tau and divided by it: at most one unit in the last place.
-    np.testing.assert_allclose(again.pair_gate.hidden_weight.numpy(), of_cosines.numpy(), rtol=1.2e-7)
-    head.pair_gate.logit_weight.copy_(0.05 * of_cosines)
-    query = head.eval().query_states(torch.randn(6, 12), torch.arange(6) - 2)
-    item = head.item_states(torch.randn(6, 12))
-    np.testing.assert_array_equal(
-        again.eval().score_pairs(query, item)[0].numpy(), head.score_pairs(query, item)[0].numpy()
-    )
-
-
-@torch.no_grad()
 def test_a_saved_head_loads_to_the_very_same_bits() -> None:
     head, again = head_of(), head_of()
     again.load_state_dict(head.state_dict())

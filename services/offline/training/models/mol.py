@@ -9,8 +9,6 @@ absorbs tau.
 Letters: N rows, P_q, P_x components, P = P_q * P_x, d component width, D encoder width, G gate hidden width.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -72,10 +70,7 @@ def _align(query: nn.Module, item: nn.Module, component_width: int, noise: float
 
 
 class GateMlp(nn.Sequential):
-    """Linear, SiLU, linear without bias: one side's part of the gate. (N, in) -> (N, P).
-
-    Models from before the last bias went have one in their state dict; it is loaded, and used and saved from then on.
-    """
+    """Linear, SiLU, linear without bias: one side's part of the gate. (N, in) -> (N, P)."""
 
     def __init__(self, width_in: int, hidden: int, pairs: int) -> None:
         inner, outer = nn.Linear(width_in, hidden), nn.Linear(hidden, pairs, bias=False)
@@ -84,12 +79,6 @@ class GateMlp(nn.Sequential):
         nn.init.xavier_normal_(outer.weight)
         super().__init__(inner, nn.SiLU(), outer)
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        bias, outer = state_dict.get(f"{prefix}2.bias"), self[2]
-        assert isinstance(outer, nn.Linear)
-        outer.register_parameter("bias", None if bias is None else nn.Parameter(outer.weight.new_zeros(len(bias))))
-        super()._load_from_state_dict(state_dict, prefix, *args)
-
 
 class PairGateMlp(nn.Module):
     """W2 SiLU(W1 c / tau + b1) + b2 of a pair's P cosines c, whose logits are c / tau.
@@ -97,7 +86,6 @@ class PairGateMlp(nn.Module):
     Trained is `logit_weight` W1 (G, P), which reads logits: at tau = .05 that is 20 times the slope of a weight that
     reads cosines, at initialisation and under an optimizer whose steps do not depend on a gradient's size. Everything
     outside reads cosines: `hidden_weight` = W1 / tau, and the others are named as in `states.PairGate`.
-    A state dict from before `logit_weight` existed holds `hidden_weight` and loads to the same function.
     """
 
     def __init__(self, pairs: int, hidden: int, *, tau: float) -> None:
@@ -124,12 +112,6 @@ class PairGateMlp(nn.Module):
         """The network of cosines under the names of `states.PairGate`, detached."""
         names = ("hidden_weight", "hidden_bias", "out_weight", "out_bias")
         return {name: getattr(self, name).detach() for name in names}
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        of_cosines = state_dict.pop(f"{prefix}hidden_weight", None)
-        if of_cosines is not None:
-            state_dict[f"{prefix}logit_weight"] = of_cosines * self.tau
-        super()._load_from_state_dict(state_dict, prefix, *args)
 
 
 class MolHead(nn.Module):
