@@ -360,10 +360,10 @@ def _model_version(manifest: Manifest, root: Path) -> str:
         raise BundleError(f"{root / MANIFEST} lists {sorted(files)}; missing: {missing}")
     content = {
         "files": [[name, files[name].sha256] for name in sorted(names)],
-        "encoder": None if encoder is None else encoder.described(),
-        "head": manifest.head.described(),
-        **({} if near is None else {"neighbours": asdict(near)}),
-        **({} if away is None else {"absence": asdict(away)}),
+        "encoder": None if encoder is None else asdict(encoder),
+        "head": asdict(manifest.head),
+        "neighbours": None if near is None else asdict(near),
+        "absence": None if away is None else asdict(away),
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 

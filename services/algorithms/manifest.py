@@ -19,19 +19,6 @@ HEAD_KINDS = ("mol", "dot")
 OUTPUT_NORMS = ("length", "layer")
 QUERY_ACTIVATIONS = ("silu", "gelu")
 
-# Fields that older bundles do not have. Their defaults are what those bundles' models are.
-_ADDED_LATER = {
-    "num_item_buckets",
-    "new_item_length",
-    "norm_epsilon",
-    "output_norm",
-    "residual_of_norm",
-    "query_activation",
-    "neighbours",
-    "actions",
-    "absence",
-}
-
 # What JSON has for the type of a field; a whole number is a float, too, and true is no number.
 _JSON_TYPES: dict[Any, tuple[type, ...]] = {
     int: (int,),
@@ -60,7 +47,7 @@ class EncoderShape:
     """Everything that fixes the encoder's weights and its inputs. `width` is D, `d_qk` and `d_v` are per head.
 
     `num_item_buckets` rows of the item embedding, behind the items', stand for items that training never saw
-    (`algorithms.item_buckets` says which); 0 where the model has none, as before there were any.
+    (`algorithms.item_buckets` says which); 0 where the model has none.
     `norm_epsilon` is added to a variance inside a block. `output_norm`: states divided by their "length", or "layer"
     normalised. `residual_of_norm`: a SASRec block in the authors' form, which normalises the query alone and adds the
     attention to it. The authors' models have 1e-6, "layer" for a mixture, and true.
@@ -100,11 +87,6 @@ class EncoderShape:
             raise BundleError(f"encoder.num_item_buckets={self.num_item_buckets}; allowed: 0 or more")
         check_max_history(self.max_history)
 
-    def described(self) -> dict[str, Any]:
-        """Plain values as a manifest holds them. What a model has none of is left out, so that a bundle from before
-        the field existed keeps its content and with it its version."""
-        return _described(self)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeadShape:
@@ -134,10 +116,6 @@ class HeadShape:
             _require_positive("head", {"gate_hidden": self.gate_hidden})
         elif self.num_pairs != 1:
             raise BundleError(f"head.kind='dot' with {self.num_pairs} component pairs; allowed: 1")
-
-    def described(self) -> dict[str, Any]:
-        """Plain values as a manifest holds them; the encoder's rule for what came later."""
-        return _described(self)
 
     @property
     def is_mixture(self) -> bool:
@@ -222,22 +200,21 @@ class Manifest:
         if self.num_users < 0 or (self.num_users and not (self.encoder and self.encoder.uses_user_index)):
             raise BundleError(f"num_users={self.num_users}; a model without user-id component has 0")
         if self.new_item_length is not None and not 0 < self.new_item_length <= 1:  # NaN too
-            raise BundleError(f"new_item_length={self.new_item_length}; allowed: more than 0, at most 1, or absent")
+            raise BundleError(f"new_item_length={self.new_item_length}; allowed: more than 0, at most 1, or null")
 
     @classmethod
     def read(cls, path: Path) -> Self:
         """Raises: BundleError if the file is missing, is no JSON object, or has other fields than these."""
         raw = read_fields(path, "a bundle")
+        if raw.get("format") != FORMAT:
+            raise BundleError(f"{path}: format={raw.get('format')!r:.80}; this program reads format {FORMAT}")
         check_names(path, "manifest", raw, cls)
-        if raw["format"] != FORMAT:
-            raise BundleError(f"{path}: format={raw['format']}; this program reads format {FORMAT}")
         check_types(path, "manifest", raw, cls)
         try:
             encoder = None if raw["encoder"] is None else build_part(path, "encoder", raw["encoder"], EncoderShape)
             head = build_part(path, "head", raw["head"], HeadShape)
-            near = raw.get("neighbours")
+            near, away = raw["neighbours"], raw["absence"]
             neighbours = None if near is None else build_part(path, "neighbours", near, NeighbourShape)
-            away = raw.get("absence")
             absence = None if away is None else build_part(path, "absence", away, AbsenceShape)
             parts = {"encoder": encoder, "head": head, "neighbours": neighbours, "absence": absence}
             return cls(**{**raw, **parts, "files": build_files(path, raw["files"])})
@@ -246,18 +223,7 @@ class Manifest:
 
     def write(self, path: Path) -> None:
         """Write aside, then rename into place."""
-        plain = asdict(self) | {"encoder": None if self.encoder is None else self.encoder.described()}
-        plain["head"] = self.head.described()
-        for name in ("new_item_length", "neighbours", "absence"):
-            if plain[name] is None:
-                del plain[name]
-        write_fields(path, plain)
-
-
-def _described(shape: EncoderShape | HeadShape) -> dict[str, Any]:
-    defaults = {of.name: of.default for of in fields(shape)}
-    plain = asdict(shape)
-    return {name: value for name, value in plain.items() if name not in _ADDED_LATER or value != defaults[name]}
+        write_fields(path, asdict(self))
 
 
 def read_fields(path: Path, whose: str) -> dict[str, Any]:
@@ -301,9 +267,9 @@ def build_part(path: Path, owner: str, raw: Any, kind: type[Part]) -> Part:
 
 
 def check_names(path: Path, owner: str, raw: Mapping[str, Any], kind: type[Any]) -> None:
-    """Raises: BundleError unless `raw` has the fields of the dataclass `kind`, less those that came later."""
+    """Raises: BundleError unless `raw` has the fields of the dataclass `kind`."""
     wanted = {f.name for f in fields(kind)}
-    if not wanted - _ADDED_LATER <= raw.keys() <= wanted:
+    if raw.keys() != wanted:
         raise BundleError(f"{path}: {owner} has fields {sorted(raw)}; expected {sorted(wanted)}")
 
 

@@ -113,13 +113,6 @@ def test_a_bundle_brings_its_rows_and_their_buckets(tmp_path: Path, base: Bundle
         np.testing.assert_array_equal(found.gate, wanted.weights["absence_gate"])
 
 
-def test_a_bundle_without_rows_is_written_as_before(tmp_path: Path) -> None:
-    bundle = write_bundle(tmp_path / "bundle", content())
-    assert bundle.absence is None
-    assert "absence" not in (tmp_path / "bundle" / "manifest.json").read_text()
-    assert bundle.model_version == "9662b06eb085645b"
-
-
 def test_where_buckets_begin_is_part_of_the_version(tmp_path: Path) -> None:
     told = with_rows(content())
     other = replace(told, absence=replace(SHAPE, floor_seconds=2048))

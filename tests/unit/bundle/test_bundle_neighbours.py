@@ -37,14 +37,6 @@ def test_neighbours_read_back_equal_and_are_part_of_the_version(tmp_path: Path) 
     assert len(versions) == 3
 
 
-def test_a_bundle_without_neighbours_is_written_as_before(tmp_path: Path) -> None:
-    bundle = write_bundle(tmp_path / "bundle", content())
-    assert bundle.neighbours is None
-    assert "neighbours" not in (tmp_path / "bundle" / "manifest.json").read_text()
-    # Of the program before there were any: the version of the same content.
-    assert bundle.model_version == "9662b06eb085645b"
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [

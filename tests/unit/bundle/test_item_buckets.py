@@ -1,6 +1,5 @@
-"""Bucket rows are part of the shapes, and a bundle without any is byte for byte what it was before there were some."""
+"""Bucket rows are part of the shapes; which row an item has is the same everywhere."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,14 +10,6 @@ from bundle_scene import ENCODER, content
 from services.algorithms.bundle import load_bundle, write_bundle
 from services.algorithms.item_buckets import item_bucket, item_buckets
 from services.algorithms.manifest import BundleError, Manifest
-
-
-def test_a_bundle_without_buckets_does_not_mention_them(tmp_path: Path) -> None:
-    write_bundle(tmp_path / "bundle", content())
-    encoder = json.loads((tmp_path / "bundle" / "manifest.json").read_text())["encoder"]
-    before_buckets = {"kind", "num_blocks", "num_heads", "width", "d_qk", "d_v", "max_history", "num_time_buckets"}
-    assert encoder.keys() == before_buckets | {"uses_user_index"}
-    assert load_bundle(tmp_path / "bundle").encoder.num_item_buckets == 0
 
 
 def test_buckets_are_part_of_the_models_version(tmp_path: Path) -> None:

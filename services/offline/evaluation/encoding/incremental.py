@@ -9,7 +9,7 @@ Letters: L = max_history, n events of a window.
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -123,7 +123,7 @@ def described(bundle: Path) -> dict[str, Any]:
     """The shapes that the figures belong to."""
     encoder = load_bundle(bundle, verify=False).encoder
     window = encoder.num_blocks * encoder.num_heads * (encoder.d_qk + encoder.d_v) * 4 * encoder.max_history
-    return encoder.described() | {"bytes_of_a_full_window": window}
+    return asdict(encoder) | {"bytes_of_a_full_window": window}
 
 
 _REFERENCE = "in process: whole, 1 thread"
