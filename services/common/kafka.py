@@ -12,7 +12,7 @@ import queue
 import ssl
 import threading
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -94,7 +94,7 @@ class _Client(KafkaClient):  # type: ignore[misc]
         except NoBrokersAvailable as exc:
             raise self._refusal or exc from exc
         # A broker tells its version to everybody.
-        while not any(connection.connected() for connection in self._conns.values()):
+        while not any(self.connected(broker.nodeId) for broker in self.cluster.brokers()):
             if time.monotonic() > end:
                 raise self._refusal or NoBrokersAvailable()
             self.poll(timeout_ms=100)
@@ -142,14 +142,16 @@ def build_producer(
     batch_bytes: int = 65_536,
     delivery_timeout_ms: int = 5_000,
     max_request_bytes: int = MAX_REQUEST_BYTES,
+    connect: Callable[..., KafkaClient] = _Client,
 ) -> KafkaProducer:
     """An idempotent acks=all producer whose every wait is short. Blocking: call it from a thread of your own.
 
+    connect: makes the connections, which know the cluster.
     Raises: DependencyUnavailable when no broker answers.
     """
     try:
         return KafkaProducer(
-            **kafka_options(bootstrap),
+            **kafka_options(bootstrap) | {"kafka_client": connect},
             client_id=client_id,
             acks="all",
             enable_idempotence=True,
@@ -328,13 +330,19 @@ class EventProducer:
                 self._bootstrap,
                 client_id=self._client_id,
                 delivery_timeout_ms=self._delivery_timeout_ms,
+                connect=self._connect,
             )
         except DependencyUnavailable as exc:
             self.reachable, self._why_away = False, str(exc)
             self._build_failed_at = time.monotonic()
             return None
-        self.reachable, self._cluster = True, producer._metadata
+        self.reachable = True
         return producer
+
+    def _connect(self, **options: Any) -> KafkaClient:
+        client = _Client(**options)
+        self._cluster = client.cluster
+        return client
 
     def _hand_over(self, producer: KafkaProducer, pending: _Pending) -> None:
         record = pending.record
