@@ -104,6 +104,10 @@ class Archive:
             raise PreconditionFailed(f"{folder} is no archive: {path} cannot be read ({exc.strerror})") from exc
         try:
             said = json.loads(text)
+            form, topic = said["format"], said["topic"]
+            if (form, topic) != (FORMAT, INTERACTIONS):
+                allowed = f"{INTERACTIONS!r} in format {FORMAT}"
+                raise PreconditionFailed(f"{path} is of topic {topic!r} in format {form}; this version reads {allowed}")
             parts = {
                 int(number): _typed(
                     ArchivedPartition, part | {"files": [_typed(ArchiveFile, f) for f in part["files"]]}
@@ -111,13 +115,9 @@ class Archive:
                 for number, part in said["partitions"].items()
             }
             found = cls(folder=folder, partitions=parts)
-            own, form, topic = said["sha256"], said["format"], said["topic"]
+            own = said["sha256"]
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
             raise PreconditionFailed(f"{path} is not what `freshet archive` writes: {exc!r}") from exc
-        if (form, topic) != (FORMAT, INTERACTIONS):
-            raise PreconditionFailed(
-                f"{path} is of topic {topic!r} in format {form}; this version reads {INTERACTIONS!r} in format {FORMAT}"
-            )
         if (whole := found._text()) != text:
             wanted = json.loads(whole)["sha256"]
             raise PreconditionFailed(f"{path} was altered: it says sha256 {own}, its contents make {wanted}")

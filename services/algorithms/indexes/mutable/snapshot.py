@@ -206,13 +206,13 @@ def _read_manifest(path: Path) -> SnapshotManifest:
     wanted = {field.name for field in fields(SnapshotManifest)} | {"checksum"}
     if not isinstance(content, dict):
         raise SnapshotError(f"{path} holds a JSON {type(content).__name__}; expected an object")
+    if content.get("format") != FORMAT:
+        raise SnapshotError(f"{path}: format={content.get('format')!r:.80}; this program reads format {FORMAT}")
     if content.keys() != wanted:
         raise SnapshotError(f"{path} has fields {sorted(content)}; expected {sorted(wanted)}")
     said = content.pop("checksum")
     if (found := _checksum(content)) != said:
         raise SnapshotError(f"{path}: its fields have sha256 {found}; it says {said}")
-    if content["format"] != FORMAT:
-        raise SnapshotError(f"{path}: format={content['format']}; this program reads format {FORMAT}")
     try:
         check_types(path, "manifest", content, SnapshotManifest)
         files = build_files(path, content["files"])
