@@ -756,11 +756,11 @@ async def test_a_store_of_another_version_is_refused_until_it_is_this_ones(
     writer.apply([update("ann")], epoch, {})
     served = await reader.read_user("ann", MODEL)
     with open_client(redis_url, timeout_s=5) as client:
-        client.set(state_layout.EPOCH_KEY, "d00231b")
+        client.set(state_layout.EPOCH_KEY, "0123456789abcdef")
         for read in (reader.read_user("ann", MODEL), reader.read_progress(), reader.read_events("ann")):
-            with pytest.raises(PreconditionFailed, match="stream:epoch='d00231b' in the state store; allowed"):
+            with pytest.raises(PreconditionFailed, match="stream:epoch='0123456789abcdef' in the state store; allowed"):
                 await read
-        with pytest.raises(PreconditionFailed, match="stream:epoch='d00231b' in the state store; allowed"):
+        with pytest.raises(PreconditionFailed, match="stream:epoch='0123456789abcdef' in the state store; allowed"):
             writer.ensure_epoch(NUM_PARTITIONS)
         client.set(state_layout.EPOCH_KEY, epoch)
     assert await reader.read_user("ann", MODEL) == served

@@ -1,5 +1,7 @@
 """The model inside the encoder process: PyTorch's states, whether a window is encoded whole or gone on with."""
 
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -222,3 +224,17 @@ def test_what_is_being_encoded_when_the_encoder_is_closed_is_encoded_to_its_end(
     encoder._session = ClosedMeanwhile(encoder)
     assert [states.components.item() for states in encoder.encode(jobs)] == [0.0, 0.25, 0.5]
     assert encoder._session is None
+
+
+def test_encoding_leaves_nothing_in_the_home_folder(files: tuple[Path, Path], tmp_path: Path) -> None:
+    """ONNX Runtime keeps no device id and no figures for its maker where Freshet loads it."""
+    encode = (
+        "from pathlib import Path\n"
+        "from services.encoder.adapters.in_process import InProcessEncoder\n"
+        f"InProcessEncoder(Path({str(files[0])!r}), None, max_history={L}, cache_bytes=0).check()\n"
+    )
+    # Nothing of this environment: ONNX Runtime keeps quiet by itself where it finds variables of a CI system.
+    root = Path(__file__).resolve().parents[3]
+    environment = {"HOME": str(tmp_path), "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
+    subprocess.run([sys.executable, "-c", encode], env=environment, cwd=tmp_path, check=True, timeout=120)
+    assert list(tmp_path.rglob("*")) == []
