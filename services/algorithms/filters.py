@@ -24,6 +24,7 @@ MAX_CATEGORIES = 1_000
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ItemFilter:
     """Rules over item ids, categories and attributes; an empty allow list allows everything, all of `where` must hold.
+    Nothing is checked before `check`.
 
     `seen_item_ids` is what `exclude_seen` leaves out; without it they are ignored.
     """
@@ -33,20 +34,18 @@ class ItemFilter:
     allow_categories: Sequence[str] = ()
     deny_categories: Sequence[str] = ()
     where: Sequence[Condition] = ()
-    exclude_seen: bool = False
+    exclude_seen: bool = True
     seen_item_ids: Sequence[str] = ()
 
-    def __post_init__(self) -> None:
-        """Raises ValueError, naming the field, for lists longer than a request may carry."""
+    def check(self, kinds: Kinds) -> None:
+        """Raise ValueError, naming the field, for lists longer than a request may carry, and for attributes that are
+        not declared or of another kind."""
         for name in ("allow_item_ids", "deny_item_ids", "seen_item_ids", "allow_categories", "deny_categories"):
             limit = MAX_CATEGORIES if name.endswith("categories") else MAX_IDS
             if len(getattr(self, name)) > limit:
                 raise ValueError(f"len({name})={len(getattr(self, name))} allowed: 0-{limit}")
         if len(self.where) > MAX_CONDITIONS:
             raise ValueError(f"len(where)={len(self.where)} allowed: 0-{MAX_CONDITIONS}")
-
-    def check(self, kinds: Kinds) -> None:
-        """Raise ValueError, naming the condition, for attributes that are not declared or of another kind."""
         for position, one in enumerate(self.where):
             try:
                 one.check(kinds)

@@ -23,18 +23,24 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rule:
-    """`which` names items by ids, categories and conditions. One of the others is not 0; a bury is a boost below 0."""
+    """`which` names items by everything that it gives: ids, categories, conditions. One of the effects is not 0."""
 
     name: str
     which: ItemFilter
     boost: float = 0.0
+    bury: float = 0.0
     pin: int = 0
     cap: int = 0
+
+    @property
+    def adds(self) -> float:
+        """What it adds to a score, in similarity units."""
+        return self.boost - self.bury
 
 
 def added(rules: Sequence[Rule], masks: Sequence[Mask]) -> npt.NDArray[np.float64]:
     """What the rules add to the scores of n items: (n,). masks: for each rule, which items it names."""
-    return np.asarray(np.sum([rule.boost * mask for rule, mask in zip(rules, masks, strict=True)], axis=0))
+    return np.asarray(np.sum([rule.adds * mask for rule, mask in zip(rules, masks, strict=True)], axis=0))
 
 
 def bound_with_boosts(bound: float | None, boosts: Sequence[tuple[float, float | None]]) -> float | None:

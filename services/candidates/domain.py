@@ -79,29 +79,6 @@ class VotesQuery:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class VotingInteractions:
-    """Remembered interactions of one kind that voted for an item; ages in seconds of stream time."""
-
-    type: str
-    count: int
-    newest_age_s: float
-    oldest_age_s: float
-    vote: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ItemVotes:
-    """An item's vote, in similarity units, and which remembered interactions are in it; the rest is item neighbours'.
-    Without a memory 0 neighbours were asked; without either the share is 1."""
-
-    vote: float
-    num_neighbours: int
-    model_share: float
-    voters: Sequence[VotingInteractions]
-    index_version: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class IndexInfo:
     """What is loaded."""
 

@@ -17,22 +17,14 @@ from services.algorithms.states import FloatArray, QueryStates
 from services.algorithms.voted_answers import Joined, Votes, joined_answer, joined_pool, num_negative
 from services.candidates.audit import Answered, Audit
 from services.candidates.choice import Choice
-from services.candidates.domain import (
-    Found,
-    IndexInfo,
-    ItemVotes,
-    SearchAnswer,
-    SearchQuery,
-    SimilarAnswer,
-    Stage,
-    VotesQuery,
-)
+from services.candidates.domain import Found, IndexInfo, SearchAnswer, SearchQuery, SimilarAnswer, Stage, VotesQuery
 from services.candidates.metrics import CandidatesMetrics
 from services.candidates.votes import Voting
 from services.common.batching import Batcher
 from services.common.errors import InvalidRequest, NotFound, PreconditionFailed
 from services.common.shards import WHOLE, Shard
 from services.common.validation import validate_id
+from services.contracts.explanations import ItemVotes
 
 MAX_K = 10_000
 _MEASURED_K = 100

@@ -7,30 +7,21 @@ from typing import Any
 import numpy as np
 from freshet.v1 import candidates_pb2, candidates_pb2_grpc, common_pb2
 
-from services.algorithms.attributes import Comparison, Condition
-from services.algorithms.filters import ItemFilter
-from services.algorithms.indexes.protocol import EXACT, Certificate
+from services.algorithms.indexes.protocol import EXACT
 from services.algorithms.live_catalogue import Served
 from services.algorithms.packed_state import unpack_query_state
 from services.algorithms.states import FloatArray
-from services.candidates.domain import ItemVotes, SearchAnswer, SearchQuery, Stage, VotesQuery
+from services.candidates.domain import SearchAnswer, SearchQuery, Stage, VotesQuery
 from services.candidates.handlers import Search
 from services.common import request_context
-from services.common.attributes import read_conditions
 from services.common.errors import InvalidRequest
-from services.common.messages import message_of
 from services.common.query_state import unpacked
 from services.common.shards import Shard
 from services.common.tracing import OFF, Tracing
+from services.contracts.wire import certificate_message, filter_of, index_freshness_message, votes_message
 
 SERVICE = "freshet.v1.CandidatesService"
-_FILTERED = ("allow_item_ids", "deny_item_ids", "allow_categories", "deny_categories")
 _STAGES = {candidates_pb2.STAGE_FIRST: Stage.FIRST, candidates_pb2.STAGE_FULL: Stage.FULL}
-_KINDS = {
-    "exact": common_pb2.Certificate.KIND_EXACT,
-    "bounded": common_pb2.Certificate.KIND_BOUNDED,
-    "estimate": common_pb2.Certificate.KIND_ESTIMATE,
-}
 
 
 class CandidatesServicer(candidates_pb2_grpc.CandidatesServiceServicer):
@@ -63,10 +54,14 @@ class CandidatesServicer(candidates_pb2_grpc.CandidatesServiceServicer):
     ) -> candidates_pb2.GetIndexInfoResponse:
         """What is loaded."""
         info = self._search.info
-        return message_of(
-            candidates_pb2.GetIndexInfoResponse,
-            info,
+        return candidates_pb2.GetIndexInfoResponse(
+            model_version=info.model_version,
             index_version=info.served.name,
+            algorithm=info.algorithm,
+            num_items=info.num_items,
+            bytes_per_item=info.bytes_per_item,
+            num_remembered=info.num_remembered,
+            bytes_per_remembered=info.bytes_per_remembered,
             algorithms=[
                 candidates_pb2.LoadedAlgorithm(name=name, added_bytes_per_item=added)
                 for name, added in info.added_bytes_per_item.items()
@@ -87,14 +82,14 @@ class CandidatesServicer(candidates_pb2_grpc.CandidatesServiceServicer):
             seen_item_ids=tuple(request.seen_item_ids),
             turned_down_item_ids=tuple(request.turned_down_item_ids),
         )
-        response = _votes_response(await asyncio.to_thread(self._search.explain_votes, asked))
+        response = votes_message(await asyncio.to_thread(self._search.explain_votes, asked))
         response.shard.CopyFrom(_shard(self._search.shard))
         return response
 
     async def Similar(self, request: candidates_pb2.SimilarRequest, context: Any) -> candidates_pb2.SimilarResponse:
         """The items most like one item."""
         self.check_ready()
-        wanted = _filter(request.filter, request.seen_item_ids)
+        wanted = filter_of(request.filter, request.seen_item_ids)
         shard = self._search.shard
         said = _components(request.components)
         answer = await asyncio.to_thread(self._search.similar, request.item_id, request.k, wanted, said)
@@ -103,7 +98,7 @@ class CandidatesServicer(candidates_pb2_grpc.CandidatesServiceServicer):
             shard=_shard(shard, answer.served.version.num_items),
             item_ids=answer.found.item_ids,
             similarities=answer.found.similarities,
-            certificate=_certificate(EXACT),
+            certificate=certificate_message(EXACT),
             model_version=answer.model_version,
             index_version=answer.served.name,
             search_ms=answer.search_s * 1000,
@@ -120,7 +115,7 @@ def _search_query(request: candidates_pb2.SearchRequest) -> SearchQuery:
         model_version=request.query_state.model_version,
         k=request.k,
         stage=stage,
-        filter=_filter(request.filter, request.seen_item_ids),
+        filter=filter_of(request.filter, request.seen_item_ids),
         turned_down_item_ids=tuple(request.turned_down_item_ids),
         algorithm=request.algorithm,
         deadline=request_context.deadline.get(),
@@ -138,25 +133,13 @@ def _shard(shard: Shard, num_items: int = 0) -> candidates_pb2.Shard:
     return candidates_pb2.Shard(index=shard.index, count=shard.count, num_items=num_items)
 
 
-def _filter(message: common_pb2.Filter, seen_item_ids: Any) -> ItemFilter:
-    try:
-        return ItemFilter(
-            exclude_seen=message.exclude_seen,
-            seen_item_ids=tuple(seen_item_ids),
-            where=[Condition(name, Comparison(test), of) for name, test, of in read_conditions(message.where)],
-            **{name: tuple(getattr(message, name)) for name in _FILTERED},
-        )
-    except ValueError as exc:
-        raise InvalidRequest(f"filter: {exc}") from exc
-
-
 def _response(answer: SearchAnswer, shard: Shard) -> candidates_pb2.SearchResponse:
     found = answer.found
     return candidates_pb2.SearchResponse(
         item_ids=found.item_ids,
         scores=found.scores,
         bound=found.bound,
-        certificate=None if found.certificate is None else _certificate(found.certificate),
+        certificate=None if found.certificate is None else certificate_message(found.certificate),
         model_version=answer.model_version,
         index_version=found.served.name,
         queue_ms=answer.queue_s * 1000,
@@ -175,25 +158,5 @@ def _response(answer: SearchAnswer, shard: Shard) -> candidates_pb2.SearchRespon
     )
 
 
-def _votes_response(votes: ItemVotes) -> candidates_pb2.ExplainVotesResponse:
-    voters = [
-        message_of(
-            candidates_pb2.VotingInteractions,
-            one,
-            newest_age_seconds=one.newest_age_s,
-            oldest_age_seconds=one.oldest_age_s,
-        )
-        for one in votes.voters
-    ]
-    return message_of(candidates_pb2.ExplainVotesResponse, votes, voters=voters)
-
-
 def _freshness(served: Served) -> common_pb2.IndexFreshness:
-    freshness = common_pb2.IndexFreshness(deltas_offset=served.position, lag_seconds=served.lag_s)
-    if served.newest_recorded_ms is not None:
-        freshness.newest_recorded_time.FromMilliseconds(served.newest_recorded_ms)
-    return freshness
-
-
-def _certificate(certificate: Certificate) -> common_pb2.Certificate:
-    return common_pb2.Certificate(kind=_KINDS[certificate.kind], gap=certificate.gap)
+    return index_freshness_message(served.position, served.newest_recorded_ms, served.lag_s)

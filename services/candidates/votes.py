@@ -15,8 +15,9 @@ from services.algorithms.neighbours import WINDOW
 from services.algorithms.pefa.memory import MemoryEntry
 from services.algorithms.pefa.votes import VotingIndex
 from services.algorithms.states import QueryStates
-from services.candidates.domain import ItemVotes, SearchQuery, VotesQuery, VotingInteractions
+from services.candidates.domain import SearchQuery, VotesQuery
 from services.common.stream.topics.index_deltas import MemoryDelta
+from services.contracts.explanations import ItemVotes, VotingInteractions
 
 
 class RememberedVotes:
@@ -66,8 +67,8 @@ class RememberedVotes:
                 VotingInteractions(
                     type=kind,
                     count=len(members),
-                    newest_age_s=max(0, self._newest_event_s - max(times)),
-                    oldest_age_s=max(0, self._newest_event_s - min(times)),
+                    newest_age_seconds=max(0, self._newest_event_s - max(times)),
+                    oldest_age_seconds=max(0, self._newest_event_s - min(times)),
                     vote=sum(one.vote for one in members),
                 )
             )

@@ -17,13 +17,13 @@ from services.common.validation import MAX_ID_BYTES, validate_text
 
 Value = float | int | str
 KINDS: dict[type, str] = {float: "number", int: "time", str: "tag"}
-# On the wire and, in lower case with spaces, as values of `Comparison` there.
-_COMPARISONS = {
+# Numbers on the wire; the names are values of `Comparison` there.
+COMPARISONS = {
     number: name.removeprefix("COMPARISON_").replace("_", " ").lower()
     for name, number in common_pb2.AttributeCondition.Comparison.items()
     if number
 }
-_NUMBERS: dict[str, Any] = {text: number for number, text in _COMPARISONS.items()}
+_NUMBERS: dict[str, Any] = {text: number for number, text in COMPARISONS.items()}
 
 # name, comparison, values
 Said = tuple[str, str, tuple[Value, ...]]
@@ -61,20 +61,6 @@ def validate_value(name: str, value: Value) -> None:
         raise InvalidRequest.of(name, value, "a finite number")
     elif isinstance(value, int) and value > MOST_MS:
         raise InvalidRequest.of(name, value, f"at most {MOST_MS} ms: year 9999")
-
-
-def read_conditions(messages: Iterable[Any], name: str = "filter.where") -> list[Said]:
-    """AttributeConditions as plain values. Raises: InvalidRequest naming the field below `name`."""
-    said: list[Said] = []
-    for position, message in enumerate(messages):
-        field = f"{name}[{position}]"
-        if message.comparison not in _COMPARISONS:
-            raise InvalidRequest.of(f"{field}.comparison", message.comparison, "1-8, see AttributeCondition")
-        values = tuple(read_value(value, f"{field}.values[{at}]") for at, value in enumerate(message.values))
-        for at, value in enumerate(values):
-            validate_value(f"{field}.values[{at}]", value)
-        said.append((message.name, _COMPARISONS[message.comparison], values))
-    return said
 
 
 def condition_message(name: str, comparison: str, values: Iterable[Value]) -> Any:

@@ -21,6 +21,7 @@ from services.algorithms.attributes import Kinds
 from services.algorithms.bundle import Bundle, load_bundle
 from services.algorithms.event_schema import EventSchema
 from services.algorithms.manifest import BundleError
+from services.algorithms.rules import Rule
 from services.common import rpc_client
 from services.common.admission import Admission
 from services.common.catalogue_follower import CatalogueFollower, catalogue_reader
@@ -41,6 +42,7 @@ from services.common.stream.topics.items import ITEMS
 from services.common.tracing import Tracing
 from services.common.version_set_follower import VersionSetFollower, version_set_reader
 from services.common.version_sets import VersionSet
+from services.contracts.wire import rules_of
 from services.gateway.adapters.exposure_log import KafkaExposureLog
 from services.gateway.adapters.peer import Peer
 from services.gateway.adapters.processes import (
@@ -60,7 +62,6 @@ from services.gateway.api_keys import read_keys
 from services.gateway.audit import AuditLog
 from services.gateway.catalogue import DescribedItems
 from services.gateway.config import GatewaySettings, shard_addresses
-from services.gateway.domain import AskedRule
 from services.gateway.door import Door, follow_keys
 from services.gateway.exposures import Exposures
 from services.gateway.freshness import ServedIndex
@@ -81,7 +82,7 @@ from services.gateway.popular import PopularItems
 from services.gateway.popular_now import FollowedPopularity
 from services.gateway.ports import Candidates, Ports, Refreshers
 from services.gateway.routes import Handlers, Held, Routes, own_set
-from services.gateway.server import SERVICE, GatewayServicer, rule_of
+from services.gateway.server import SERVICE, GatewayServicer
 from services.gateway.stages import Limits, Stages
 from services.gateway.text_retrieval import TextRetrieval
 from services.gateway.token_waits import TokenWaits
@@ -183,7 +184,7 @@ def make_handlers(
     tau: float = 1.0,
     stalls: LoopStalls | None = None,
     rng: Random | None = None,
-    rules: Sequence[AskedRule] = (),
+    rules: Sequence[Rule] = (),
     others: Callable[[], Sequence[Refreshers]] = tuple,
     absence: AbsenceRows | None = None,
 ) -> Handlers:
@@ -250,12 +251,12 @@ def make_handlers(
     )
 
 
-def standing_rules(settings: GatewaySettings, kinds: Kinds) -> list[AskedRule]:
+def standing_rules(settings: GatewaySettings, kinds: Kinds) -> list[Rule]:
     """Raises: ConfigError naming file, rule, key and what is allowed."""
     if settings.rules is None:
         return []
     try:
-        rules = [rule_of(message, "where") for message in read_rules(settings.rules)]
+        rules = list(rules_of(read_rules(settings.rules)))
         for position, rule in enumerate(rules):
             check_rule(rule, f"rules[{position}]", kinds)
         if len(rules) > MAX_RULES:
@@ -375,7 +376,7 @@ async def _serve(
     pages, loop = PageTokens(key), asyncio.get_running_loop()
 
     async def hold(
-        one: VersionSet, bundle: Bundle, popular: PopularItems, rules: Sequence[AskedRule], near: Mapping[str, Peer]
+        one: VersionSet, bundle: Bundle, popular: PopularItems, rules: Sequence[Rule], near: Mapping[str, Peer]
     ) -> tuple[Held, CatalogueFollower]:
         """A set's handlers on the processes that it names, or that the gateway was started with."""
         if "candidates" in near:

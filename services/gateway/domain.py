@@ -9,8 +9,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from services.algorithms.attributes import Condition
 from services.algorithms.event_schema import TURNED_DOWN_EVENTS, EventSchema
+from services.algorithms.filters import ItemFilter
+from services.algorithms.indexes.protocol import ESTIMATE, Certificate
+from services.algorithms.rules import Rule
 from services.common.query_state import PackedQueryState
 from services.common.state_store import StoredState
 from services.common.stream.topics.interactions import DEFAULT_TYPE
@@ -37,31 +39,6 @@ class Degradation(IntEnum):
     BUSY = 11
 
 
-class CertificateKind(IntEnum):
-    """What is proven about the answer; the numbers are the wire's."""
-
-    UNSPECIFIED = 0
-    EXACT = 1
-    BOUNDED = 2
-    ESTIMATE = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Certificate:
-    """`gap` is in similarity units; it means nothing for an estimate."""
-
-    kind: CertificateKind
-    gap: float = 0.0
-
-    @property
-    def proven_gap(self) -> float | None:
-        """None where nothing is proven."""
-        return self.gap if self.kind in (CertificateKind.EXACT, CertificateKind.BOUNDED) else None
-
-
-ESTIMATE = Certificate(CertificateKind.ESTIMATE)
-
-
 @dataclass(frozen=True, slots=True)
 class FreshnessToken:
     """A moment of a user's own stream; an empty epoch (Redis was down at the acknowledgement) can't be honoured."""
@@ -69,18 +46,6 @@ class FreshnessToken:
     epoch: str
     partition: int
     offset: int
-
-
-@dataclass(frozen=True, slots=True)
-class Filter:
-    """Which items may be answered."""
-
-    exclude_seen: bool = True
-    allow_item_ids: tuple[str, ...] = ()
-    deny_item_ids: tuple[str, ...] = ()
-    allow_categories: tuple[str, ...] = ()
-    deny_categories: tuple[str, ...] = ()
-    where: tuple[Condition, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,18 +84,6 @@ def last_event_ms(history: Sequence[HistoryEvent], schema: EventSchema) -> int:
     return next((event.event_time_ms or 0 for event in kept), 0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AskedRule:
-    """A rule of a request or a standing one: which items, by everything that is given, and one effect, the others 0."""
-
-    name: str
-    which: Filter
-    boost: float = 0.0
-    bury: float = 0.0
-    pin: int = 0
-    cap: int = 0
-
-
 @dataclass(frozen=True, slots=True)
 class NotAgain:
     """Leave out the items of the user's last so many answers, and of those of the last so many minutes."""
@@ -145,7 +98,7 @@ class RecommendQuery:
 
     user_id: str = ""
     k: int = 10
-    filter: Filter = field(default_factory=Filter)
+    filter: ItemFilter = field(default_factory=ItemFilter)
     context: Mapping[str, str] = field(default_factory=dict)
     history: tuple[HistoryEvent, ...] = ()
     token: FreshnessToken | None = None
@@ -156,7 +109,7 @@ class RecommendQuery:
     page_depth: int = 0
     page_token: str = ""
     not_again: NotAgain | None = None
-    rules: tuple[AskedRule, ...] = ()
+    rules: tuple[Rule, ...] = ()
     # Unix milliseconds; None: now.
     as_of_ms: int | None = None
 
@@ -237,7 +190,7 @@ class SimilarQuery:
     item_id: str
     user_id: str = ""
     k: int = 10
-    filter: Filter = field(default_factory=Filter)
+    filter: ItemFilter = field(default_factory=ItemFilter)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,13 +1,15 @@
 """What an explanation is made of, and how its parts become shares of the final score. Plain values, no Protobuf.
 
 The reranker says where the similarity comes from, the candidates process which remembered interactions vote; only here
-do both meet. Voters are kinds of interactions with ages: no user other than the one who asks is ever named.
+do both meet.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from services.gateway.domain import AskedRule, HistoryEvent
+from services.algorithms.rules import Rule
+from services.contracts.explanations import ExplainedScore, ItemVotes
+from services.gateway.domain import HistoryEvent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,57 +20,7 @@ class ExplainQuery:
     item_id: str
     history: tuple[HistoryEvent, ...] = ()
     max_pairs: int = 0
-    rules: tuple[AskedRule, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PairPart:
-    """One term of the similarity: weight * cosine = contribution, of which `from_model` is the model's own."""
-
-    query_component: int
-    item_component: int
-    weight: float
-    cosine: float
-    contribution: float
-    from_model: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Similarity:
-    """s = from_model + from_interactions; `model_share` is lambda of the item's state. rules: the places of those that
-    were asked about and name the item."""
-
-    score: float
-    from_model: float
-    from_interactions: float
-    model_share: float
-    num_interactions: int
-    pairs: Sequence[PairPart]
-    title: str
-    index_version: str
-    rules: Sequence[int] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Voters:
-    """Remembered interactions of one kind that voted; ages in seconds of stream time."""
-
-    type: str
-    count: int
-    newest_age_seconds: float
-    oldest_age_seconds: float
-    vote: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Votes:
-    """The vote for the item, `voters` the memory's part of it, and lambda of the votes (1 without any)."""
-
-    vote: float
-    num_neighbours: int
-    model_share: float
-    voters: Sequence[Voters]
-    index_version: str
+    rules: tuple[Rule, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,16 +39,16 @@ class Explanation:
     model_version: str
     state_source: str
     absence_bucket: int = 0
-    similarity: Similarity | None = None
-    votes: Votes | None = None
+    similarity: ExplainedScore | None = None
+    votes: ItemVotes | None = None
     history: Sequence[PastInteraction] = ()
     # Those that name the item.
-    rules: Sequence[AskedRule] = ()
+    rules: Sequence[Rule] = ()
 
     @property
     def score_with_rules(self) -> float:
         """What the score is once boosts and buries are in it."""
-        return self.score + sum(rule.boost - rule.bury for rule in self.rules)
+        return self.score + sum(rule.adds for rule in self.rules)
 
     @property
     def parts(self) -> tuple[float, float, float]:

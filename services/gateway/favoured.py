@@ -9,7 +9,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from services.gateway.domain import Certificate, CertificateKind, Ranking, ScoredItem
+from services.algorithms.indexes.protocol import ESTIMATE, Certificate
+from services.gateway.domain import Ranking, ScoredItem
 
 # In units of tau, the model's own scale of scores.
 WEIGHT = 2.0
@@ -44,5 +45,5 @@ def with_favours(found: Ranking, among: Ranking, favour: Mapping[str, float], k:
 def of_both(found: Ranking, among: Ranking) -> Certificate:
     """What holds of both searches; nothing where the index changed in between."""
     if found.index_version != among.index_version:
-        return Certificate(CertificateKind.ESTIMATE)
-    return max(found.certificate, among.certificate, key=lambda one: (one.kind, one.gap))
+        return ESTIMATE
+    return max(found.certificate, among.certificate, key=lambda one: math.inf if one.gap is None else one.gap)

@@ -6,14 +6,16 @@ the fifth newest of its user.
 """
 
 import json
+import math
 import os
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from services.algorithms.indexes.protocol import Certificate
 from services.common.errors import InvalidRequest, PermissionDenied, PreconditionFailed
 from services.common.stream.topics.exposures import Exposure, decode_exposure, encode_exposure
-from services.gateway.domain import Certificate, CertificateKind, Degradation, Ranking, ScoredItem, now_ms
+from services.gateway.domain import Degradation, Ranking, ScoredItem, now_ms
 from services.gateway.signing import Altered, OfAnotherUser, Signer
 
 KEPT_S = 15 * 60
@@ -22,7 +24,7 @@ MAX_LISTS = 4
 _ID_BYTES, _TIME_BYTES, _OFFSET_BYTES = 5, 6, 3
 _PLACE_BYTES = 1 + _OFFSET_BYTES
 _BODY_BYTES = _ID_BYTES + _TIME_BYTES + _PLACE_BYTES
-_CERTIFICATE = struct.Struct(">Bd")
+_GAP = struct.Struct(">d")  # of the certificate; NaN: an estimate
 _ENDED = f"page_token: its list is gone; allowed: within {KEPT_S // 60} minutes, of a user's {MAX_LISTS} newest lists"
 
 
@@ -98,15 +100,15 @@ def packed_list(place: Place, served: ServedList) -> bytes:
             "rules": json.dumps({row: item.rules for row, item in enumerate(items) if item.rules}),
         },
     )
-    return place.list_id + _CERTIFICATE.pack(certificate.kind, certificate.gap) + encode_exposure(shown)
+    return place.list_id + _GAP.pack(math.nan if certificate.gap is None else certificate.gap) + encode_exposure(shown)
 
 
 def find_list(entries: list[bytes], place: Place) -> ServedList:
     """The place's list among those that are kept. Raises: PreconditionFailed where it is not there any more."""
     for entry in entries:
         if entry[:_ID_BYTES] == place.list_id:
-            kind, gap = _CERTIFICATE.unpack_from(entry, _ID_BYTES)
-            shown = decode_exposure(entry[_ID_BYTES + _CERTIFICATE.size :])
+            (gap,) = _GAP.unpack_from(entry, _ID_BYTES)
+            shown = decode_exposure(entry[_ID_BYTES + _GAP.size :])
             columns = shown.item_ids, shown.scores, shown.sources, shown.propensities or [1.0] * len(shown.item_ids)
             # A gateway of before kept none of it.
             said = {name: json.loads(text) for name, text in shown.context.items()}
@@ -114,7 +116,7 @@ def find_list(entries: list[bytes], place: Place) -> ServedList:
             slots = enumerate(zip(*columns, strict=True))
             ranking = Ranking(
                 items=[ScoredItem(*slot, tuple(rules.get(str(row), ()))) for row, slot in slots],
-                certificate=Certificate(CertificateKind(kind), gap),
+                certificate=Certificate(None if math.isnan(gap) else gap),
                 index_version=shown.index_version,
                 searched_share=said.get("searched_share", 1.0),
             )

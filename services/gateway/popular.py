@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from services.algorithms.attributes import AttributeColumns, AttributeTable, Values, no_attributes
 from services.algorithms.filters import ItemFilter, Mask, passing
-from services.gateway.domain import Filter, ScoredItem
+from services.gateway.domain import ScoredItem
 
 # What an interaction of training counts beside one of now (docs/decisions/057).
 TRAINING_COUNTS = 0.03
@@ -132,7 +132,7 @@ class PopularItems:
                 found.append(self._item_ids[row])
         return found
 
-    def top(self, k: int, wanted: Filter, seen: Iterable[str], max_per_category: int) -> list[ScoredItem]:
+    def top(self, k: int, wanted: ItemFilter, seen: Iterable[str], max_per_category: int) -> list[ScoredItem]:
         """The k most popular items that the filter allows; score is the share of all that is counted."""
         denied = set(wanted.deny_item_ids)
         if wanted.exclude_seen:
@@ -165,7 +165,7 @@ class PopularItems:
         row = self._row.get(item_id)
         return () if row is None else self._categories[row]
 
-    def named(self, which: Filter, item_ids: Sequence[str]) -> Mask:
+    def named(self, which: ItemFilter, item_ids: Sequence[str]) -> Mask:
         """Which of n items the ids, categories and conditions name: (n,)."""
         wanted = ItemFilter(allow_item_ids=which.allow_item_ids, allow_categories=which.allow_categories)
         found = passing(wanted, item_ids, [self.categories_of(item_id) for item_id in item_ids])
@@ -174,7 +174,7 @@ class PopularItems:
             found &= meets[[min(self._row.get(item_id, len(meets)), len(meets) - 1) for item_id in item_ids]]
         return found
 
-    def _rows(self, wanted: Filter, now: _Now) -> Iterator[int]:
+    def _rows(self, wanted: ItemFilter, now: _Now) -> Iterator[int]:
         """Rows worth looking at, by count and without repetition."""
         if wanted.allow_item_ids:
             rows = {self._row[item_id] for item_id in wanted.allow_item_ids if item_id in self._row}

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from services.algorithms.filters import ItemFilter
+from services.algorithms.rules import Rule
 from services.common.errors import FreshetError
 from services.common.query_state import PackedQueryState
 from services.common.state_store import UserView
@@ -15,8 +17,8 @@ from services.common.stream.topics.exposures import Exposure
 from services.common.stream.topics.forgets import Forget
 from services.common.stream.topics.interactions import Interaction
 from services.common.stream.topics.items import CatalogueItem
-from services.gateway.domain import AskedRule, Encoded, Filter, HistoryEvent, Pool, Ranking, Seen
-from services.gateway.explanation import Similarity, Votes
+from services.contracts.explanations import ExplainedScore, ItemVotes
+from services.gateway.domain import Encoded, HistoryEvent, Pool, Ranking, Seen
 from services.gateway.forgetting import Contributions, StoredUser
 from services.gateway.freshness import PartitionProgress, ServedIndex
 from services.gateway.searching import SourceHits
@@ -64,21 +66,23 @@ class Candidates(Protocol):
     """The search over the catalogue. Item neighbours vote from `seen`."""
 
     async def search(
-        self, query_state: PackedQueryState, *, k: int, filter: Filter, seen: Seen, timeout_s: float
+        self, query_state: PackedQueryState, *, k: int, filter: ItemFilter, seen: Seen, timeout_s: float
     ) -> Ranking:
         """At most k allowed items, best first, by similarity and votes."""
 
     async def propose(
-        self, query_state: PackedQueryState, *, pool_size: int, filter: Filter, seen: Seen, timeout_s: float
+        self, query_state: PackedQueryState, *, pool_size: int, filter: ItemFilter, seen: Seen, timeout_s: float
     ) -> Pool:
         """The first stage's: at most `pool_size` allowed items for the reranker."""
 
-    async def similar(self, item_id: str, *, k: int, filter: Filter, seen: Sequence[str], timeout_s: float) -> Ranking:
+    async def similar(
+        self, item_id: str, *, k: int, filter: ItemFilter, seen: Sequence[str], timeout_s: float
+    ) -> Ranking:
         """At most k allowed items like one item, best first, with their similarities. Raises: NotFound."""
 
     async def explain_votes(
         self, query_state: PackedQueryState, item_id: str, *, seen: Seen, timeout_s: float
-    ) -> Votes:
+    ) -> ItemVotes:
         """What votes for the item."""
 
     async def served(self, timeout_s: float) -> ServedIndex:
@@ -94,12 +98,12 @@ class Reranker(Protocol):
         pool: Pool,
         *,
         k: int,
-        filter: Filter,
+        filter: ItemFilter,
         seen: Sequence[str],
         max_per_category: int,
         diversity: float,
         discounts: Mapping[str, float],
-        rules: Sequence[AskedRule],
+        rules: Sequence[Rule],
         timeout_s: float,
     ) -> Ranking:
         """At most k items of the pool, best first, by similarity and the pool's votes."""
@@ -110,9 +114,9 @@ class Reranker(Protocol):
         item_id: str,
         *,
         max_pairs: int,
-        rules: Sequence[AskedRule],
+        rules: Sequence[Rule],
         timeout_s: float,
-    ) -> Similarity:
+    ) -> ExplainedScore:
         """Where the item's similarity comes from, and which rules name it; max_pairs 0 is all. Raises: NotFound for an
         unknown item."""
 
@@ -124,7 +128,7 @@ class TextSources(Protocol):
     """What finds items by words (the generator process)."""
 
     async def find(
-        self, sources: Sequence[str], query: str, *, k: int, filter: Filter, timeout_s: float
+        self, sources: Sequence[str], query: str, *, k: int, filter: ItemFilter, timeout_s: float
     ) -> Mapping[str, SourceHits | FreshetError]:
         """At most k allowed items by each of `sources` (of `searching.SOURCES`), or why it did not answer:
         PreconditionFailed where it is not loaded. Raises: DependencyUnavailable, DeadlineExceeded for all of them."""

@@ -12,13 +12,13 @@ from dataclasses import replace
 import numpy as np
 
 from services.algorithms.diversity import select
-from services.algorithms.filters import MAX_CATEGORIES, MAX_IDS
-from services.algorithms.rules import bound_with_boosts
-from services.gateway.domain import AskedRule, Filter, Pool, RecommendQuery, ScoredItem
+from services.algorithms.filters import MAX_CATEGORIES, MAX_IDS, ItemFilter
+from services.algorithms.rules import Rule, bound_with_boosts
+from services.gateway.domain import Pool, RecommendQuery, ScoredItem
 from services.gateway.popular import PopularItems
 
 
-def searched_for(rule: AskedRule, wanted: Filter) -> Filter | None:
+def searched_for(rule: Rule, wanted: ItemFilter) -> ItemFilter | None:
     """The items that a rule needs in the pool: those that it lifts, or those that are left beside what it holds down;
     None where no filter says it (then the pool has to do)."""
     which = rule.which
@@ -42,7 +42,7 @@ def searched_for(rule: AskedRule, wanted: Filter) -> Filter | None:
     )
 
 
-def with_own_pools(pool: Pool, own: Sequence[tuple[AskedRule, Pool | None]]) -> Pool:
+def with_own_pools(pool: Pool, own: Sequence[tuple[Rule, Pool | None]]) -> Pool:
     """The pool with what was searched for rules, and a bound that holds with boosts, in the pool's units.
 
     A search that gave nothing, or of another version of the index, leaves no proof where the rule adds something.
@@ -70,7 +70,9 @@ def with_items_of(pool: Pool, other: Pool) -> Pool:
     )
 
 
-def with_room(wanted: Filter, answer: Sequence[ScoredItem], query: RecommendQuery, popular: PopularItems) -> Filter:
+def with_room(
+    wanted: ItemFilter, answer: Sequence[ScoredItem], query: RecommendQuery, popular: PopularItems
+) -> ItemFilter:
     """Of what is wanted that for which category limits and caps leave room beside the answer; a cap that no filter can
     say is left out."""
     item_ids = [item.item_id for item in answer]
@@ -99,7 +101,7 @@ def rescored(
     found = []
     for row, item in enumerate(items):
         rules = [rule for rule, mask in moving if mask[row]]
-        score = item.score + sum(rule.boost - rule.bury for rule in rules) - discounts.get(item.item_id, 0.0)
+        score = item.score + sum(rule.adds for rule in rules) - discounts.get(item.item_id, 0.0)
         found.append(replace(item, score=score, rules=tuple(rule.name for rule in rules)))
     return sorted(found, key=lambda item: -item.score)
 

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from services.gateway.domain import Degradation, Filter
+from services.algorithms.filters import ItemFilter
+from services.gateway.domain import Degradation
 
 # What finds items by words, as the wire names it, and the user's own model, which only orders what they found.
 SOURCES = ("text_mol", "phrases", "lexical")
@@ -17,7 +18,7 @@ class SearchQuery:
     query: str
     user_id: str = ""
     k: int = 10
-    filter: Filter = field(default_factory=lambda: Filter(exclude_seen=False))
+    filter: ItemFilter = field(default_factory=lambda: ItemFilter(exclude_seen=False))
 
 
 @dataclass(frozen=True, slots=True)

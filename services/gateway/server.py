@@ -4,11 +4,10 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from freshet.v1 import candidates_pb2, common_pb2, events_pb2, gateway_pb2, gateway_pb2_grpc, reranker_pb2
+from freshet.v1 import common_pb2, events_pb2, gateway_pb2, gateway_pb2_grpc
 
-from services.algorithms.attributes import Comparison, Condition
+from services.algorithms.filters import ItemFilter
 from services.common import request_context
-from services.common.attributes import read_conditions
 from services.common.errors import InvalidRequest, PermissionDenied
 from services.common.large_requests import in_turn
 from services.common.stream.times import read_ms
@@ -16,9 +15,15 @@ from services.common.stream.topics.interactions import Interaction, from_message
 from services.common.stream.topics.items import CatalogueItem, item_from_message
 from services.common.stream.topics.version_sets import set_message, share_message
 from services.common.tracing import OFF, Tracing
+from services.contracts.wire import (
+    certificate_message,
+    explained_message,
+    filter_of,
+    index_freshness_message,
+    rules_of,
+    votes_message,
+)
 from services.gateway.domain import (
-    AskedRule,
-    Filter,
     FreshnessToken,
     HistoryEvent,
     Impression,
@@ -38,7 +43,7 @@ from services.gateway.routes import Handlers, Routes, SetReport
 from services.gateway.searching import SearchAnswer, SearchQuery
 
 SERVICE = "freshet.v1.GatewayService"
-_NO_FILTER = Filter()
+_NO_FILTER = ItemFilter()
 
 
 class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
@@ -188,7 +193,7 @@ def _query(request: gateway_pb2.RecommendRequest) -> RecommendQuery:
     return RecommendQuery(
         user_id=request.user_id,
         k=request.k,
-        filter=_filter(request.filter, excludes_seen=True) if request.HasField("filter") else _NO_FILTER,
+        filter=filter_of(request.filter, excludes_seen=True) if request.HasField("filter") else _NO_FILTER,
         context=dict(request.context) if request.context else {},
         history=tuple(_history(request)) if request.history else (),
         token=token,
@@ -200,34 +205,13 @@ def _query(request: gateway_pb2.RecommendRequest) -> RecommendQuery:
         not_again=NotAgain(request.not_again.answers, request.not_again.minutes)
         if request.HasField("not_again")
         else None,
-        rules=_rules(request.rules),
+        rules=rules_of(request.rules),
         as_of_ms=read_ms(request.as_of, "as_of") if request.HasField("as_of") else None,
     )
 
 
-def _rules(messages: Sequence[common_pb2.Rule]) -> tuple[AskedRule, ...]:
-    return tuple(rule_of(message, f"rules[{position}]") for position, message in enumerate(messages))
-
-
-def rule_of(message: common_pb2.Rule, name: str) -> AskedRule:
-    """A rule, unchecked but for its conditions' form. Raises: InvalidRequest naming the field below `name`."""
-    return AskedRule(
-        name=message.name,
-        which=Filter(
-            exclude_seen=False,
-            allow_item_ids=tuple(message.item_ids),
-            allow_categories=tuple(message.categories),
-            where=_conditions(message.where, f"{name}.where"),
-        ),
-        boost=message.boost,
-        bury=message.bury,
-        pin=message.pin,
-        cap=message.cap,
-    )
-
-
 def _similar_query(request: gateway_pb2.GatewayServiceSimilarRequest) -> SimilarQuery:
-    wanted = _filter(request.filter, excludes_seen=True) if request.HasField("filter") else _NO_FILTER
+    wanted = filter_of(request.filter, excludes_seen=True) if request.HasField("filter") else _NO_FILTER
     return SimilarQuery(item_id=request.item_id, user_id=request.user_id, k=request.k, filter=wanted)
 
 
@@ -237,13 +221,15 @@ def _explain_query(request: gateway_pb2.ExplainRequest) -> ExplainQuery:
         item_id=request.item_id,
         history=tuple(_history(request)) if request.history else (),
         max_pairs=request.max_pairs,
-        rules=_rules(request.rules),
+        rules=rules_of(request.rules),
     )
 
 
 def _search_query(request: gateway_pb2.GatewayServiceSearchRequest) -> SearchQuery:
     query = SearchQuery(query=request.query, user_id=request.user_id, k=request.k)
-    return replace(query, filter=_filter(request.filter, excludes_seen=False)) if request.HasField("filter") else query
+    return (
+        replace(query, filter=filter_of(request.filter, excludes_seen=False)) if request.HasField("filter") else query
+    )
 
 
 def _history(request: gateway_pb2.RecommendRequest | gateway_pb2.ExplainRequest) -> list[HistoryEvent]:
@@ -253,26 +239,6 @@ def _history(request: gateway_pb2.RecommendRequest | gateway_pb2.ExplainRequest)
         time_ms = read_ms(event.event_time, field) if event.HasField("event_time") else None
         history.append(HistoryEvent(event.item_id, time_ms, event.type, event.value))
     return history
-
-
-def _filter(message: common_pb2.Filter, *, excludes_seen: bool) -> Filter:
-    """excludes_seen: where the message does not say."""
-    return Filter(
-        exclude_seen=message.exclude_seen if message.HasField("exclude_seen") else excludes_seen,
-        allow_item_ids=tuple(message.allow_item_ids),
-        deny_item_ids=tuple(message.deny_item_ids),
-        allow_categories=tuple(message.allow_categories),
-        deny_categories=tuple(message.deny_categories),
-        where=_conditions(message.where) if message.where else (),
-    )
-
-
-def _conditions(messages: Any, name: str = "filter.where") -> tuple[Condition, ...]:
-    said = read_conditions(messages, name)
-    try:
-        return tuple(Condition(name, Comparison(comparison), values) for name, comparison, values in said)
-    except ValueError as exc:
-        raise InvalidRequest(f"{name}: {exc}") from exc
 
 
 def _receipt_message(receipt: Receipt) -> gateway_pb2.InteractionReceipt:
@@ -287,7 +253,6 @@ def _answer_message(answer: Recommendation) -> gateway_pb2.RecommendResponse:
     times = answer.stage_times
     # The numbers are the wire's own; the stubs' types want their enum classes, which exist for type checkers only.
     degradations: list[Any] = [int(kind) for kind in answer.degradations]
-    kind: Any = int(answer.certificate.kind)
     message = gateway_pb2.RecommendResponse(
         items=[
             common_pb2.ScoredItem(item_id=item.item_id, score=item.score, source=item.source, rules=item.rules)
@@ -297,7 +262,7 @@ def _answer_message(answer: Recommendation) -> gateway_pb2.RecommendResponse:
         index_version=answer.index_version,
         token_honoured=answer.token_honoured,
         degradations=degradations,
-        certificate=common_pb2.Certificate(kind=kind, gap=answer.certificate.proven_gap),
+        certificate=certificate_message(answer.certificate),
         stage_times=gateway_pb2.StageTimes(
             queue_ms=times.queue_ms,
             encode_ms=times.encode_ms,
@@ -319,7 +284,7 @@ def _answer_message(answer: Recommendation) -> gateway_pb2.RecommendResponse:
         message.state_position.partition = state.partition
         message.state_position.offset = state.offset
     if answer.index_freshness is not None:
-        message.index_freshness.CopyFrom(_index_freshness_message(answer.index_freshness))
+        message.index_freshness.CopyFrom(_freshness_of(answer.index_freshness))
     return message
 
 
@@ -355,7 +320,6 @@ def _found_message(answer: SearchAnswer) -> gateway_pb2.GatewayServiceSearchResp
 
 def _similar_message(answer: SimilarAnswer) -> gateway_pb2.GatewayServiceSimilarResponse:
     found = answer.found
-    kind: Any = int(found.certificate.kind)
     degradations: list[Any] = [int(one) for one in answer.degradations]
     message = gateway_pb2.GatewayServiceSimilarResponse(
         items=[
@@ -364,32 +328,27 @@ def _similar_message(answer: SimilarAnswer) -> gateway_pb2.GatewayServiceSimilar
         ],
         model_version=answer.model_version,
         index_version=found.index_version,
-        certificate=common_pb2.Certificate(kind=kind, gap=found.certificate.proven_gap),
+        certificate=certificate_message(found.certificate),
         degradations=degradations,
         total_ms=answer.total_ms,
         request_id=request_context.request_id.get(),
         exposure_id=answer.exposure_id,
     )
     if found.index_freshness is not None:
-        message.index_freshness.CopyFrom(_index_freshness_message(found.index_freshness))
+        message.index_freshness.CopyFrom(_freshness_of(found.index_freshness))
     return message
 
 
-def _index_freshness_message(freshness: IndexFreshness) -> common_pb2.IndexFreshness:
-    message = common_pb2.IndexFreshness(deltas_offset=freshness.deltas_offset, lag_seconds=freshness.lag_seconds)
-    if freshness.newest_recorded_ms is not None:
-        message.newest_recorded_time.FromMilliseconds(freshness.newest_recorded_ms)
-    return message
+def _freshness_of(index: IndexFreshness) -> common_pb2.IndexFreshness:
+    return index_freshness_message(index.deltas_offset, index.newest_recorded_ms, index.lag_seconds)
 
 
 def _explanation_message(answer: Explanation) -> gateway_pb2.ExplainResponse:
     of_model, of_refreshed, of_votes = answer.shares
     return gateway_pb2.ExplainResponse(
         score=answer.score,
-        similarity=None
-        if answer.similarity is None
-        else reranker_pb2.ExplainScoreResponse(**asdict(answer.similarity) | {"rules": ()}),
-        votes=None if answer.votes is None else candidates_pb2.ExplainVotesResponse(**asdict(answer.votes)),
+        similarity=None if answer.similarity is None else explained_message(replace(answer.similarity, rules=())),
+        votes=None if answer.votes is None else votes_message(answer.votes),
         share_of_model=of_model,
         share_of_refreshed=of_refreshed,
         share_of_votes=of_votes,
@@ -397,7 +356,7 @@ def _explanation_message(answer: Explanation) -> gateway_pb2.ExplainResponse:
         model_version=answer.model_version,
         state_source=answer.state_source,
         rules=[
-            gateway_pb2.ExplainedRule(name=rule.name, adds=rule.boost - rule.bury, pin=rule.pin, cap=rule.cap)
+            gateway_pb2.ExplainedRule(name=rule.name, adds=rule.adds, pin=rule.pin, cap=rule.cap)
             for rule in answer.rules
         ],
         score_with_rules=answer.score_with_rules,
@@ -414,8 +373,8 @@ def _freshness_message(report: FreshnessReport) -> gateway_pb2.GetFreshnessRespo
         epoch=report.epoch,
         interactions=[gateway_pb2.PartitionProgress(**asdict(one)) for one in report.interactions],
         attributions=[gateway_pb2.PartitionProgress(**asdict(one)) for one in report.attributions],
-        candidates=None if candidates is None else _index_freshness_message(candidates.freshness),
-        reranker=None if reranker is None else _index_freshness_message(reranker.freshness),
+        candidates=None if candidates is None else _freshness_of(candidates.freshness),
+        reranker=None if reranker is None else _freshness_of(reranker.freshness),
         degradations=degradations,
     )
 

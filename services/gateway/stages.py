@@ -11,17 +11,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Self, TypeVar
 
 from services.algorithms.absence import AbsenceRows
+from services.algorithms.filters import ItemFilter
 from services.algorithms.packed_state import after_absence
+from services.algorithms.rules import Rule
 from services.common import request_context
 from services.common.errors import DeadlineExceeded
 from services.common.query_state import PackedQueryState
 from services.common.state_store import StoredState, UserView
 from services.gateway.breaker import Breaker
 from services.gateway.domain import (
-    AskedRule,
     Degradation,
     Encoded,
-    Filter,
     HistoryEvent,
     Pool,
     Ranking,
@@ -306,7 +306,7 @@ class Stages:
         return ranking
 
     async def propose(
-        self, work: Work[RecommendQuery], state: PackedQueryState, pool_size: int, wanted: Filter | None = None
+        self, work: Work[RecommendQuery], state: PackedQueryState, pool_size: int, wanted: ItemFilter | None = None
     ) -> Pool | None:
         """The first stage's pool, under the request's filter or another one."""
         pool = await self._attempt(
@@ -333,7 +333,7 @@ class Stages:
         max_per_category: int = 0,
         diversity: float = 0.0,
         discounts: Mapping[str, float] | None = None,
-        rules: Sequence[AskedRule] = (),
+        rules: Sequence[Rule] = (),
     ) -> Ranking | None:
         """The k best of a pool by the full model."""
         ranking = await self._attempt(

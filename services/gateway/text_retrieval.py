@@ -9,9 +9,9 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from services.algorithms.filters import ItemFilter
 from services.common.errors import DeadlineExceeded, DependencyUnavailable, FreshetError, PreconditionFailed
 from services.gateway.breaker import Breaker
-from services.gateway.domain import Filter
 from services.gateway.ports import TextSources
 from services.gateway.searching import SOURCES, SourceHits, SourceTime
 from services.gateway.stages import Limits
@@ -45,7 +45,7 @@ class TextRetrieval:
         self._sources, self._timeout_s = sources, limits.stage_timeout_s
         self._breakers = {name: Breaker(f"text source {name}", open_seconds=limits.breaker_s) for name in SOURCES}
 
-    async def find(self, query: str, *, k: int, filter: Filter, left_s: float) -> list[SourceAnswer]:
+    async def find(self, query: str, *, k: int, filter: ItemFilter, left_s: float) -> list[SourceAnswer]:
         """Every source's answer, in the order of SOURCES; never raises an error of the tree.
 
         left_s: what the caller's deadline leaves for this.
@@ -86,7 +86,7 @@ class TextRetrieval:
         ]
 
     async def _ask(
-        self, sources: Sequence[str], query: str, *, k: int, filter: Filter, timeout_s: float
+        self, sources: Sequence[str], query: str, *, k: int, filter: ItemFilter, timeout_s: float
     ) -> Mapping[str, SourceHits | FreshetError]:
         try:
             async with asyncio.timeout(timeout_s):
@@ -113,7 +113,7 @@ def no_source(answers: Sequence[SourceAnswer]) -> FreshetError:
     return kind(f"no source of items by words answered: {reasons}")
 
 
-def without_seen(wanted: Filter, seen: Sequence[str]) -> Filter:
+def without_seen(wanted: ItemFilter, seen: Sequence[str]) -> ItemFilter:
     """The filter for sources that know no users: what was seen is denied by id, where it is to be left out."""
     if not wanted.exclude_seen or not seen:
         return wanted

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from services.algorithms.attributes import MAX_CONDITIONS, Kinds
+from services.algorithms.filters import ItemFilter
+from services.algorithms.rules import Rule
 from services.common.errors import InvalidRequest
 from services.common.stream.topics.interactions import (
     MAX_CONTEXT_BYTES,
@@ -15,7 +17,7 @@ from services.common.stream.topics.interactions import (
     validate,
 )
 from services.common.validation import MAX_ID_BYTES, validate_id, validate_query, validate_text
-from services.gateway.domain import AskedRule, Filter, FreshnessToken, HistoryEvent, RecommendQuery, SimilarQuery
+from services.gateway.domain import FreshnessToken, HistoryEvent, RecommendQuery, SimilarQuery
 from services.gateway.explanation import ExplainQuery
 from services.gateway.searching import SearchQuery
 from services.gateway.shown_before import MAX_ANSWERS
@@ -51,14 +53,14 @@ def check_query(query: RecommendQuery, now_ms: int, kinds: Kinds) -> None:
     _check_filter(query.filter, kinds)
 
 
-def _check_rules(rules: Sequence[AskedRule], kinds: Kinds) -> None:
+def _check_rules(rules: Sequence[Rule], kinds: Kinds) -> None:
     if len(rules) > MAX_RULES:
         raise InvalidRequest.of("rules", f"{len(rules)} rules", f"at most {MAX_RULES}")
     for position, rule in enumerate(rules):
         check_rule(rule, f"rules[{position}]", kinds)
 
 
-def check_rule(rule: AskedRule, field: str, kinds: Kinds) -> None:
+def check_rule(rule: Rule, field: str, kinds: Kinds) -> None:
     """Raise InvalidRequest for the first part of a rule, below `field`, that breaks its limit."""
     validate_text(f"{field}.name", rule.name, 1, MAX_TYPE_BYTES)
     which = rule.which
@@ -172,7 +174,7 @@ def _check_token(token: FreshnessToken, user_id: str) -> None:
             raise InvalidRequest.of(f"freshness_token.{name}", value, "0 or more, as the receipt gave it")
 
 
-def _check_filter(wanted: Filter, kinds: Kinds, field: str = "filter") -> None:
+def _check_filter(wanted: ItemFilter, kinds: Kinds, field: str = "filter") -> None:
     for part, texts, limit in (
         ("allow_item_ids", wanted.allow_item_ids, MAX_FILTER_ITEMS),
         ("deny_item_ids", wanted.deny_item_ids, MAX_FILTER_ITEMS),

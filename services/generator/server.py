@@ -7,12 +7,10 @@ from typing import Any
 
 from freshet.v1 import common_pb2, generator_pb2, generator_pb2_grpc
 
-from services.algorithms.attributes import Comparison, Condition, Kinds
-from services.algorithms.filters import ItemFilter
-from services.algorithms.indexes.protocol import Certificate
+from services.algorithms.attributes import Kinds
 from services.common import request_context
-from services.common.attributes import read_conditions
 from services.common.errors import InvalidRequest
+from services.contracts.wire import certificate_message, filter_of
 from services.generator.domain.requests import (
     LEXICAL,
     SOURCES,
@@ -61,7 +59,7 @@ class GeneratorServicer(generator_pb2_grpc.GeneratorServiceServicer):
         return generator_pb2.MatchTextResponse(
             items=_scored(answer, TEXT_MOL),
             text_version=answer.text_version,
-            certificate=_certificate(answer.certificate),
+            certificate=certificate_message(answer.certificate),
             clicks=[common_pb2.StreamPosition(partition=0, offset=answer.clicks)],
         )
 
@@ -105,19 +103,8 @@ class GeneratorServicer(generator_pb2_grpc.GeneratorServiceServicer):
 
     def _asked(self, request: Any) -> Asked:
         """Raises: InvalidRequest naming the field."""
-        wanted = request.filter
+        asked = Asked(query=request.query, k=request.k, filter=filter_of(request.filter))
         try:
-            asked = Asked(
-                query=request.query,
-                k=request.k,
-                filter=ItemFilter(
-                    allow_item_ids=tuple(wanted.allow_item_ids),
-                    deny_item_ids=tuple(wanted.deny_item_ids),
-                    allow_categories=tuple(wanted.allow_categories),
-                    deny_categories=tuple(wanted.deny_categories),
-                    where=[Condition(name, Comparison(test), of) for name, test, of in read_conditions(wanted.where)],
-                ),
-            )
             asked.filter.check(self.kinds)
         except ValueError as exc:
             raise InvalidRequest(f"filter: {exc}") from exc
@@ -150,7 +137,3 @@ def _source_answer(said: SourceAnswer) -> generator_pb2.SourceAnswer:
         ],
         milliseconds=said.milliseconds,
     )
-
-
-def _certificate(certificate: Certificate) -> common_pb2.Certificate:
-    return common_pb2.Certificate(kind=f"KIND_{certificate.kind.upper()}", gap=certificate.gap)

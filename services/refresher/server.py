@@ -1,12 +1,11 @@
 """RefresherService: the gRPC edge. Protobuf stops here; reading what is held happens in a thread, under its lock."""
 
 import asyncio
+from dataclasses import asdict
 from typing import Any
 
 from freshet.v1 import refresher_pb2, refresher_pb2_grpc
-from google.protobuf.timestamp_pb2 import Timestamp
 
-from services.common.messages import message_of
 from services.common.stream.position import write_up_to
 from services.common.stream.times import set_ms
 from services.common.validation import validate_id
@@ -24,8 +23,12 @@ class RefresherServicer(refresher_pb2_grpc.RefresherServiceServicer):
     async def GetStatus(self, request: refresher_pb2.GetStatusRequest, context: Any) -> refresher_pb2.GetStatusResponse:
         """What is folded, how far, with digests."""
         status = await asyncio.to_thread(self._describe.status)
-        return message_of(
-            refresher_pb2.GetStatusResponse, status, partitions=[_partition(one) for one in status.partitions]
+        return refresher_pb2.GetStatusResponse(
+            model_version=status.model_version,
+            policy=status.policy,
+            partitions=map(_partition, status.partitions),
+            bytes_per_item=status.bytes_per_item,
+            bytes_per_remembered=status.bytes_per_remembered,
         )
 
     async def DescribeItem(
@@ -34,7 +37,7 @@ class RefresherServicer(refresher_pb2_grpc.RefresherServiceServicer):
         """The evidence behind one item."""
         validate_id("item_id", request.item_id)
         found = await asyncio.to_thread(self._describe.item, request.item_id)
-        return message_of(refresher_pb2.DescribeItemResponse, found)
+        return refresher_pb2.DescribeItemResponse(**asdict(found))
 
     async def DescribeContributions(
         self, request: refresher_pb2.DescribeContributionsRequest, context: Any
@@ -42,14 +45,20 @@ class RefresherServicer(refresher_pb2_grpc.RefresherServiceServicer):
         """What a user contributed here."""
         validate_id("user_pseudonym", request.user_pseudonym)
         found = await asyncio.to_thread(self._describe.user, request.user_pseudonym)
-        response = message_of(refresher_pb2.DescribeContributionsResponse, found, forgotten_up_to=())
+        response = refresher_pb2.DescribeContributionsResponse(
+            interactions=found.interactions,
+            items=found.items,
+            remembered=found.remembered,
+            partitions=found.partitions,
+        )
         write_up_to(response.forgotten_up_to, found.forgotten_up_to)
         return response
 
 
 def _partition(status: PartitionStatus) -> refresher_pb2.RefreshedPartition:
-    newest = None
-    if status.newest_recorded_ms is not None:
-        newest = Timestamp()
-        set_ms(newest, status.newest_recorded_ms)
-    return message_of(refresher_pb2.RefreshedPartition, status, newest_recorded_time=newest)
+    said = asdict(status)
+    newest_ms = said.pop("newest_recorded_ms")
+    message = refresher_pb2.RefreshedPartition(**said)
+    if newest_ms is not None:
+        set_ms(message.newest_recorded_time, newest_ms)
+    return message

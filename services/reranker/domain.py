@@ -66,34 +66,6 @@ class ExplainQuery:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ExplainedPair:
-    """One term of s: gating weight times cosine, and what of it the model's own component makes."""
-
-    query_component: int
-    item_component: int
-    weight: float
-    cosine: float
-    contribution: float
-    from_model: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ExplainedScore:
-    """s = from_model + from_interactions, the largest pairs first."""
-
-    score: float
-    from_model: float
-    from_interactions: float
-    model_share: float
-    num_interactions: int
-    pairs: Sequence[ExplainedPair]
-    title: str
-    index_version: str
-    # Places of the query's rules that name the item.
-    rules: Sequence[int]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class RerankerInfo:
     """What is loaded."""
 

@@ -23,14 +23,8 @@ from services.algorithms.states import QueryStates
 from services.common.batching import Batcher
 from services.common.errors import InvalidRequest, NotFound, PreconditionFailed
 from services.common.validation import validate_id
-from services.reranker.domain import (
-    ExplainedPair,
-    ExplainedScore,
-    ExplainQuery,
-    Ranked,
-    RerankerInfo,
-    RerankQuery,
-)
+from services.contracts.explanations import ExplainedPair, ExplainedScore
+from services.reranker.domain import ExplainQuery, Ranked, RerankerInfo, RerankQuery
 from services.reranker.metrics import RerankerMetrics
 
 # Each with what it names of a ranking.
@@ -157,6 +151,9 @@ class Rerank:
         if len(rules) > MAX_RULES:
             raise InvalidRequest.of("rules", f"{len(rules)} rules", f"at most {MAX_RULES}")
         for rule in rules:
+            for effect, value in (("boost", rule.boost), ("bury", rule.bury)):
+                if not 0 <= value < math.inf:
+                    raise InvalidRequest.of(f"rules[{rule.name!r}].{effect}", value, "a finite number, 0 or more")
             try:
                 rule.which.check(self._catalogue.index.kinds)
             except ValueError as exc:
@@ -266,7 +263,7 @@ class Rerank:
 def _names(ruled: Ruled, chosen: np.ndarray) -> list[list[str]]:
     """By item of the answer, the rules that moved its score or pinned it where it stands."""
     return [
-        [rule.name for rule, mask in ruled if mask[row] and (rule.boost or rule.pin == position + 1)]
+        [rule.name for rule, mask in ruled if mask[row] and (rule.adds or rule.pin == position + 1)]
         for position, row in enumerate(chosen.tolist())
     ]
 

@@ -1,20 +1,14 @@
 """Where Protobuf ends: messages to dataclasses, the handler, dataclasses to messages."""
 
 import asyncio
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Callable
 from typing import Any
 
 from freshet.v1 import common_pb2, reranker_pb2, reranker_pb2_grpc
 
-from services.algorithms.attributes import Comparison, Condition
-from services.algorithms.filters import ItemFilter
 from services.algorithms.packed_state import unpack_query_state
-from services.algorithms.rules import Rule
-from services.common.attributes import read_conditions
-from services.common.errors import InvalidRequest
 from services.common.query_state import unpacked
+from services.contracts.wire import certificate_message, explained_message, filter_of, index_freshness_message, rules_of
 from services.reranker.domain import ExplainQuery, Ranked, RerankQuery
 from services.reranker.handlers import Rerank
 
@@ -44,10 +38,10 @@ class RerankerServicer(reranker_pb2_grpc.RerankerServiceServicer):
             model_version=request.query_state.model_version,
             item_id=request.item_id,
             max_pairs=request.max_pairs,
-            rules=_rules(request.rules),
+            rules=rules_of(request.rules),
         )
         explained = await asyncio.to_thread(self._rerank.explain, asked)
-        return reranker_pb2.ExplainScoreResponse(**asdict(explained))
+        return explained_message(explained)
 
     async def GetRerankerInfo(
         self, request: reranker_pb2.GetRerankerInfoRequest, context: Any
@@ -55,15 +49,12 @@ class RerankerServicer(reranker_pb2_grpc.RerankerServiceServicer):
         """What is loaded, and how fresh it is."""
         info = self._rerank.info
         served = info.served
-        freshness = common_pb2.IndexFreshness(deltas_offset=served.position, lag_seconds=served.lag_s)
-        if served.newest_recorded_ms is not None:
-            freshness.newest_recorded_time.FromMilliseconds(served.newest_recorded_ms)
         return reranker_pb2.GetRerankerInfoResponse(
             model_version=info.model_version,
             index_version=served.name,
             num_items=info.num_items,
             bytes_per_item=info.bytes_per_item,
-            index_freshness=freshness,
+            index_freshness=index_freshness_message(served.position, served.newest_recorded_ms, served.lag_s),
         )
 
 
@@ -74,7 +65,7 @@ def _rerank_query(request: reranker_pb2.RerankRequest) -> RerankQuery:
         candidate_item_ids=tuple(request.candidate_item_ids),
         bound=request.bound if request.HasField("bound") else None,
         k=request.k,
-        filter=_filter(request.filter, request.seen_item_ids),
+        filter=filter_of(request.filter, request.seen_item_ids),
         max_per_category=request.max_per_category,
         diversity=request.diversity,
         index_version=request.index_version,
@@ -82,53 +73,17 @@ def _rerank_query(request: reranker_pb2.RerankRequest) -> RerankQuery:
         votes=tuple(request.votes),
         model_share=request.model_share,
         discounts=tuple(request.discounts),
-        rules=_rules(request.rules),
+        rules=rules_of(request.rules),
     )
 
 
-def _rules(messages: Sequence[common_pb2.Rule]) -> list[Rule]:
-    return [_rule(message, f"rules[{position}]") for position, message in enumerate(messages)]
-
-
-def _rule(message: common_pb2.Rule, name: str) -> Rule:
-    try:
-        conditions = read_conditions(message.where, f"{name}.where")
-        which = ItemFilter(
-            allow_item_ids=tuple(message.item_ids),
-            allow_categories=tuple(message.categories),
-            where=[Condition(attribute, Comparison(test), of) for attribute, test, of in conditions],
-        )
-    except ValueError as exc:
-        raise InvalidRequest(f"{name}: {exc}") from exc
-    for effect in (message.boost, message.bury):
-        if not 0 <= effect < math.inf:
-            raise InvalidRequest.of(f"{name}.{message.WhichOneof('effect')}", effect, "a finite number above 0")
-    return Rule(name=message.name, which=which, boost=message.boost - message.bury, pin=message.pin, cap=message.cap)
-
-
-def _filter(message: common_pb2.Filter, seen_item_ids: Any) -> ItemFilter:
-    try:
-        return ItemFilter(
-            allow_item_ids=tuple(message.allow_item_ids),
-            deny_item_ids=tuple(message.deny_item_ids),
-            allow_categories=tuple(message.allow_categories),
-            deny_categories=tuple(message.deny_categories),
-            where=[Condition(name, Comparison(test), of) for name, test, of in read_conditions(message.where)],
-            exclude_seen=message.exclude_seen,
-            seen_item_ids=tuple(seen_item_ids),
-        )
-    except ValueError as exc:
-        raise InvalidRequest(f"filter: {exc}") from exc
-
-
 def _response(ranked: Ranked, queue_s: float, model_version: str) -> reranker_pb2.RerankResponse:
-    certificate = ranked.certificate
     return reranker_pb2.RerankResponse(
         items=[
             common_pb2.ScoredItem(item_id=item_id, score=score, source="mol", rules=rules)
             for item_id, score, rules in zip(ranked.item_ids, ranked.scores, ranked.rules, strict=True)
         ],
-        certificate=common_pb2.Certificate(kind=f"KIND_{certificate.kind.upper()}", gap=certificate.gap),
+        certificate=certificate_message(ranked.certificate),
         dropped_items=ranked.dropped_items,
         model_version=model_version,
         queue_ms=queue_s * 1000,

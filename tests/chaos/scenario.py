@@ -32,6 +32,7 @@ from world import (
     quiet,
 )
 
+from services.algorithms.filters import ItemFilter
 from services.common.errors import FreshetError
 from services.common.pseudonyms import pseudonym_of
 from services.common.state_layout import unpack_forgets
@@ -40,7 +41,7 @@ from services.common.stream.topics.forgets import FORGETS
 from services.common.stream.topics.interactions import INTERACTIONS, Interaction
 from services.common.stream.topics.items import CatalogueItem
 from services.common.stream.topics.search_clicks import SEARCH_CLICKS
-from services.gateway.domain import Degradation, Filter, FreshnessToken, Recommendation, RecommendQuery
+from services.gateway.domain import Degradation, FreshnessToken, Recommendation, RecommendQuery
 from services.gateway.searching import SearchAnswer, SearchQuery
 from services.refresher.checkpoint import CheckpointError, unpack
 
@@ -287,7 +288,7 @@ class Play:
 
     def do_search(self, user: str, denied: Sequence[str]) -> None:
         gateway, floor = self._gateway, self._floor(user)
-        wanted = Filter(exclude_seen=True, deny_item_ids=tuple(denied))
+        wanted = ItemFilter(exclude_seen=True, deny_item_ids=tuple(denied))
         answer = self.world.call(gateway.handlers.search(SearchQuery(query="words", user_id=user, filter=wanted)))
         if not isinstance(answer, SearchAnswer):
             return
@@ -466,7 +467,7 @@ class Play:
         all_well: bool = False,
     ) -> None:
         floor, forgotten = self._floor(user)
-        wanted = Filter(deny_item_ids=tuple(denied))
+        wanted = ItemFilter(deny_item_ids=tuple(denied))
         gateway.asked.clear()
         answer = self.world.call(
             gateway.handlers.recommend(RecommendQuery(user_id=user, k=20, filter=wanted, token=token))

@@ -29,6 +29,8 @@ from refresher import refresher_scene
 from state_scene import EncoderProcess
 
 from services.algorithms.event_schema import default_schema
+from services.algorithms.filters import ItemFilter
+from services.algorithms.indexes.protocol import EXACT
 from services.common import request_context
 from services.common.catalogue_changes import CatalogueChanges
 from services.common.catalogue_follower import CatalogueFollower
@@ -57,7 +59,7 @@ from services.gateway.adapters.state_store import RedisUserStates
 from services.gateway.bootstrap import make_handlers
 from services.gateway.breaker import Breaker
 from services.gateway.catalogue import DescribedItems
-from services.gateway.domain import Certificate, CertificateKind, Encoded, Filter, Pool, Ranking, ScoredItem, Seen
+from services.gateway.domain import Encoded, Pool, Ranking, ScoredItem, Seen
 from services.gateway.exposures import Exposures
 from services.gateway.forgetting import Contributions, StoredUser
 from services.gateway.handlers.record import EpochCache
@@ -291,7 +293,7 @@ class Candidates:
         )
         self.thread, self.withdrawn_before = Follow(follower, world), len(world.topics.logs[ITEMS][0])
 
-    def search(self, state: Any, pool_size: int, wanted: Filter, seen: Seen) -> Pool:
+    def search(self, state: Any, pool_size: int, wanted: ItemFilter, seen: Seen) -> Pool:
         self.gate.check()
         if state.model_version != self.model_version:
             raise PreconditionFailed(f"candidates: this index holds model {self.model_version!r}")
@@ -411,14 +413,12 @@ class Gateway:
             )
         return found, bool(found)
 
-    async def _search(self, state: Any, *, k: int, filter: Filter, seen: Seen, timeout_s: float) -> Ranking:
+    async def _search(self, state: Any, *, k: int, filter: ItemFilter, seen: Seen, timeout_s: float) -> Ranking:
         pool = await self._propose(state, pool_size=k, filter=filter, seen=seen, timeout_s=timeout_s)
         scored = zip(pool.item_ids, pool.scores, strict=True)
-        return Ranking(
-            items=[ScoredItem(*one, "mol") for one in scored], certificate=Certificate(CertificateKind.EXACT)
-        )
+        return Ranking(items=[ScoredItem(*one, "mol") for one in scored], certificate=EXACT)
 
-    async def _propose(self, state: Any, *, pool_size: int, filter: Filter, seen: Seen, timeout_s: float) -> Pool:
+    async def _propose(self, state: Any, *, pool_size: int, filter: ItemFilter, seen: Seen, timeout_s: float) -> Pool:
         self.calls += 1
         replica = self.world.candidates[self.calls % len(self.world.candidates)]
         self.asked.append(replica.model_version)

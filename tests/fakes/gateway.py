@@ -4,6 +4,9 @@ import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from services.algorithms.filters import ItemFilter
+from services.algorithms.indexes.protocol import EXACT
+from services.algorithms.rules import Rule
 from services.common.errors import DeadlineExceeded, DependencyUnavailable, FreshetError, NotFound, PreconditionFailed
 from services.common.kafka import partition_for
 from services.common.query_state import PackedQueryState
@@ -15,20 +18,8 @@ from services.common.stream.topics.exposures import Exposure
 from services.common.stream.topics.forgets import Forget
 from services.common.stream.topics.interactions import Interaction
 from services.common.stream.topics.items import CatalogueItem
-from services.gateway.domain import (
-    AskedRule,
-    Certificate,
-    CertificateKind,
-    Encoded,
-    Filter,
-    HistoryEvent,
-    IndexFreshness,
-    Pool,
-    Ranking,
-    ScoredItem,
-    Seen,
-)
-from services.gateway.explanation import PairPart, Similarity, Voters, Votes
+from services.contracts.explanations import ExplainedPair, ExplainedScore, ItemVotes, VotingInteractions
+from services.gateway.domain import Encoded, HistoryEvent, IndexFreshness, Pool, Ranking, ScoredItem, Seen
 from services.gateway.forgetting import Contributions, StoredUser
 from services.gateway.freshness import PartitionProgress, ServedIndex
 from services.gateway.searching import Hit, SourceHits
@@ -209,12 +200,12 @@ class MemoryCandidates(_Failing):
     freshness: IndexFreshness = field(default_factory=lambda: IndexFreshness(deltas_offset=41, lag_seconds=0.25))
 
     async def search(
-        self, query_state: PackedQueryState, *, k: int, filter: Filter, seen: Seen, timeout_s: float
+        self, query_state: PackedQueryState, *, k: int, filter: ItemFilter, seen: Seen, timeout_s: float
     ) -> Ranking:
         found = await self._allowed(query_state, filter, seen)
         return Ranking(
             items=_by_model(found, k),
-            certificate=Certificate(CertificateKind.EXACT),
+            certificate=EXACT,
             index_version="index-1",
             index_freshness=self.freshness,
             queue_ms=1.0,
@@ -222,7 +213,7 @@ class MemoryCandidates(_Failing):
         )
 
     async def propose(
-        self, query_state: PackedQueryState, *, pool_size: int, filter: Filter, seen: Seen, timeout_s: float
+        self, query_state: PackedQueryState, *, pool_size: int, filter: ItemFilter, seen: Seen, timeout_s: float
     ) -> Pool:
         self.pool_sizes.append(pool_size)
         found = (await self._allowed(query_state, filter, seen))[:pool_size]
@@ -240,7 +231,9 @@ class MemoryCandidates(_Failing):
             search_ms=3.0,
         )
 
-    async def similar(self, item_id: str, *, k: int, filter: Filter, seen: Sequence[str], timeout_s: float) -> Ranking:
+    async def similar(
+        self, item_id: str, *, k: int, filter: ItemFilter, seen: Sequence[str], timeout_s: float
+    ) -> Ranking:
         """Those that come after the item in the catalogue's order."""
         self.seen.append(seen)
         await self._behave()
@@ -251,12 +244,12 @@ class MemoryCandidates(_Failing):
         found = [one for one in others if one not in left_out][:k]
         return Ranking(
             items=[ScoredItem(one, 0.9 - place / 1000, "similar") for place, one in enumerate(found)],
-            certificate=Certificate(CertificateKind.EXACT),
+            certificate=EXACT,
             index_version="index-1",
             index_freshness=self.freshness,
         )
 
-    async def _allowed(self, query_state: PackedQueryState, filter: Filter, seen: Seen) -> list[str]:
+    async def _allowed(self, query_state: PackedQueryState, filter: ItemFilter, seen: Seen) -> list[str]:
         self.query_states.append(query_state)
         self.seen.append(seen.item_ids)
         self.turned_down.append(seen.turned_down)
@@ -269,13 +262,13 @@ class MemoryCandidates(_Failing):
 
     async def explain_votes(
         self, query_state: PackedQueryState, item_id: str, *, seen: Seen, timeout_s: float
-    ) -> Votes:
+    ) -> ItemVotes:
         self.query_states.append(query_state)
         self.seen.append(seen.item_ids)
         self.turned_down.append(seen.turned_down)
         await self._behave()
-        voters = [Voters(type="rating", count=2, newest_age_seconds=5.0, oldest_age_seconds=60.0, vote=0.5)]
-        return Votes(
+        voters = [VotingInteractions(type="rating", count=2, newest_age_seconds=5.0, oldest_age_seconds=60.0, vote=0.5)]
+        return ItemVotes(
             vote=0.5 if self.model_share < 1.0 else 0.0,
             num_neighbours=8 if self.model_share < 1.0 else 0,
             model_share=self.model_share,
@@ -295,7 +288,7 @@ class MemoryReranker(_Failing):
     asked: list[tuple[int, float]] = field(default_factory=list)
     pools: list[Pool] = field(default_factory=list)
     discounts: list[Mapping[str, float]] = field(default_factory=list)
-    rules: list[Sequence[AskedRule]] = field(default_factory=list)
+    rules: list[Sequence[Rule]] = field(default_factory=list)
     titles: dict[str, str] = field(default_factory=dict)
     query_states: list[PackedQueryState] = field(default_factory=list)
 
@@ -305,12 +298,12 @@ class MemoryReranker(_Failing):
         pool: Pool,
         *,
         k: int,
-        filter: Filter,
+        filter: ItemFilter,
         seen: Sequence[str],
         max_per_category: int,
         diversity: float,
         discounts: Mapping[str, float],
-        rules: Sequence[AskedRule],
+        rules: Sequence[Rule],
         timeout_s: float,
     ) -> Ranking:
         self.query_states.append(query_state)
@@ -321,7 +314,7 @@ class MemoryReranker(_Failing):
         await self._behave()
         return Ranking(
             items=_by_model(pool.item_ids, k),
-            certificate=Certificate(CertificateKind.EXACT),
+            certificate=EXACT,
             index_version=pool.index_version,
             index_freshness=pool.index_freshness,
             queue_ms=1.0,
@@ -334,15 +327,15 @@ class MemoryReranker(_Failing):
         item_id: str,
         *,
         max_pairs: int,
-        rules: Sequence[AskedRule],
+        rules: Sequence[Rule],
         timeout_s: float,
-    ) -> Similarity:
+    ) -> ExplainedScore:
         self.query_states.append(query_state)
         await self._behave()
         if item_id not in self.titles:
             raise NotFound(f"reranker: item_id={item_id!r} is in no index")
         pairs = [
-            PairPart(
+            ExplainedPair(
                 query_component=component,
                 item_component=0,
                 weight=0.5,
@@ -352,7 +345,7 @@ class MemoryReranker(_Failing):
             )
             for component in range(2)
         ]
-        return Similarity(
+        return ExplainedScore(
             score=0.8,
             from_model=0.6,
             from_interactions=0.2,
@@ -379,16 +372,16 @@ class MemoryTextSources:
     found: dict[str, list[Hit]] = field(default_factory=dict)
     failures: dict[str, FreshetError] = field(default_factory=dict)
     delays_s: dict[str, float] = field(default_factory=dict)
-    asked: list[tuple[str, str, int, Filter]] = field(default_factory=list)
+    asked: list[tuple[str, str, int, ItemFilter]] = field(default_factory=list)
 
     async def find(
-        self, sources: Sequence[str], query: str, *, k: int, filter: Filter, timeout_s: float
+        self, sources: Sequence[str], query: str, *, k: int, filter: ItemFilter, timeout_s: float
     ) -> Mapping[str, SourceHits | FreshetError]:
         self.asked += [(source, query, k, filter) for source in sources]
         said = await asyncio.gather(*(self._find(source, k, filter, 0.9 * timeout_s) for source in sources))
         return dict(zip(sources, said, strict=True))
 
-    async def _find(self, source: str, k: int, filter: Filter, within_s: float) -> SourceHits | FreshetError:
+    async def _find(self, source: str, k: int, filter: ItemFilter, within_s: float) -> SourceHits | FreshetError:
         await asyncio.sleep(min(within_s, self.delays_s.get(source, 0.0)))
         if self.delays_s.get(source, 0.0) > within_s:
             return DeadlineExceeded(f"{source}: no answer within {within_s * 1000:.0f} ms")

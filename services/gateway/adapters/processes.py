@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from typing import Any
 
 import grpc
@@ -10,7 +9,6 @@ import structlog
 from freshet.v1 import (
     candidates_pb2,
     candidates_pb2_grpc,
-    common_pb2,
     encoder_pb2,
     encoder_pb2_grpc,
     generator_pb2,
@@ -21,27 +19,17 @@ from freshet.v1 import (
     reranker_pb2_grpc,
 )
 
+from services.algorithms.filters import ItemFilter
+from services.algorithms.rules import Rule
 from services.common import rpc_client
-from services.common.attributes import condition_message
 from services.common.errors import FreshetError, PreconditionFailed
 from services.common.query_state import PackedQueryState, from_message, to_message
 from services.common.shards import WHOLE, Shard
 from services.common.stream.times import set_ms
+from services.contracts.explanations import ExplainedScore, ItemVotes
+from services.contracts.wire import certificate_of, explained_of, filter_message, rule_message, votes_of
 from services.gateway.adapters.peer import Peer
-from services.gateway.domain import (
-    AskedRule,
-    Certificate,
-    CertificateKind,
-    Encoded,
-    Filter,
-    HistoryEvent,
-    IndexFreshness,
-    Pool,
-    Ranking,
-    ScoredItem,
-    Seen,
-)
-from services.gateway.explanation import PairPart, Similarity, Voters, Votes
+from services.gateway.domain import Encoded, HistoryEvent, IndexFreshness, Pool, Ranking, ScoredItem, Seen
 from services.gateway.forgetting import Contributions, StoredUser
 from services.gateway.freshness import PartitionProgress, ServedIndex
 from services.gateway.searching import Hit, SourceHits
@@ -59,36 +47,8 @@ _RefresherStub: Any = refresher_pb2_grpc.RefresherServiceStub
 _RECENT = 100
 
 
-def _read(kind: Any, message: Any, **other: Any) -> Any:
-    """A dataclass from a message's fields of the same names; `other` are those that differ."""
-    same = (field.name for field in fields(kind) if field.name not in other)
-    return kind(**{name: getattr(message, name) for name in same}, **other)
-
-
 def _offsets(positions: Any) -> dict[int, int]:
     return {position.partition: position.offset for position in positions}
-
-
-def _rule_message(rule: AskedRule) -> Any:
-    which = _filter_message(rule.which)
-    message = common_pb2.Rule(
-        name=rule.name, item_ids=which.allow_item_ids, categories=which.allow_categories, where=which.where
-    )
-    for name in ("boost", "bury", "pin", "cap"):
-        if getattr(rule, name):
-            setattr(message, name, getattr(rule, name))
-    return message
-
-
-def _filter_message(wanted: Filter) -> Any:
-    return common_pb2.Filter(
-        exclude_seen=wanted.exclude_seen,
-        allow_item_ids=wanted.allow_item_ids,
-        deny_item_ids=wanted.deny_item_ids,
-        allow_categories=wanted.allow_categories,
-        deny_categories=wanted.deny_categories,
-        where=[condition_message(one.name, one.comparison, one.values) for one in wanted.where],
-    )
 
 
 def _index_freshness(message: Any) -> IndexFreshness:
@@ -103,10 +63,6 @@ def _index_freshness(message: Any) -> IndexFreshness:
 
 def _index_freshness_of(answer: Any) -> IndexFreshness | None:
     return _index_freshness(answer.index_freshness) if answer.HasField("index_freshness") else None
-
-
-def _certificate(message: Any) -> Certificate:
-    return Certificate(CertificateKind(message.kind), message.gap)
 
 
 def _served(info: Any) -> ServedIndex:
@@ -143,14 +99,14 @@ class RemoteEncoder:
         """One DescribeUser call."""
         request = encoder_pb2.DescribeUserRequest(user_id=user_id)
         response = await self._peer.call(_EncoderStub, "DescribeUser", request, timeout_s=timeout_s, peer="encoder")
-        user: StoredUser = _read(
-            StoredUser,
-            response,
+        return StoredUser(
             pseudonym=response.user_pseudonym,
+            history_events=response.history_events,
+            seen_items=response.seen_items,
+            in_model=response.in_model,
             query_states=len(response.state_model_versions),
             forgotten_up_to=_offsets(response.forgotten_up_to),
         )
-        return user
 
     def _check(self, response: Any) -> None:
         found = response.query_state.model_version
@@ -172,7 +128,7 @@ class RemoteCandidates:
         query_state: PackedQueryState,
         *,
         k: int,
-        filter: Filter,
+        filter: ItemFilter,
         seen: Seen,
         timeout_s: float,
         index_version: str = "",
@@ -181,7 +137,7 @@ class RemoteCandidates:
         response = await self._search(candidates_pb2.STAGE_FULL, query_state, k, filter, seen, timeout_s, index_version)
         return Ranking(
             items=[ScoredItem(*one, "mol") for one in zip(response.item_ids, response.scores, strict=True)],
-            certificate=_certificate(response.certificate),
+            certificate=certificate_of(response.certificate),
             index_version=response.index_version,
             index_freshness=_index_freshness_of(response),
             queue_ms=response.queue_ms,
@@ -194,7 +150,7 @@ class RemoteCandidates:
         query_state: PackedQueryState,
         *,
         pool_size: int,
-        filter: Filter,
+        filter: ItemFilter,
         seen: Seen,
         timeout_s: float,
         index_version: str = "",
@@ -221,7 +177,7 @@ class RemoteCandidates:
         stage: Any,
         query_state: PackedQueryState,
         k: int,
-        filter: Filter,
+        filter: ItemFilter,
         seen: Seen,
         timeout_s: float,
         index_version: str,
@@ -230,14 +186,16 @@ class RemoteCandidates:
             query_state=to_message(query_state),
             k=k,
             stage=stage,
-            filter=_filter_message(filter),
+            filter=filter_message(filter),
             seen_item_ids=seen.item_ids if filter.exclude_seen else seen.item_ids[:_RECENT],
             turned_down_item_ids=seen.turned_down,
             index_version=index_version,
         )
         return await self._call("Search", request, timeout_s)
 
-    async def similar(self, item_id: str, *, k: int, filter: Filter, seen: Sequence[str], timeout_s: float) -> Ranking:
+    async def similar(
+        self, item_id: str, *, k: int, filter: ItemFilter, seen: Sequence[str], timeout_s: float
+    ) -> Ranking:
         """One Similar call."""
         ranking, _ = await self.similar_with_components(item_id, k=k, filter=filter, seen=seen, timeout_s=timeout_s)
         return ranking
@@ -247,7 +205,7 @@ class RemoteCandidates:
         item_id: str,
         *,
         k: int,
-        filter: Filter,
+        filter: ItemFilter,
         seen: Sequence[str],
         timeout_s: float,
         components: bytes = b"",
@@ -257,14 +215,14 @@ class RemoteCandidates:
         request = candidates_pb2.SimilarRequest(
             item_id=item_id,
             k=k,
-            filter=_filter_message(filter),
+            filter=filter_message(filter),
             seen_item_ids=seen if filter.exclude_seen else (),
             components=components,
         )
         response = await self._call("Similar", request, timeout_s)
         ranking = Ranking(
             items=[ScoredItem(*one, "similar") for one in zip(response.item_ids, response.similarities, strict=True)],
-            certificate=_certificate(response.certificate),
+            certificate=certificate_of(response.certificate),
             index_version=response.index_version,
             index_freshness=_index_freshness_of(response),
             stage_ms=response.search_ms,
@@ -274,7 +232,7 @@ class RemoteCandidates:
 
     async def explain_votes(
         self, query_state: PackedQueryState, item_id: str, *, seen: Seen, timeout_s: float
-    ) -> Votes:
+    ) -> ItemVotes:
         """One ExplainVotes call."""
         request = candidates_pb2.ExplainVotesRequest(
             query_state=to_message(query_state),
@@ -283,13 +241,7 @@ class RemoteCandidates:
             turned_down_item_ids=seen.turned_down,
         )
         response = await self._call("ExplainVotes", request, timeout_s)
-        votes: Votes = _read(
-            Votes,
-            response,
-            model_share=response.model_share or (0.0 if response.num_neighbours else 1.0),
-            voters=[_read(Voters, voters) for voters in response.voters],
-        )
-        return votes
+        return votes_of(response)
 
     async def served(self, timeout_s: float) -> ServedIndex:
         """One GetIndexInfo call."""
@@ -322,12 +274,12 @@ class RemoteReranker:
         pool: Pool,
         *,
         k: int,
-        filter: Filter,
+        filter: ItemFilter,
         seen: Sequence[str],
         max_per_category: int,
         diversity: float,
         discounts: Mapping[str, float],
-        rules: Sequence[AskedRule],
+        rules: Sequence[Rule],
         timeout_s: float,
     ) -> Ranking:
         """One Rerank call. Of the seen items only those in the pool travel: the others change nothing."""
@@ -336,7 +288,7 @@ class RemoteReranker:
             candidate_item_ids=pool.item_ids,
             bound=pool.bound,
             k=k,
-            filter=_filter_message(filter),
+            filter=filter_message(filter),
             seen_item_ids=set(pool.item_ids).intersection(seen) if filter.exclude_seen else (),
             max_per_category=max_per_category,
             diversity=diversity,
@@ -345,7 +297,7 @@ class RemoteReranker:
             votes=pool.votes,
             model_share=pool.model_share,
             discounts=[discounts.get(item_id, 0.0) for item_id in pool.item_ids] if discounts else (),
-            rules=[_rule_message(rule) for rule in rules],
+            rules=map(rule_message, rules),
         )
         response = await self._call("Rerank", request, timeout_s)
         return Ranking(
@@ -353,7 +305,7 @@ class RemoteReranker:
                 ScoredItem(item.item_id, item.score, item.source or "mol", rules=tuple(item.rules))
                 for item in response.items
             ],
-            certificate=_certificate(response.certificate),
+            certificate=certificate_of(response.certificate),
             index_version=response.index_version or pool.index_version,
             index_freshness=pool.index_freshness,
             queue_ms=response.queue_ms,
@@ -366,20 +318,18 @@ class RemoteReranker:
         item_id: str,
         *,
         max_pairs: int,
-        rules: Sequence[AskedRule],
+        rules: Sequence[Rule],
         timeout_s: float,
-    ) -> Similarity:
+    ) -> ExplainedScore:
         """One ExplainScore call."""
         request = reranker_pb2.ExplainScoreRequest(
             query_state=to_message(query_state),
             item_id=item_id,
             max_pairs=max_pairs,
-            rules=[_rule_message(rule) for rule in rules],
+            rules=map(rule_message, rules),
         )
         response = await self._call("ExplainScore", request, timeout_s)
-        pairs = [_read(PairPart, pair) for pair in response.pairs]
-        similarity: Similarity = _read(Similarity, response, pairs=pairs, rules=tuple(response.rules))
-        return similarity
+        return explained_of(response)
 
     async def served(self, timeout_s: float) -> ServedIndex:
         """One GetRerankerInfo call."""
@@ -396,10 +346,10 @@ class RemoteTextSources:
         self._find_by_words = _GeneratorStub(channel).FindByWords
 
     async def find(
-        self, sources: Sequence[str], query: str, *, k: int, filter: Filter, timeout_s: float
+        self, sources: Sequence[str], query: str, *, k: int, filter: ItemFilter, timeout_s: float
     ) -> Mapping[str, SourceHits | FreshetError]:
         """One FindByWords call."""
-        request = generator_pb2.FindByWordsRequest(query=query, k=k, filter=_filter_message(filter), sources=sources)
+        request = generator_pb2.FindByWordsRequest(query=query, k=k, filter=filter_message(filter), sources=sources)
         request.filter.ClearField("exclude_seen")  # sources know no users
         response = await rpc_client.call(self._find_by_words, request, timeout_s=timeout_s, peer="generator")
         return {said.source: _said(said, response.text_version) for said in response.answers}
@@ -422,7 +372,11 @@ class RemoteRefreshers:
         """One GetStatus call each, at once."""
         answers, all_answered = await self._ask_all("GetStatus", refresher_pb2.GetStatusRequest(), timeout_s)
         return [
-            _read(PartitionProgress, held, applied_offset=held.folded_offset)
+            PartitionProgress(
+                partition=held.partition,
+                applied_offset=held.folded_offset,
+                end_offset=held.end_offset,
+            )
             for answer in answers
             for held in answer.partitions
         ], all_answered

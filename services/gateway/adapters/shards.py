@@ -18,13 +18,15 @@ from functools import partial
 from hashlib import blake2b
 from typing import Generic, TypeVar
 
+from services.algorithms.filters import ItemFilter
+from services.algorithms.indexes.protocol import ESTIMATE, EXACT, Certificate
 from services.common.errors import DependencyUnavailable, FreshetError
 from services.common.query_state import PackedQueryState
 from services.common.shards import home_shard
+from services.contracts.explanations import ItemVotes
 from services.gateway.adapters.processes import RemoteCandidates
 from services.gateway.breaker import Breaker
-from services.gateway.domain import Certificate, CertificateKind, Filter, IndexFreshness, Pool, Ranking, Seen
-from services.gateway.explanation import Votes
+from services.gateway.domain import IndexFreshness, Pool, Ranking, Seen
 from services.gateway.freshness import ServedIndex
 
 # Kept of a call's time for what comes of the answers.
@@ -34,7 +36,6 @@ _HEDGE_FLOOR_S = 0.01
 _HEDGED_SHARE, _MAX_HEDGES = 0.05, 20.0
 # Of two replicas by turns, the second may be the one that stands still again.
 _HEDGES_OF_A_CALL = 2
-_EXACT = Certificate(CertificateKind.EXACT)
 _TINY = 2.0**-1022
 
 A = TypeVar("A", Ranking, Pool)
@@ -94,7 +95,7 @@ class ShardedCandidates:
         self._num_items = [0] * len(shards)
 
     async def search(
-        self, query_state: PackedQueryState, *, k: int, filter: Filter, seen: Seen, timeout_s: float
+        self, query_state: PackedQueryState, *, k: int, filter: ItemFilter, seen: Seen, timeout_s: float
     ) -> Ranking:
         """The k best of all shards' k best. Raises: DependencyUnavailable when none answered."""
 
@@ -106,7 +107,7 @@ class ShardedCandidates:
         return _merged_rankings(await self._ask_one_version(ask, timeout_s), k)
 
     async def propose(
-        self, query_state: PackedQueryState, *, pool_size: int, filter: Filter, seen: Seen, timeout_s: float
+        self, query_state: PackedQueryState, *, pool_size: int, filter: ItemFilter, seen: Seen, timeout_s: float
     ) -> Pool:
         """All shards' pools as one. Each has the share of a pool of `pool_size` that falls to it, three standard
         deviations more than on average, so the pool is larger. Raises: DependencyUnavailable when none answered."""
@@ -119,7 +120,9 @@ class ShardedCandidates:
 
         return _merged_pools(await self._ask_one_version(ask, timeout_s))
 
-    async def similar(self, item_id: str, *, k: int, filter: Filter, seen: Sequence[str], timeout_s: float) -> Ranking:
+    async def similar(
+        self, item_id: str, *, k: int, filter: ItemFilter, seen: Sequence[str], timeout_s: float
+    ) -> Ranking:
         """The shard that holds the item says its components, with which the others are asked. Raises: NotFound, and
         what else the first one raises."""
         until = self._clock() + (1 - _OWN_SHARE) * timeout_s
@@ -145,7 +148,7 @@ class ShardedCandidates:
 
     async def explain_votes(
         self, query_state: PackedQueryState, item_id: str, *, seen: Seen, timeout_s: float
-    ) -> Votes:
+    ) -> ItemVotes:
         """The say of the shard that holds the item."""
         return await self._shards[self._home(item_id)].explain_votes(
             query_state, item_id, seen=seen, timeout_s=timeout_s
@@ -271,7 +274,7 @@ def _merged_rankings(answers: _Answers[Ranking], k: int) -> Ranking:
     there = answers.there
     items = sorted((item for one in there for item in one.items), key=lambda item: (-item.score, item.item_id))[:k]
     kth = items[k - 1].score if len(items) == k else None
-    proof = _certificate(there, k, kth) if answers.is_whole else Certificate(CertificateKind.ESTIMATE)
+    proof = _certificate(there, k, kth) if answers.is_whole else ESTIMATE
     return Ranking(
         items=items,
         certificate=proof,
@@ -287,13 +290,13 @@ def _merged_rankings(answers: _Answers[Ranking], k: int) -> Ranking:
 def _certificate(rankings: Sequence[Ranking], k: int, kth: float | None) -> Certificate:
     """What is left out of a shard whose answer is exact comes after its last item, hence after the K-th of all; of one
     with a gap it scores at most that much above its last."""
-    gaps = [one for one in rankings if one.certificate.kind is not CertificateKind.EXACT]
+    gaps = [(one, one.certificate.gap) for one in rankings if one.certificate != EXACT]
     if not gaps:
-        return _EXACT
-    if kth is None or any(one.certificate.kind is not CertificateKind.BOUNDED or not one.items for one in gaps):
-        return Certificate(CertificateKind.ESTIMATE)
-    bound = max(math.nextafter(one.items[-1].score + one.certificate.gap, math.inf) for one in gaps)
-    return _EXACT if bound < kth else Certificate(CertificateKind.BOUNDED, max(bound - kth, _TINY))
+        return EXACT
+    if kth is None or any(gap is None or not one.items for one, gap in gaps):
+        return ESTIMATE
+    bound = max(math.nextafter(one.items[-1].score + (gap or 0.0), math.inf) for one, gap in gaps)
+    return EXACT if bound < kth else Certificate(max(bound - kth, _TINY))
 
 
 def _merged_pools(answers: _Answers[Pool]) -> Pool:

@@ -12,8 +12,9 @@ from services.algorithms.absence import AbsenceRows
 from services.algorithms.attributes import Kinds
 from services.algorithms.event_schema import EventSchema
 from services.algorithms.packed_state import after_absence
+from services.algorithms.rules import Rule
 from services.common.large_requests import in_turn
-from services.gateway.domain import AskedRule, HistoryEvent, Seen, last_event_ms, now_ms, seen_in, turned_down_in
+from services.gateway.domain import HistoryEvent, Seen, last_event_ms, now_ms, seen_in, turned_down_in
 from services.gateway.explanation import ExplainQuery, Explanation, PastInteraction
 from services.gateway.ports import Ports
 from services.gateway.stages import FoundState, Limits
@@ -32,7 +33,7 @@ class Explain:
     schema: EventSchema
     kinds: Kinds
     limits: Limits
-    rules: Sequence[AskedRule]
+    rules: Sequence[Rule]
     absence: AbsenceRows | None
 
     async def __call__(self, query: ExplainQuery) -> Explanation:

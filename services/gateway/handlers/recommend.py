@@ -16,8 +16,11 @@ from random import Random
 
 from services.algorithms.attributes import Kinds
 from services.algorithms.event_schema import EventSchema
+from services.algorithms.filters import ItemFilter
+from services.algorithms.indexes.protocol import ESTIMATE
 from services.algorithms.rank_fusion import reciprocal_rank_fusion
 from services.algorithms.reserved import MAX_POSITIONS, draw_slots
+from services.algorithms.rules import Rule
 from services.common import admission
 from services.common.errors import DependencyUnavailable
 from services.common.large_requests import in_turn
@@ -25,10 +28,7 @@ from services.common.query_state import PackedQueryState
 from services.common.state_layout import ANSWERS, IMPRESSIONS, PAGES
 from services.common.state_store import StoredState, UserView
 from services.gateway.domain import (
-    ESTIMATE,
-    AskedRule,
     Degradation,
-    Filter,
     FreshnessToken,
     HistoryEvent,
     Pool,
@@ -98,7 +98,7 @@ class Recommend:
     # Of the model's scores.
     tau: float
     limits: Limits
-    rules: Sequence[AskedRule]
+    rules: Sequence[Rule]
     rng: Random
 
     async def __call__(self, query: RecommendQuery) -> Recommendation:
@@ -416,7 +416,7 @@ class Recommend:
         return replace(ranking, items=drawn)
 
     async def _propose(
-        self, work: Work[RecommendQuery], state: PackedQueryState, wanted: Filter, size: int
+        self, work: Work[RecommendQuery], state: PackedQueryState, wanted: ItemFilter, size: int
     ) -> Pool | None:
         """What the first stage proposes of what is wanted, and what each rule needs of it."""
         query = work.query

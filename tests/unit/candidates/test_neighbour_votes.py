@@ -20,13 +20,14 @@ from services.algorithms.ops.mol_scores.reference import mol_scores_reference
 from services.algorithms.states import QueryStates
 from services.candidates.audit import Audit
 from services.candidates.bootstrap import host_build
-from services.candidates.domain import Found, ItemVotes, SearchQuery, Stage, VotesQuery
+from services.candidates.domain import Found, SearchQuery, Stage, VotesQuery
 from services.candidates.handlers import Search
 from services.candidates.metrics import CandidatesMetrics
 from services.candidates.server import CandidatesServicer
 from services.candidates.votes import Voting
 from services.common.stream.topics.index_deltas import ItemDelta
 from services.common.stream.topics.items import CatalogueItem
+from services.contracts.explanations import ItemVotes
 from services.reranker.domain import RerankQuery
 from services.reranker.handlers import Rerank
 from services.reranker.metrics import RerankerMetrics
@@ -175,7 +176,9 @@ def test_reranking_a_pool_gives_the_order_of_the_fused_answer_with_its_proof(
 @pytest.mark.parametrize("stage", list(Stage))
 def test_without_neighbours_seen_items_change_no_bit_of_an_answer(stage: Stage) -> None:
     scene = Scene(2, 2, with_neighbours=False)
-    plain, told = (scene.found(ItemFilter(seen_item_ids=seen), stage=stage) for seen in ((), ("i03", "i17")))
+    plain, told = (
+        scene.found(ItemFilter(seen_item_ids=seen, exclude_seen=False), stage=stage) for seen in ((), ("i03", "i17"))
+    )
     top = scene.catalogue.index.search(scene.query, 10, ItemFilter(), algorithm="exact")
     if stage is Stage.FULL:
         assert (plain.item_ids, plain.scores) == (list(top.item_ids[0]), top.scores[0].tolist())

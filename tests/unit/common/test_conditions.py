@@ -7,9 +7,11 @@ from freshet.v1 import common_pb2
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.common.attributes import Said, condition_message, read_conditions
+from services.algorithms.attributes import Condition
+from services.common.attributes import Said, condition_message
 from services.common.conditions import parse_condition, parse_value
 from services.common.errors import InvalidRequest
+from services.contracts.wire import conditions_of
 
 DAY_MS = int(datetime(2026, 1, 1, tzinfo=UTC).timestamp() * 1000)
 
@@ -33,7 +35,7 @@ DAY_MS = int(datetime(2026, 1, 1, tzinfo=UTC).timestamp() * 1000)
 )
 def test_a_condition_means_what_it_says(text: str, said: Said) -> None:
     assert parse_condition(text) == said
-    assert read_conditions([condition_message(*said)]) == [said]
+    assert conditions_of([condition_message(*said)]) == (Condition(*said),)
 
 
 @pytest.mark.parametrize(
@@ -73,4 +75,4 @@ def condition(comparison: int, *values: dict[str, object]) -> common_pb2.Attribu
 )
 def test_a_malformed_condition_on_the_wire_is_refused_by_field(message: object, names: str) -> None:
     with pytest.raises(InvalidRequest, match=rf"^filter\.where\[0\]\.{names}"):
-        read_conditions([message])
+        conditions_of([message])

@@ -12,7 +12,9 @@ from freshet.v1 import candidates_pb2_grpc, reranker_pb2_grpc
 from prometheus_client import CollectorRegistry
 from retrieval_scene import make_bundle, make_queries, state_fields
 
+from services.algorithms.filters import ItemFilter
 from services.algorithms.live_catalogue import VERSIONS_KEPT
+from services.algorithms.rules import Rule
 from services.candidates import bootstrap as candidates
 from services.candidates.config import CandidatesSettings
 from services.candidates.metrics import CandidatesMetrics
@@ -25,13 +27,13 @@ from services.common.rpc_server import HealthState, RpcServer
 from services.compact.in_process import InProcess
 from services.gateway.adapters.processes import RemoteCandidates, RemoteReranker
 from services.gateway.adapters.replicas import Replicas
-from services.gateway.domain import AskedRule, Filter, Pool, Seen
+from services.gateway.domain import Pool, Seen
 from services.reranker import bootstrap as reranker
 from services.reranker.config import RerankerSettings
 from services.reranker.metrics import RerankerMetrics
 from services.reranker.server import RerankerServicer
 
-RULE = AskedRule(name="promo", which=Filter(allow_item_ids=("item-1", "item-2", "0", "1")), boost=0.1)
+RULE = Rule(name="promo", which=ItemFilter(allow_item_ids=("item-1", "item-2", "0", "1")), boost=0.1)
 
 
 @dataclass
@@ -91,12 +93,17 @@ def without_times(answer: Any) -> Any:
 
 
 async def pool(scene: Scene, *, k: int = 20) -> list[Pool]:
-    asked = {"pool_size": k, "filter": Filter(deny_item_ids=("item-3",)), "seen": Seen(["item-1"]), "timeout_s": 5.0}
+    asked = {
+        "pool_size": k,
+        "filter": ItemFilter(deny_item_ids=("item-3",)),
+        "seen": Seen(["item-1"]),
+        "timeout_s": 5.0,
+    }
     return [without_times(await peer.propose(scene.state, **asked)) for peer in scene.candidates]
 
 
 async def test_answers_are_those_over_grpc(scene: Scene) -> None:
-    filter = Filter(exclude_seen=True, allow_categories=("c1", "c2"))
+    filter = ItemFilter(exclude_seen=True, allow_categories=("c1", "c2"))
     asked: dict[str, Any] = {"k": 5, "filter": filter, "seen": Seen(["item-1", "item-2"], ["item-2"]), "timeout_s": 5.0}
     here, there = [without_times(await peer.search(scene.state, **asked)) for peer in scene.candidates]
     assert here == there
@@ -104,7 +111,7 @@ async def test_answers_are_those_over_grpc(scene: Scene) -> None:
     assert here == there
     assert here.item_ids
     rules = asked | {
-        "filter": Filter(),
+        "filter": ItemFilter(),
         "seen": ["item-1", "item-2"],
         "max_per_category": 2,
         "diversity": 0.3,
@@ -135,7 +142,7 @@ async def test_errors_are_those_over_grpc(scene: Scene, wrong: str) -> None:
             call = second.explain(state, "nobody's", max_pairs=3, rules=(), timeout_s=timeout_s)
         else:
             k = 0 if wrong == "k" else 5
-            call = first.search(state, k=k, filter=Filter(), seen=Seen(), timeout_s=timeout_s)
+            call = first.search(state, k=k, filter=ItemFilter(), seen=Seen(), timeout_s=timeout_s)
         with pytest.raises(FreshetError) as caught:
             await call
         errors.append((type(caught.value), caught.value.message, caught.value.retriable))

@@ -26,6 +26,9 @@ from grpc_health.v1 import health_pb2
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
+from services.algorithms.filters import ItemFilter
+from services.algorithms.indexes.protocol import Certificate
+from services.algorithms.rules import Rule
 from services.common import rpc_client
 from services.common.config import ProcessSettings
 from services.common.errors import DeadlineExceeded, DependencyUnavailable, PreconditionFailed
@@ -40,18 +43,7 @@ from services.gateway.adapters.processes import (
 from services.gateway.adapters.replicas import Replicas
 from services.gateway.adapters.stream_ends import KafkaStreamEnds
 from services.gateway.adapters.stream_status import ProbedStreamStatus
-from services.gateway.domain import (
-    AskedRule,
-    Certificate,
-    CertificateKind,
-    Filter,
-    HistoryEvent,
-    IndexFreshness,
-    Pool,
-    Ranking,
-    ScoredItem,
-    Seen,
-)
+from services.gateway.domain import HistoryEvent, IndexFreshness, Pool, Ranking, ScoredItem, Seen
 from services.gateway.freshness import PartitionProgress
 from services.gateway.searching import Hit, SourceHits
 
@@ -110,7 +102,7 @@ def _free_port() -> int:
 
 
 async def test_sources_of_items_by_words_are_asked_in_one_call_and_each_says_how_it_went() -> None:
-    wanted = Filter(exclude_seen=True, deny_item_ids=("x",), allow_categories=("Comedy",))
+    wanted = ItemFilter(exclude_seen=True, deny_item_ids=("x",), allow_categories=("Comedy",))
     async with peers() as (peer, channel):
         items = [generator_pb2.FoundByWords(item_id=i, identifier=n, score=s) for i, n, s in GENERATED]
         peer.response = generator_pb2.FindByWordsResponse(
@@ -161,14 +153,14 @@ async def test_a_search_is_a_full_one_with_its_certificate() -> None:
             search_ms=2,
         )
         ranking = await RemoteCandidates(over(channel)).search(
-            query_state("q"), k=2, filter=Filter(), seen=Seen(["c"], ["c"]), timeout_s=1.0
+            query_state("q"), k=2, filter=ItemFilter(), seen=Seen(["c"], ["c"]), timeout_s=1.0
         )
     request = servicer.request
     assert (request.k, request.stage, list(request.seen_item_ids)) == (2, candidates_pb2.STAGE_FULL, ["c"])
     assert list(request.turned_down_item_ids) == ["c"]
     assert ranking == Ranking(
         items=[ScoredItem("a", 0.5, "mol"), ScoredItem("b", 0.25, "mol")],
-        certificate=Certificate(CertificateKind.BOUNDED, 0.125),
+        certificate=Certificate(0.125),
         index_version="i1",
         index_freshness=IndexFreshness(deltas_offset=7),
         queue_ms=1,
@@ -189,7 +181,7 @@ async def test_propose_asks_the_first_stage_and_keeps_its_bound(bound: float | N
             index_freshness=common_pb2.IndexFreshness(deltas_offset=7, lag_seconds=0.5),
         )
         pool = await RemoteCandidates(over(channel)).propose(
-            query_state("q"), pool_size=20, filter=Filter(deny_categories=("x",)), seen=Seen(["c"]), timeout_s=1.0
+            query_state("q"), pool_size=20, filter=ItemFilter(deny_categories=("x",)), seen=Seen(["c"]), timeout_s=1.0
         )
     request = servicer.request
     assert (request.k, request.stage, request.query_state.components) == (20, candidates_pb2.STAGE_FIRST, b"q")
@@ -209,12 +201,9 @@ async def test_an_index_without_a_memory_leaves_the_whole_score_to_the_model() -
     async with peers() as (servicer, channel):
         servicer.response = candidates_pb2.SearchResponse(item_ids=["a"], scores=[0.5])
         pool = await RemoteCandidates(over(channel)).propose(
-            query_state("q"), pool_size=20, filter=Filter(), seen=Seen(), timeout_s=1.0
+            query_state("q"), pool_size=20, filter=ItemFilter(), seen=Seen(), timeout_s=1.0
         )
-        servicer.response = candidates_pb2.ExplainVotesResponse()
-        votes = await RemoteCandidates(over(channel)).explain_votes(query_state("q"), "a", seen=Seen(), timeout_s=1.0)
     assert (list(pool.votes), pool.model_share, pool.index_freshness) == ([], 1.0, None)
-    assert (votes.vote, votes.model_share) == (0, 1.0)
 
 
 async def test_rerank_sends_the_pool_with_only_the_seen_items_that_matter() -> None:
@@ -236,12 +225,12 @@ async def test_rerank_sends_the_pool_with_only_the_seen_items_that_matter() -> N
                 index_freshness=IndexFreshness(deltas_offset=7),
             ),
             k=1,
-            filter=Filter(),
+            filter=ItemFilter(),
             seen=["a", "z"],
             max_per_category=2,
             diversity=0.5,
             discounts={"b": 0.25, "z": 1.0},
-            rules=[AskedRule(name="r", which=Filter(allow_categories=("x",)), bury=0.5)],
+            rules=[Rule(name="r", which=ItemFilter(allow_categories=("x",)), bury=0.5)],
             timeout_s=1.0,
         )
     request = servicer.request
@@ -249,7 +238,7 @@ async def test_rerank_sends_the_pool_with_only_the_seen_items_that_matter() -> N
     assert list(request.rules) == [common_pb2.Rule(name="r", categories=["x"], bury=0.5)]
     assert (list(request.candidate_item_ids), list(request.seen_item_ids), request.bound) == (["a", "b"], ["a"], 0.5)
     assert (request.k, request.max_per_category, request.diversity) == (1, 2, 0.5)
-    assert (ranking.certificate.kind, ranking.certificate.gap) == (CertificateKind.BOUNDED, 0.125)
+    assert ranking.certificate == Certificate(0.125)
     assert ranking.items[0].item_id == "b"
     # The version that made the pool goes along; what comes back is the version that scored it.
     assert (request.index_version, request.deltas_offset, ranking.index_version) == ("i+7", 7, "i+6")
@@ -262,7 +251,7 @@ async def test_explanations_and_served_versions_are_read_whole() -> None:
         pair = reranker_pb2.PairContribution(query_component=1, weight=0.5, cosine=0.5, contribution=0.25)
         servicer.response = reranker_pb2.ExplainScoreResponse(score=0.25, pairs=[pair], title="A", num_interactions=3)
         servicer.response.rules.append(1)
-        rules = [AskedRule(name=name, which=Filter(allow_item_ids=(name,)), boost=0.5) for name in ("b", "a")]
+        rules = [Rule(name=name, which=ItemFilter(allow_item_ids=(name,)), boost=0.5) for name in ("b", "a")]
         similarity = await reranker.explain(query_state("q"), "a", max_pairs=4, rules=rules, timeout_s=1.0)
         assert (servicer.request.item_id, servicer.request.max_pairs) == ("a", 4)
         assert [list(rule.item_ids) for rule in servicer.request.rules] == [["b"], ["a"]]

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from services.algorithms.filters import ItemFilter
 from services.algorithms.popularity import level_of
 from services.common.errors import DependencyUnavailable
 from services.common.state_store import Popularity
-from services.gateway.domain import Filter
 from services.gateway.popular import PopularItems
 from services.gateway.popular_now import FollowedPopularity
 
@@ -21,7 +21,7 @@ def catalogue() -> PopularItems:
 
 
 def order(popular: PopularItems) -> list[str]:
-    return [item.item_id for item in popular.top(10, Filter(), [], 0)]
+    return [item.item_id for item in popular.top(10, ItemFilter(), [], 0)]
 
 
 def partition(**taken: float) -> Popularity:
@@ -38,10 +38,10 @@ async def test_partitions_add_up_and_fade() -> None:
 
     await FollowedPopularity(read, popular, clock_ms=lambda: NOW_MS).look()
     # Training's 1,000 and 100 count 30 and 3; 140 and 60 of two half-lives ago 35 and 15.
-    found = popular.top(10, Filter(), [], 0)
+    found = popular.top(10, ItemFilter(), [], 0)
     assert [item.item_id for item in found] == ["c", "a", "b"]
     assert [item.score * 83 for item in found] == pytest.approx([35, 30, 18])
-    assert [item.item_id for item in popular.top(1, Filter(allow_categories=("x",)), [], 0)] == ["c"]
+    assert [item.item_id for item in popular.top(1, ItemFilter(allow_categories=("x",)), [], 0)] == ["c"]
 
 
 @pytest.mark.parametrize("failure", [DependencyUnavailable("Redis does not answer"), ValueError("half a reply")])

@@ -5,10 +5,11 @@ from collections import Counter
 import pytest
 from gateway_scene import Scene
 
+from services.algorithms.filters import ItemFilter
 from services.common.errors import DependencyUnavailable
 from services.common.stream.topics.items import CatalogueItem
 from services.gateway.catalogue import DescribedItems
-from services.gateway.domain import Filter, RecommendQuery, now_ms
+from services.gateway.domain import RecommendQuery, now_ms
 from services.gateway.stages import Limits
 
 HOUR_MS = 3600 * 1000
@@ -65,13 +66,13 @@ async def test_by_default_every_position_is_the_rankings() -> None:
     [
         {"hours_ago": 25.0},
         {"new": 0},
-        {"filter": Filter(deny_item_ids=("new-0", "new-1", "new-2"))},
-        {"filter": Filter(allow_item_ids=tuple("bcdef"))},
+        {"filter": ItemFilter(deny_item_ids=("new-0", "new-1", "new-2"))},
+        {"filter": ItemFilter(allow_item_ids=tuple("bcdef"))},
         {"withdrawn": True},
     ],
 )
 async def test_what_is_not_new_or_not_allowed_takes_no_position(without: dict[str, object]) -> None:
-    withdrawn, wanted = without.pop("withdrawn", False), without.pop("filter", Filter())
+    withdrawn, wanted = without.pop("withdrawn", False), without.pop("filter", ItemFilter())
     made = scene(0.5, **without)  # type: ignore[arg-type]
     if withdrawn:
         for row in range(3):

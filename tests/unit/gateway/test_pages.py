@@ -7,15 +7,14 @@ from gateway_scene import ITEMS, Scene
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from services.algorithms.filters import ItemFilter
+from services.algorithms.indexes.protocol import Certificate
 from services.common.errors import DependencyUnavailable, InvalidRequest, PermissionDenied, PreconditionFailed
 from services.common.state_layout import PAGES
 from services.common.stream.topics.items import CatalogueItem
 from services.gateway.catalogue import DescribedItems
 from services.gateway.domain import (
-    Certificate,
-    CertificateKind,
     Degradation,
-    Filter,
     FreshnessToken,
     HistoryEvent,
     NotAgain,
@@ -88,7 +87,7 @@ async def test_a_page_has_the_marks_of_the_answer_that_it_continues() -> None:
 
 def test_a_kept_list_says_rules_and_the_share_that_was_searched() -> None:
     items = [ScoredItem("a", 0.5, "mol", rules=("promo", "é")), ScoredItem("b", 0.25, "new", 0.5)]
-    ranking = Ranking(items=items, certificate=Certificate(CertificateKind.BOUNDED, 0.125), searched_share=0.75)
+    ranking = Ranking(items=items, certificate=Certificate(0.125), searched_share=0.75)
     served = ServedList(ranking=ranking, model_version="m1", degradations=[Degradation.PARTIAL_CATALOGUE])
     place = Place(b"12345", 1_000, 1)
     assert find_list([packed_list(place, served)], place) == served
@@ -112,7 +111,7 @@ async def test_what_was_withdrawn_since_is_on_no_page() -> None:
 async def test_a_list_that_is_one_page_has_no_next_one() -> None:
     scene = Scene()
     assert (await scene.recommend(replace(ANN, k=5))).next_page_token == ""
-    assert (await scene.recommend(replace(ANN, filter=Filter(allow_item_ids=("b", "c"))))).next_page_token == ""
+    assert (await scene.recommend(replace(ANN, filter=ItemFilter(allow_item_ids=("b", "c"))))).next_page_token == ""
     assert not scene.sessions.lists
 
 

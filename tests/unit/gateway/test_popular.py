@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.algorithms.attributes import Comparison, Condition
+from services.algorithms.filters import ItemFilter
 from services.common.stream.topics.items import CatalogueItem
 from services.gateway.catalogue import DescribedItems
-from services.gateway.domain import Degradation, Filter, RecommendQuery
+from services.gateway.domain import Degradation, RecommendQuery
 from services.gateway.popular import TRAINING_COUNTS, PopularItems
 
 CATALOGUE = PopularItems(ITEMS, COUNTS, CATEGORIES, ATTRIBUTES)
@@ -21,34 +22,39 @@ CATALOGUE = PopularItems(ITEMS, COUNTS, CATEGORIES, ATTRIBUTES)
 @pytest.mark.parametrize(
     ("wanted", "seen", "max_per_category", "expected"),
     [
-        (Filter(), [], 0, POPULAR),
-        (Filter(), ["b", "nowhere"], 0, ["d", "c", "e", "f", "a"]),
-        (Filter(exclude_seen=False), ["b"], 0, POPULAR),
-        (Filter(allow_item_ids=("a", "c", "nowhere")), [], 0, ["c", "a"]),
-        (Filter(allow_item_ids=("a", "c"), allow_categories=("y",)), [], 0, ["c"]),
-        (Filter(deny_item_ids=("b", "d")), [], 0, ["c", "e", "f", "a"]),
-        (Filter(allow_categories=("x", "y", "x")), [], 0, ["b", "d", "c", "a"]),
-        (Filter(allow_categories=("nothing",)), [], 0, []),
-        (Filter(deny_categories=("x",)), [], 0, ["c", "e", "f"]),
-        (Filter(), [], 1, ["b", "c", "e", "f"]),
-        (Filter(where=(Condition("price", Comparison.AT_LEAST, (20.0,)),)), [], 0, ["d", "c", "e"]),
-        (Filter(where=(Condition("maker", Comparison.NONE_OF, ("x",)),), allow_categories=("x",)), [], 0, ["b", "d"]),
-        (Filter(where=(Condition("price", Comparison.ABSENT),)), [], 0, ["f"]),
+        (ItemFilter(), [], 0, POPULAR),
+        (ItemFilter(), ["b", "nowhere"], 0, ["d", "c", "e", "f", "a"]),
+        (ItemFilter(exclude_seen=False), ["b"], 0, POPULAR),
+        (ItemFilter(allow_item_ids=("a", "c", "nowhere")), [], 0, ["c", "a"]),
+        (ItemFilter(allow_item_ids=("a", "c"), allow_categories=("y",)), [], 0, ["c"]),
+        (ItemFilter(deny_item_ids=("b", "d")), [], 0, ["c", "e", "f", "a"]),
+        (ItemFilter(allow_categories=("x", "y", "x")), [], 0, ["b", "d", "c", "a"]),
+        (ItemFilter(allow_categories=("nothing",)), [], 0, []),
+        (ItemFilter(deny_categories=("x",)), [], 0, ["c", "e", "f"]),
+        (ItemFilter(), [], 1, ["b", "c", "e", "f"]),
+        (ItemFilter(where=(Condition("price", Comparison.AT_LEAST, (20.0,)),)), [], 0, ["d", "c", "e"]),
+        (
+            ItemFilter(where=(Condition("maker", Comparison.NONE_OF, ("x",)),), allow_categories=("x",)),
+            [],
+            0,
+            ["b", "d"],
+        ),
+        (ItemFilter(where=(Condition("price", Comparison.ABSENT),)), [], 0, ["f"]),
     ],
 )
 def test_popular_items_follow_the_filter(
-    wanted: Filter, seen: list[str], max_per_category: int, expected: list[str]
+    wanted: ItemFilter, seen: list[str], max_per_category: int, expected: list[str]
 ) -> None:
     assert [item.item_id for item in CATALOGUE.top(10, wanted, seen, max_per_category)] == expected
 
 
 def test_scores_are_shares_of_training() -> None:
-    assert [item.score for item in CATALOGUE.top(2, Filter(), [], 0)] == [0.3, 0.3]
+    assert [item.score for item in CATALOGUE.top(2, ItemFilter(), [], 0)] == [0.3, 0.3]
 
 
 def test_an_untrained_catalogue_still_answers() -> None:
     catalogue = PopularItems(["b", "a"], COUNTS[:2] * 0, [(), ()])
-    assert [(item.item_id, item.score) for item in catalogue.top(5, Filter(), [], 0)] == [("a", 0.0), ("b", 0.0)]
+    assert [(item.item_id, item.score) for item in catalogue.top(5, ItemFilter(), [], 0)] == [("a", 0.0), ("b", 0.0)]
 
 
 async def test_popular_items_say_so_until_what_is_withdrawn_is_known() -> None:
@@ -72,11 +78,11 @@ def test_what_is_withdrawn_or_not_available_is_not_popular_until_it_is_put_again
     catalogue = PopularItems(ITEMS, COUNTS, CATEGORIES)
     items = described(catalogue)
     items.describe([CatalogueItem(item_id="b", withdrawn=True), CatalogueItem(item_id="c", available=False)])
-    assert [item.item_id for item in catalogue.top(10, Filter(), [], 0)] == ["d", "e", "f", "a"]
+    assert [item.item_id for item in catalogue.top(10, ItemFilter(), [], 0)] == ["d", "e", "f", "a"]
     # Asking for it by name does not bring it back.
-    assert catalogue.top(10, Filter(exclude_seen=False, allow_item_ids=("b",)), [], 0) == []
+    assert catalogue.top(10, ItemFilter(exclude_seen=False, allow_item_ids=("b",)), [], 0) == []
     items.describe([CatalogueItem(item_id="b", title="B again", categories=("x",))])
-    assert [item.item_id for item in catalogue.top(2, Filter(), [], 0)] == ["b", "d"]
+    assert [item.item_id for item in catalogue.top(2, ItemFilter(), [], 0)] == ["b", "d"]
     assert (items.titles["b"], items.titles["a"]) == ("B again", "A")
 
 
@@ -84,7 +90,7 @@ def test_an_items_new_categories_are_what_filters_see() -> None:
     catalogue = PopularItems(ITEMS, COUNTS, CATEGORIES)
     described(catalogue).describe([CatalogueItem(item_id="f", categories=("y", "new"))])
     by_category = {
-        name: [item.item_id for item in catalogue.top(10, Filter(allow_categories=(name,)), [], 0)]
+        name: [item.item_id for item in catalogue.top(10, ItemFilter(allow_categories=(name,)), [], 0)]
         for name in ("y", "new", "x")
     }
     assert by_category == {"y": ["d", "c", "f"], "new": ["f"], "x": ["b", "d", "a"]}
@@ -95,12 +101,12 @@ def test_items_that_training_never_saw_come_last_until_somebody_takes_them() -> 
     items = described(catalogue)
     items.describe([CatalogueItem(item_id="n", title="New", categories=("x",))])
     assert items.titles["n"] == "New"
-    assert [item.item_id for item in catalogue.top(10, Filter(), [], 0)] == [*POPULAR, "n"]
+    assert [item.item_id for item in catalogue.top(10, ItemFilter(), [], 0)] == [*POPULAR, "n"]
     catalogue.take({"n": 3.0, "unheard of": 9.0})
-    assert [item.item_id for item in catalogue.top(2, Filter(), [], 0)] == ["n", POPULAR[0]]
-    assert [item.item_id for item in catalogue.top(2, Filter(allow_categories=("x",)), [], 0)] == ["n", "b"]
+    assert [item.item_id for item in catalogue.top(2, ItemFilter(), [], 0)] == ["n", POPULAR[0]]
+    assert [item.item_id for item in catalogue.top(2, ItemFilter(allow_categories=("x",)), [], 0)] == ["n", "b"]
     items.describe([CatalogueItem(item_id="n", withdrawn=True)])
-    assert [item.item_id for item in catalogue.top(10, Filter(), [], 0)] == POPULAR
+    assert [item.item_id for item in catalogue.top(10, ItemFilter(), [], 0)] == POPULAR
 
 
 @pytest.mark.parametrize("is_served", [True, False])
@@ -109,7 +115,7 @@ def test_a_reader_finds_a_new_item_whole_or_not_at_all(is_served: bool) -> None:
     answers: list[list[list[str]]] = []
 
     def read() -> None:
-        wanted = [Filter(), Filter(deny_categories=("x",)), Filter(allow_categories=("x",))]
+        wanted = [ItemFilter(), ItemFilter(deny_categories=("x",)), ItemFilter(allow_categories=("x",))]
         found = [[item.item_id for item in catalogue.top(10, one, [], 0)] for one in wanted]
         answers.append([*found, catalogue.newest(0, 10)])
 
@@ -132,7 +138,7 @@ _CHANGES = st.one_of(
     st.tuples(st.sampled_from([*NAMES, *NEW]), _SOME, st.booleans()),
 )
 _FILTERS = st.builds(
-    Filter,
+    ItemFilter,
     allow_categories=_SOME.map(tuple),
     deny_categories=_SOME.map(tuple),
     allow_item_ids=st.lists(st.sampled_from([*NAMES, *NEW]), max_size=5).map(tuple),
@@ -150,7 +156,7 @@ def test_the_order_is_that_of_all_counts_whatever_changed(
     counts: list[int],
     categories: list[list[str]],
     changes: list[dict[str, float] | tuple[str, list[str], bool]],
-    wanted: Filter,
+    wanted: ItemFilter,
 ) -> None:
     catalogue = PopularItems(NAMES, np.array(counts), categories)
     now: dict[str, float] = {}
@@ -191,7 +197,7 @@ def test_neither_a_record_nor_an_answer_costs_memory_for_each_hidden_item() -> N
     tracemalloc.start()
     catalogue.describe(item_ids[-1], (), is_served=False)
     catalogue.describe(item_ids[0], (), is_served=True)
-    answered = [item.item_id for item in catalogue.top(10, Filter(), [], 0)]
+    answered = [item.item_id for item in catalogue.top(10, ItemFilter(), [], 0)]
     _, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert sorted(answered) == sorted([item_ids[0], *item_ids[-5:-1]])
@@ -211,7 +217,7 @@ def test_a_record_does_not_cost_memory_for_each_item_of_its_category(item_id: st
     tracemalloc.stop()
     # A copy of the category would be 160 kB.
     assert peak_bytes < 20_000
-    wanted = Filter(allow_categories=("x",), allow_item_ids=(item_id,))
+    wanted = ItemFilter(allow_categories=("x",), allow_item_ids=(item_id,))
     assert [item.item_id for item in catalogue.top(1, wanted, [], 0)] == ([item_id] if "x" in categories else [])
 
 
@@ -220,7 +226,7 @@ def test_items_that_left_a_category_and_come_back_are_answered_once() -> None:
     for names in ((), ("x",), ("y",), ("x", "y")):
         for item_id in NAMES[:9]:
             catalogue.describe(item_id, names, is_served=True)
-        found = catalogue.top(20, Filter(allow_categories=("x",)), [], 0)
+        found = catalogue.top(20, ItemFilter(allow_categories=("x",)), [], 0)
         assert [item.item_id for item in found] == (NAMES[::-1] if "x" in names else NAMES[:8:-1])
 
 
@@ -228,5 +234,5 @@ async def test_what_the_catalogue_says_of_attributes_counts_at_once() -> None:
     scene = Scene()
     DescribedItems({}, scene.popular).describe([CatalogueItem(item_id="f", attributes={"price": 45.0})])
     where = (Condition("price", Comparison.ABOVE, (40.0,)),)
-    answer = await scene.recommend(RecommendQuery(user_id="nobody", k=5, filter=Filter(where=where)))
+    answer = await scene.recommend(RecommendQuery(user_id="nobody", k=5, filter=ItemFilter(where=where)))
     assert [item.item_id for item in answer.items] == ["f"]

@@ -6,6 +6,8 @@ import time
 import pytest
 from gateway_scene import ITEMS, POPULAR, STORED, Scene
 
+from services.algorithms.filters import ItemFilter
+from services.algorithms.indexes.protocol import ESTIMATE, EXACT
 from services.common import admission, request_context
 from services.common.admission import Admission
 from services.common.errors import (
@@ -16,15 +18,7 @@ from services.common.errors import (
     PreconditionFailed,
 )
 from services.common.stream.position import Position
-from services.gateway.domain import (
-    CertificateKind,
-    Degradation,
-    Filter,
-    FreshnessToken,
-    HistoryEvent,
-    Recommendation,
-    RecommendQuery,
-)
+from services.gateway.domain import Degradation, FreshnessToken, HistoryEvent, Recommendation, RecommendQuery
 from services.gateway.explanation import ExplainQuery
 from services.gateway.stages import COMPONENTS, Limits
 
@@ -55,7 +49,7 @@ async def test_a_known_user_gets_the_models_items_with_full_provenance() -> None
     assert answer.state is STORED
     assert (answer.state_source, answer.model_version, answer.index_version) == ("stored", "m1", "index-1")
     assert (answer.token_honoured, list(answer.degradations)) == (True, [])
-    assert answer.certificate.kind is CertificateKind.EXACT
+    assert answer.certificate == EXACT
     assert scene.states.calls == 1
 
 
@@ -84,13 +78,13 @@ async def test_stage_times_add_up_to_the_total() -> None:
 async def test_seen_items_are_left_out_unless_asked_for() -> None:
     scene = Scene()
     assert "a" not in ids(await scene.recommend(RecommendQuery(user_id="ann", k=6)))
-    again = await scene.recommend(RecommendQuery(user_id="ann", k=6, filter=Filter(exclude_seen=False)))
+    again = await scene.recommend(RecommendQuery(user_id="ann", k=6, filter=ItemFilter(exclude_seen=False)))
     assert "a" in ids(again)
 
 
 async def test_what_the_user_had_goes_to_candidates_newest_first_whatever_is_left_out() -> None:
     for exclude_seen in (True, False):
-        scene, wanted = Scene(), Filter(exclude_seen=exclude_seen)
+        scene, wanted = Scene(), ItemFilter(exclude_seen=exclude_seen)
         await scene.recommend(RecommendQuery(user_id="ann", k=2, filter=wanted))
         history = (HistoryEvent("c", 1), HistoryEvent("d", 2))
         await scene.recommend(RecommendQuery(user_id="ann", k=2, filter=wanted, history=history))
@@ -235,7 +229,7 @@ async def test_without_rules_and_words_candidates_answer_alone() -> None:
 
 
 async def test_a_filter_that_allows_nothing_gives_an_empty_answer_not_a_popular_one() -> None:
-    answer = await Scene().recommend(RecommendQuery(user_id="ann", k=2, filter=Filter(allow_item_ids=("zzz",))))
+    answer = await Scene().recommend(RecommendQuery(user_id="ann", k=2, filter=ItemFilter(allow_item_ids=("zzz",))))
     assert ids(answer) == []
     assert list(answer.degradations) == []
 
@@ -308,7 +302,7 @@ async def test_reranker_down_gives_the_first_stage_order_within_the_category_lim
     assert ids(answer) == ["b", "c", "e"]
     assert sources(answer) == {"first_stage"}
     assert list(answer.degradations) == [Degradation.FIRST_STAGE_ORDER]
-    assert answer.certificate.kind is CertificateKind.ESTIMATE
+    assert answer.certificate == ESTIMATE
 
 
 @pytest.mark.parametrize("failure", [DOWN, Overloaded("full"), PreconditionFailed("another d"), InvalidRequest("k")])

@@ -12,11 +12,12 @@ import pytest
 from freshet.v1 import candidates_pb2, candidates_pb2_grpc, encoder_pb2, encoder_pb2_grpc
 from gateway_scene import query_state
 
+from services.algorithms.filters import ItemFilter
 from services.common import rpc_client
 from services.common.errors import DependencyUnavailable, PreconditionFailed
 from services.gateway.adapters.processes import RemoteCandidates, RemoteEncoder
 from services.gateway.adapters.replicas import Replicas
-from services.gateway.domain import Filter, HistoryEvent, Pool, Seen
+from services.gateway.domain import HistoryEvent, Pool, Seen
 
 
 class Replica(candidates_pb2_grpc.CandidatesServiceServicer, encoder_pb2_grpc.EncoderServiceServicer):
@@ -76,7 +77,7 @@ async def _forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
 
 
 async def search(candidates: RemoteCandidates) -> Pool:
-    return await candidates.propose(query_state("q"), pool_size=5, filter=Filter(), seen=Seen(), timeout_s=5.0)
+    return await candidates.propose(query_state("q"), pool_size=5, filter=ItemFilter(), seen=Seen(), timeout_s=5.0)
 
 
 async def test_a_refusal_is_tried_once_more_and_then_the_replica_of_this_model_is_asked_first() -> None:

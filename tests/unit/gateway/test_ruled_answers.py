@@ -15,8 +15,11 @@ from prometheus_client import CollectorRegistry
 from retrieval_scene import half, make_bundle, make_queries, state_fields
 
 from services.algorithms.attributes import Comparison, Condition
+from services.algorithms.filters import ItemFilter
+from services.algorithms.indexes.protocol import ESTIMATE, EXACT
 from services.algorithms.live_catalogue import VERSIONS_KEPT
 from services.algorithms.ops.mol_scores.reference import mol_scores_reference
+from services.algorithms.rules import Rule
 from services.candidates import bootstrap as candidates
 from services.candidates.config import CandidatesSettings
 from services.candidates.metrics import CandidatesMetrics
@@ -28,7 +31,7 @@ from services.common.stream.topics.items import CatalogueItem
 from services.compact.in_process import InProcess
 from services.gateway.adapters.processes import RemoteCandidates, RemoteReranker
 from services.gateway.catalogue import DescribedItems
-from services.gateway.domain import AskedRule, CertificateKind, Filter, Recommendation, RecommendQuery, now_ms
+from services.gateway.domain import Recommendation, RecommendQuery, now_ms
 from services.gateway.popular import PopularItems
 from services.gateway.shown_before import packed_items
 from services.gateway.stages import Limits
@@ -38,7 +41,7 @@ from services.reranker.metrics import RerankerMetrics
 from services.reranker.server import RerankerServicer
 
 POOL, NEW, DISCOUNT = 10, 12, 0.05
-ALL = Filter(exclude_seen=False)
+ALL = ItemFilter(exclude_seen=False)
 
 
 class World:
@@ -81,7 +84,7 @@ class World:
         )
         return made
 
-    def some_items(self) -> Filter:
+    def some_items(self) -> ItemFilter:
         """What a rule names."""
         rng, kind = self.rng, self.rng.integers(0, 4)
         categories = tuple(rng.choice(self.names, rng.integers(1, 3), replace=False).tolist()) if kind != 1 else ()
@@ -90,7 +93,7 @@ class World:
         where = (Condition("price", Comparison.AT_MOST, (float(rng.integers(5, 45)),)),) if kind == 3 else ()
         return replace(ALL, allow_item_ids=ids, allow_categories=categories, where=where)
 
-    def some_rule(self, number: int) -> AskedRule:
+    def some_rule(self, number: int) -> Rule:
         size = float(self.rng.choice([0.01, 0.1, 1.0]))
         effects: list[dict[str, float]] = [
             {"boost": size},
@@ -98,7 +101,7 @@ class World:
             {"pin": int(self.rng.integers(1, 8))},
             {"cap": int(self.rng.integers(1, 4))},
         ]
-        return AskedRule(name=f"r{number}", which=self.some_items(), **effects[self.rng.integers(0, 4)])  # type: ignore[arg-type]
+        return Rule(name=f"r{number}", which=self.some_items(), **effects[self.rng.integers(0, 4)])  # type: ignore[arg-type]
 
     def some_query(self) -> RecommendQuery:
         rng = self.rng
@@ -116,7 +119,7 @@ class World:
             rules=tuple(self.some_rule(number) for number in range(rng.integers(0, 5))),
         )
 
-    def named(self, which: Filter, row: int) -> bool:
+    def named(self, which: ItemFilter, row: int) -> bool:
         return (
             (not which.allow_item_ids or f"item-{row}" in which.allow_item_ids)
             and (not which.allow_categories or not set(which.allow_categories).isdisjoint(self.categories[row]))
@@ -232,8 +235,8 @@ async def test_an_answer_is_as_long_as_the_limits_allow_and_its_items_those_of_a
         world.check_limits(query, found)
         assert not answer.degradations
         assert len(found) == len(wanted)
-        assert answer.certificate.kind in (CertificateKind.EXACT, CertificateKind.BOUNDED)
-        if answer.certificate.kind is CertificateKind.EXACT:
+        assert answer.certificate != ESTIMATE
+        if answer.certificate == EXACT:
             assert found == wanted
         scores = [item.score for item in answer.items]
         assert scores == pytest.approx([world.final(query, row) for row in found], abs=1e-6)
@@ -255,7 +258,7 @@ async def test_rules_hold_where_positions_are_reserved(served: Served) -> None:
             assert not any(rule.bury and world.named(rule.which, found[at]) for rule in query.rules)
         scores = [item.score for item in answer.items]
         assert scores == pytest.approx([world.final(query, row) for row in found], abs=1e-6)
-        if answer.certificate.kind is CertificateKind.EXACT:
+        if answer.certificate == EXACT:
             assert {at: found[at] for at in pins} == pins
             ordinary = [row for at, row in enumerate(found) if at not in new and at not in pins]
             ranked = [row for at, row in enumerate(wanted) if at not in pins]

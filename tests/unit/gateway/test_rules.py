@@ -15,8 +15,11 @@ from prometheus_client import CollectorRegistry
 from retrieval_scene import CATEGORIES, half, make_bundle, make_queries, state_fields
 from test_server import gateway
 
+from services.algorithms.filters import ItemFilter
+from services.algorithms.indexes.protocol import ESTIMATE, EXACT
 from services.algorithms.live_catalogue import VERSIONS_KEPT
 from services.algorithms.ops.mol_scores.reference import mol_scores_reference
+from services.algorithms.rules import Rule
 from services.candidates import bootstrap as candidates
 from services.candidates.config import CandidatesSettings
 from services.candidates.metrics import CandidatesMetrics
@@ -28,7 +31,7 @@ from services.compact.in_process import InProcess
 from services.gateway.adapters.processes import RemoteCandidates, RemoteReranker
 from services.gateway.bootstrap import standing_rules
 from services.gateway.config import GatewaySettings
-from services.gateway.domain import AskedRule, CertificateKind, Degradation, Filter, Pool, RecommendQuery
+from services.gateway.domain import Degradation, Pool, RecommendQuery
 from services.gateway.explanation import ExplainQuery
 from services.gateway.ruled_pools import searched_for, with_own_pools
 from services.gateway.stages import Limits
@@ -38,7 +41,7 @@ from services.reranker.metrics import RerankerMetrics
 from services.reranker.server import RerankerServicer
 
 X = 60
-ALL = Filter(exclude_seen=False)
+ALL = ItemFilter(exclude_seen=False)
 
 
 class Real:
@@ -47,16 +50,16 @@ class Real:
     def __init__(self, scene: Scene, exact: np.ndarray) -> None:
         self.scene, self.exact = scene, exact
 
-    def names(self, rule: AskedRule, row: int) -> bool:
+    def names(self, rule: Rule, row: int) -> bool:
         which = rule.which
         return (not which.allow_item_ids or f"item-{row}" in which.allow_item_ids) and (
             not which.allow_categories or CATEGORIES[row % 4] in which.allow_categories
         )
 
-    def final(self, rules: list[AskedRule], row: int) -> float:
+    def final(self, rules: list[Rule], row: int) -> float:
         return float(self.exact[row]) + sum(one.boost - one.bury for one in rules if self.names(one, row))
 
-    async def ask(self, rules: list[AskedRule], k: int = 5, **fields: Any) -> Any:
+    async def ask(self, rules: list[Rule], k: int = 5, **fields: Any) -> Any:
         query = RecommendQuery(user_id="ann", k=k, rules=tuple(rules), filter=fields.pop("filter", ALL), **fields)
         return await self.scene.recommend(query)
 
@@ -85,14 +88,14 @@ async def real(tmp_path: Path) -> AsyncIterator[Real]:
     await rerank.close()
 
 
-def some_rule(rng: np.random.Generator, number: int) -> AskedRule:
+def some_rule(rng: np.random.Generator, number: int) -> Rule:
     if rng.random() < 0.5:
         which = replace(ALL, allow_categories=tuple(rng.choice(CATEGORIES, rng.integers(1, 3), replace=False).tolist()))
     else:
         which = replace(ALL, allow_item_ids=tuple(f"item-{row}" for row in rng.choice(X, 6, replace=False).tolist()))
     size = float(rng.choice([0.01, 0.1, 1.0]))
     effect = {"boost": size} if rng.random() < 0.6 else {"bury": size}
-    return AskedRule(name=f"r{number}", which=which, **effect)
+    return Rule(name=f"r{number}", which=which, **effect)
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -105,18 +108,18 @@ async def test_boosts_and_buries_rank_as_a_loop_over_all_items_or_say_how_far_of
     assert [item.score for item in answer.items] == pytest.approx([real.final(rules, row) for row in found], abs=1e-6)
     for item, row in zip(answer.items, found, strict=True):
         assert list(item.rules) == [rule.name for rule in rules if real.names(rule, row)]
-    assert answer.certificate.kind is not CertificateKind.ESTIMATE
-    if answer.certificate.kind is CertificateKind.EXACT:
+    assert answer.certificate != ESTIMATE
+    if answer.certificate == EXACT:
         assert found == best
     assert real.final(rules, best[-1]) <= answer.items[-1].score + answer.certificate.gap + 1e-6
 
 
 async def test_a_boost_lifts_what_lies_far_behind_the_pool(real: Real) -> None:
     worst = int(np.argmin(real.exact))
-    rule = AskedRule(name="promo", which=replace(ALL, allow_item_ids=(f"item-{worst}",)), boost=5.0)
+    rule = Rule(name="promo", which=replace(ALL, allow_item_ids=(f"item-{worst}",)), boost=5.0)
     answer = await real.ask([rule])
     assert (answer.items[0].item_id, answer.items[0].rules) == (f"item-{worst}", ("promo",))
-    assert answer.certificate.kind is CertificateKind.EXACT
+    assert answer.certificate == EXACT
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -124,7 +127,7 @@ async def test_explain_names_the_rules_that_name_the_item_and_what_they_add(real
     rng = np.random.default_rng(seed)
     rules = [some_rule(rng, number) for number in range(3)]
     everything = replace(ALL, allow_categories=tuple(CATEGORIES))
-    rules += [AskedRule(name="first", which=everything, pin=2), AskedRule(name="few", which=everything, cap=1)]
+    rules += [Rule(name="first", which=everything, pin=2), Rule(name="few", which=everything, cap=1)]
     for row in range(0, X, 7):
         query = ExplainQuery(user_id="ann", item_id=f"item-{row}", rules=tuple(rules))
         answer = await real.scene.explain(query)
@@ -135,8 +138,8 @@ async def test_explain_names_the_rules_that_name_the_item_and_what_they_add(real
 
 async def test_pins_and_caps_hold_in_an_answer_of_the_best(real: Real) -> None:
     worst = np.argsort(real.exact)[:2].tolist()
-    pin = AskedRule(name="first", which=replace(ALL, allow_item_ids=tuple(f"item-{row}" for row in worst)), pin=2)
-    cap = AskedRule(name="few", which=replace(ALL, allow_categories=(CATEGORIES[0], CATEGORIES[1])), cap=1)
+    pin = Rule(name="first", which=replace(ALL, allow_item_ids=tuple(f"item-{row}" for row in worst)), pin=2)
+    cap = Rule(name="few", which=replace(ALL, allow_categories=(CATEGORIES[0], CATEGORIES[1])), cap=1)
     answer = await real.ask([pin, cap], k=6)
     found = [int(item.item_id.removeprefix("item-")) for item in answer.items]
     assert found[1] == max(worst, key=lambda row: real.exact[row])
@@ -151,19 +154,19 @@ async def test_pins_and_caps_hold_in_an_answer_of_the_best(real: Real) -> None:
 
 async def test_filters_stay_filters(real: Real) -> None:
     worst = int(np.argmin(real.exact))
-    rule = AskedRule(name="promo", which=replace(ALL, allow_item_ids=(f"item-{worst}",)), boost=5.0)
+    rule = Rule(name="promo", which=replace(ALL, allow_item_ids=(f"item-{worst}",)), boost=5.0)
     denied = replace(ALL, deny_item_ids=(f"item-{worst}",))
     assert f"item-{worst}" not in {item.item_id for item in (await real.ask([rule], filter=denied)).items}
     only = replace(ALL, allow_categories=(CATEGORIES[(worst + 1) % 4],))
-    boosts = AskedRule(name="promo", which=replace(ALL, allow_categories=(CATEGORIES[worst % 4],)), boost=5.0)
+    boosts = Rule(name="promo", which=replace(ALL, allow_categories=(CATEGORIES[worst % 4],)), boost=5.0)
     answer = await real.ask([boosts], filter=only)
     assert {int(item.item_id.removeprefix("item-")) % 4 for item in answer.items} == {(worst + 1) % 4}
 
 
 async def test_standing_rules_hold_beside_a_requests() -> None:
     scene = Scene()
-    standing = AskedRule(name="house", which=Filter(allow_categories=("x",)), boost=0.5)
-    own = AskedRule(name="own", which=Filter(allow_categories=("y",)), bury=0.5)
+    standing = Rule(name="house", which=ItemFilter(allow_categories=("x",)), boost=0.5)
+    own = Rule(name="own", which=ItemFilter(allow_categories=("y",)), bury=0.5)
     object.__setattr__(scene.recommend, "rules", [standing])
     await scene.recommend(RecommendQuery(user_id="ann", k=2, rules=(own,)))
     assert list(scene.reranker.rules[-1]) == [standing, own]
@@ -174,7 +177,7 @@ async def test_standing_rules_hold_beside_a_requests() -> None:
 
 async def test_explain_says_standing_rules_first_on_the_wire_too() -> None:
     scene = Scene()
-    standing = AskedRule(name="house", which=Filter(allow_item_ids=("b",)), bury=0.5)
+    standing = Rule(name="house", which=ItemFilter(allow_item_ids=("b",)), bury=0.5)
     object.__setattr__(scene.explain, "rules", [standing])
     own = [common_pb2.Rule(name="own", item_ids=["b"], pin=3), common_pb2.Rule(name="other", item_ids=["c"], boost=1)]
     async with gateway(scene) as stub:
@@ -189,14 +192,14 @@ async def test_explain_says_standing_rules_first_on_the_wire_too() -> None:
 async def test_a_search_that_fails_leaves_an_estimate_and_no_reranker_says_so() -> None:
     scene = Scene()
     scene.reranker.failure = DependencyUnavailable("away")
-    rule = AskedRule(name="r", which=Filter(allow_categories=("x",)), boost=0.5)
+    rule = Rule(name="r", which=ItemFilter(allow_categories=("x",)), boost=0.5)
     answer = await scene.recommend(RecommendQuery(user_id="ann", k=2, rules=(rule,)))
     assert Degradation.FIRST_STAGE_ORDER in answer.degradations
 
 
 def test_pools_of_another_version_prove_nothing() -> None:
     pool = Pool(item_ids=["a"], scores=[1.0], bound=0.5, index_version="i1")
-    rule = AskedRule(name="r", which=Filter(allow_categories=("x",)), boost=0.25)
+    rule = Rule(name="r", which=ItemFilter(allow_categories=("x",)), boost=0.25)
     same = Pool(item_ids=["a", "b"], scores=[1.0, 0.1], bound=0.05, index_version="i1")
     joined = with_own_pools(pool, [(rule, same)])
     assert list(joined.item_ids) == ["a", "b"]
@@ -211,17 +214,17 @@ def test_pools_of_another_version_prove_nothing() -> None:
 
 
 def test_what_a_rule_needs_is_searched_for() -> None:
-    wanted = Filter(allow_item_ids=("a", "b"), deny_categories=("z",))
+    wanted = ItemFilter(allow_item_ids=("a", "b"), deny_categories=("z",))
 
-    def asked(which: Filter, **effect: float) -> Filter | None:
-        return searched_for(AskedRule(name="r", which=which, **effect), wanted)  # type: ignore[arg-type]
+    def asked(which: ItemFilter, **effect: float) -> ItemFilter | None:
+        return searched_for(Rule(name="r", which=which, **effect), wanted)  # type: ignore[arg-type]
 
-    assert asked(Filter(allow_item_ids=("b", "c")), boost=1.0) == replace(wanted, allow_item_ids=("b",))
-    assert asked(Filter(allow_item_ids=("c",)), pin=1) is None
-    assert asked(Filter(allow_categories=("x",)), pin=1) == replace(wanted, allow_categories=("x",))
-    assert asked(Filter(allow_categories=("x",)), cap=1) == replace(wanted, deny_categories=("z", "x"))
-    assert asked(Filter(allow_item_ids=("c",)), bury=1.0) == replace(wanted, deny_item_ids=("c",))
-    assert asked(Filter(allow_item_ids=("c",), allow_categories=("x",)), bury=1.0) is None
+    assert asked(ItemFilter(allow_item_ids=("b", "c")), boost=1.0) == replace(wanted, allow_item_ids=("b",))
+    assert asked(ItemFilter(allow_item_ids=("c",)), pin=1) is None
+    assert asked(ItemFilter(allow_categories=("x",)), pin=1) == replace(wanted, allow_categories=("x",))
+    assert asked(ItemFilter(allow_categories=("x",)), cap=1) == replace(wanted, deny_categories=("z", "x"))
+    assert asked(ItemFilter(allow_item_ids=("c",)), bury=1.0) == replace(wanted, deny_item_ids=("c",))
+    assert asked(ItemFilter(allow_item_ids=("c",), allow_categories=("x",)), bury=1.0) is None
 
 
 def message(**fields: Any) -> common_pb2.Rule:

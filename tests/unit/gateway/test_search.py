@@ -8,6 +8,7 @@ import pytest
 from fakes.gateway import MemoryTextSources
 from gateway_scene import FOUND, Scene, query_state
 
+from services.algorithms.filters import ItemFilter
 from services.common import request_context
 from services.common.errors import (
     DeadlineExceeded,
@@ -16,7 +17,7 @@ from services.common.errors import (
     Overloaded,
     PreconditionFailed,
 )
-from services.gateway.domain import Degradation, Filter, HistoryEvent, RecommendQuery
+from services.gateway.domain import Degradation, HistoryEvent, RecommendQuery
 from services.gateway.handlers.search import RECENT
 from services.gateway.searching import SearchAnswer, SearchQuery
 from services.gateway.stages import Limits
@@ -189,7 +190,7 @@ async def test_a_state_that_nobody_refreshes_is_marked_stale() -> None:
 async def test_seen_items_are_answered_unless_the_filter_says_otherwise() -> None:
     scene = Scene()
     assert "a" in ids(await search(scene, user_id="ann"))
-    answer = await search(scene, user_id="ann", filter=Filter(exclude_seen=True, deny_item_ids=("d",)))
+    answer = await search(scene, user_id="ann", filter=ItemFilter(exclude_seen=True, deny_item_ids=("d",)))
     assert sorted(ids(answer)) == ["c", "new"]
     assert all(asked[3].deny_item_ids == ("d", "a") for asked in scene.sources.asked[-3:])
 
@@ -197,7 +198,7 @@ async def test_seen_items_are_answered_unless_the_filter_says_otherwise() -> Non
 async def test_seen_items_that_cannot_be_read_are_marked() -> None:
     scene = Scene()
     scene.states.failure = DependencyUnavailable("gone")
-    answer = await search(scene, user_id="ann", filter=Filter(exclude_seen=True))
+    answer = await search(scene, user_id="ann", filter=ItemFilter(exclude_seen=True))
     assert "a" in ids(answer)
     assert set(answer.degradations) == {Degradation.STATE_STORE_DOWN, Degradation.NOT_PERSONALISED}
 
@@ -230,8 +231,8 @@ async def test_a_spent_deadline_is_an_error() -> None:
         ({"k": 0}, "k=0 allowed: 1-1000"),
         ({"k": 1001}, "k=1001 allowed: 1-1000"),
         ({"user_id": "x" * 129}, "user_id='text of 129 bytes'"),
-        ({"filter": Filter(exclude_seen=True)}, "filter.exclude_seen=True allowed: only together with user_id"),
-        ({"filter": Filter(exclude_seen=False, allow_categories=("",))}, "filter.allow_categories[0]"),
+        ({"filter": ItemFilter(exclude_seen=True)}, "filter.exclude_seen=True allowed: only together with user_id"),
+        ({"filter": ItemFilter(exclude_seen=False, allow_categories=("",))}, "filter.allow_categories[0]"),
     ],
 )
 async def test_a_bad_search_is_refused_before_any_work(changes: dict[str, Any], told: str) -> None:
@@ -272,7 +273,7 @@ async def test_what_words_find_joins_the_pool_of_a_recommendation() -> None:
     scene = Scene()
     scene.candidates.item_ids = ["a", "b"]
     scene.candidates.model_share = 0.5
-    query = RecommendQuery(user_id="ann", k=6, query="space movies", filter=Filter(exclude_seen=False))
+    query = RecommendQuery(user_id="ann", k=6, query="space movies", filter=ItemFilter(exclude_seen=False))
     answer = await scene.recommend(query)
     asked = scene.reranker.pools[-1]
     assert list(asked.item_ids) == ["a", "b", "c", "d", "new"]

@@ -15,7 +15,9 @@ from retrieval_scene import make_items, make_neighbours, make_pair_gate, make_qu
 from structlog.testing import capture_logs
 
 from services.algorithms.catalogue import Catalogue
+from services.algorithms.filters import ItemFilter
 from services.algorithms.indexes.mutable.index import IndexFullError
+from services.algorithms.indexes.protocol import ESTIMATE, EXACT
 from services.candidates.bootstrap import Live, make_live
 from services.candidates.config import CandidatesSettings
 from services.candidates.metrics import CandidatesMetrics
@@ -30,7 +32,7 @@ from services.common.stream.topics.items import CatalogueItem
 from services.compact.in_process import InProcess
 from services.gateway.adapters.processes import RemoteCandidates
 from services.gateway.adapters.shards import ShardedCandidates, share_of_pool
-from services.gateway.domain import CertificateKind, Filter, Pool, Ranking, Seen
+from services.gateway.domain import Pool, Ranking, Seen
 
 X, N, MODEL = 200, 4, "m"
 IDS = [f"item-{row}" for row in range(X)]
@@ -124,11 +126,11 @@ class Scene:
         """A filter by turns, and seen items."""
         seen = self.rng.choice(IDS, 12, replace=False).tolist()
         filters = (
-            Filter(exclude_seen=False),
-            Filter(),
-            Filter(allow_categories=("a", "b")),
-            Filter(deny_item_ids=tuple(self.rng.choice(IDS, 5).tolist())),
-            Filter(allow_item_ids=tuple(self.rng.choice(IDS, 9).tolist())),
+            ItemFilter(exclude_seen=False),
+            ItemFilter(),
+            ItemFilter(allow_categories=("a", "b")),
+            ItemFilter(deny_item_ids=tuple(self.rng.choice(IDS, 5).tolist())),
+            ItemFilter(allow_item_ids=tuple(self.rng.choice(IDS, 9).tolist())),
         )
         return {"filter": filters[self.rng.integers(len(filters))], "seen": Seen(seen, seen[::3]), "timeout_s": 5.0}
 
@@ -157,7 +159,7 @@ async def test_the_answer_and_its_certificate_are_the_wholes(with_neighbours: bo
         state, asked, k = scene.state(), scene.asked(), int(scene.rng.choice([1, 10, 60, 300]))
         found = await scene.sharded.search(state, k=k, **asked)
         assert content(found) == content(await scene.whole.remote.search(state, k=k, **asked))
-        assert found.certificate.kind is CertificateKind.EXACT
+        assert found.certificate == EXACT
         assert found.searched_share == 1
     assert not any(what == "missing" for what, _ in scene.told)
 
@@ -182,7 +184,7 @@ async def test_no_bound_is_broken_and_no_more_is_lost(still: Scene, algorithm: s
             recalls[name].append(len(set(best) & set(pool.item_ids)) / max(1, len(best)))
             if pool.bound is not None:
                 assert await best_left_out(still, state, asked, set(pool.item_ids)) <= pool.bound
-            if full.certificate.kind is not CertificateKind.ESTIMATE and full.items:
+            if full.certificate != ESTIMATE and full.items:
                 left_out = await best_left_out(still, state, asked, {item.item_id for item in full.items})
                 assert left_out <= full.items[-1].score + full.certificate.gap
     assert np.mean(recalls["sharded"]) >= np.mean(recalls["whole"])
@@ -209,7 +211,7 @@ async def test_a_change_that_one_shard_has_not_heard_of_is_left_out_everywhere()
     scene.changed(without=2)
     found = await scene.sharded.search(state, k=30, **asked)
     assert content(found)[:4] == before[:4]
-    assert found.certificate.kind is CertificateKind.EXACT
+    assert found.certificate == EXACT
     again = await scene.sharded.propose(state, pool_size=40, **asked)
     assert (again.item_ids, again.scores, again.bound) == (pool.item_ids, pool.scores, pool.bound)
     assert again.index_version == before[2]
@@ -220,7 +222,7 @@ async def test_versions_that_are_not_kept_cannot_be_made_one() -> None:
     scene.changed(without=2)
     state, asked = scene.state(), scene.asked()
     found = await scene.sharded.search(state, k=30, **asked)
-    assert found.certificate.kind is CertificateKind.ESTIMATE
+    assert found.certificate == ESTIMATE
     assert found.index_version.startswith("mixed.")
     assert found.searched_share == 1
     assert (await scene.sharded.propose(state, pool_size=40, **asked)).bound is None
@@ -232,7 +234,7 @@ async def unavailable(_: int) -> None:
 
 async def test_a_shard_that_is_away_is_missing_and_said_so() -> None:
     scene = Scene()
-    state, everything = scene.state(), {"filter": Filter(exclude_seen=False), "seen": Seen(), "timeout_s": 5.0}
+    state, everything = scene.state(), {"filter": ItemFilter(exclude_seen=False), "seen": Seen(), "timeout_s": 5.0}
     wanted = await scene.sharded.search(state, k=X, **everything)
     scene.parts[1].peer.before = unavailable
     for _ in range(5):
@@ -240,7 +242,7 @@ async def test_a_shard_that_is_away_is_missing_and_said_so() -> None:
         there = [item for item in wanted.items if home_shard(item.item_id, N) != 1]
         assert found.items == there
         assert found.searched_share == pytest.approx(len(there) / X)
-        assert found.certificate.kind is CertificateKind.ESTIMATE
+        assert found.certificate == ESTIMATE
         pool = await scene.sharded.propose(state, pool_size=40, **everything)
         assert pool.bound is None
         assert pool.searched_share == found.searched_share
@@ -259,7 +261,7 @@ async def test_without_any_shard_there_is_no_answer() -> None:
     for part in scene.parts:
         part.peer.before = unavailable
     with pytest.raises(DependencyUnavailable, match="none of 4 shards answered"):
-        await scene.sharded.search(scene.state(), k=5, filter=Filter(), seen=Seen(), timeout_s=5.0)
+        await scene.sharded.search(scene.state(), k=5, filter=ItemFilter(), seen=Seen(), timeout_s=5.0)
 
 
 @pytest.mark.parametrize("wrong", ["overlap", "whole", "another count"])
@@ -272,7 +274,7 @@ async def test_a_process_of_another_shard_is_refused_by_name(wrong: str) -> None
     shards[1] = RemoteCandidates(InProcess(other.servicer), Shard(1, N))
     sharded = ShardedCandidates(shards, patient_s=5.0)
     with capture_logs() as logs:
-        found = await sharded.search(scene.state(), k=5, filter=Filter(), seen=Seen(), timeout_s=5.0)
+        found = await sharded.search(scene.state(), k=5, filter=ItemFilter(), seen=Seen(), timeout_s=5.0)
     holds = {"overlap": "0/4", "whole": "0/1", "another count": "1/3"}[wrong]
     assert [one["reason"] for one in logs if one["event"] == "dependency_refused"] == [
         f"candidates shard 1/4: it holds shard {holds}; allowed: 1/4, as FRESHET_CANDIDATES_ADDRESS has it"
@@ -285,18 +287,18 @@ async def test_items_like_one_are_the_wholes_wherever_it_lies() -> None:
     scene = Scene()
     scene.changed()
     for item_id in [*IDS[::17], "new-1"]:
-        asked = {"k": 15, "filter": Filter(allow_categories=("a", "b")), "seen": (), "timeout_s": 5.0}
+        asked = {"k": 15, "filter": ItemFilter(allow_categories=("a", "b")), "seen": (), "timeout_s": 5.0}
         found = await scene.sharded.similar(item_id, **asked)
         whole = await scene.whole.remote.similar(item_id, **asked)
         assert content(found)[:4] == content(whole)[:4]
     with pytest.raises(NotFound):
-        await scene.sharded.similar("nobody's", k=5, filter=Filter(), seen=(), timeout_s=5.0)
+        await scene.sharded.similar("nobody's", k=5, filter=ItemFilter(), seen=(), timeout_s=5.0)
 
 
 async def test_the_shard_that_holds_an_item_explains_its_vote() -> None:
     scene = Scene(with_neighbours=True)
     state, seen = scene.state(), Seen(IDS[:8], IDS[:8:3])
-    voted = await scene.whole.remote.propose(state, pool_size=30, filter=Filter(), seen=seen, timeout_s=5.0)
+    voted = await scene.whole.remote.propose(state, pool_size=30, filter=ItemFilter(), seen=seen, timeout_s=5.0)
     item_id = max(zip(voted.votes, voted.item_ids, strict=True))[1]
     asked = {"seen": seen, "timeout_s": 5.0}
     found = await scene.sharded.explain_votes(state, item_id, **asked)

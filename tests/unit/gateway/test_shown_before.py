@@ -10,20 +10,12 @@ from gateway_scene import ITEMS, Scene
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.algorithms.filters import ItemFilter
 from services.common.errors import DependencyUnavailable, InvalidRequest
 from services.common.query_state import PackedQueryState
 from services.common.state_layout import ANSWERS, IMPRESSIONS
 from services.common.stream.topics.interactions import Interaction
-from services.gateway.domain import (
-    Degradation,
-    Filter,
-    Impression,
-    NotAgain,
-    Ranking,
-    RecommendQuery,
-    ScoredItem,
-    now_ms,
-)
+from services.gateway.domain import Degradation, Impression, NotAgain, Ranking, RecommendQuery, ScoredItem, now_ms
 from services.gateway.shown_before import discounted, discounts_of, not_again, packed_items
 from services.gateway.stages import Limits
 
@@ -64,8 +56,8 @@ async def test_pages_count_as_answers() -> None:
 async def test_the_requests_own_filter_stays_beside() -> None:
     scene = Scene()
     assert await ids(scene, not_again=LAST) == ["f", "e"]
-    assert await ids(scene, not_again=LAST, filter=Filter(deny_item_ids=("d",))) == ["c", "b"]
-    assert await ids(scene, k=5, not_again=NotAgain(minutes=5), filter=Filter(exclude_seen=False)) == ["d", "a"]
+    assert await ids(scene, not_again=LAST, filter=ItemFilter(deny_item_ids=("d",))) == ["c", "b"]
+    assert await ids(scene, k=5, not_again=NotAgain(minutes=5), filter=ItemFilter(exclude_seen=False)) == ["d", "a"]
 
 
 async def test_a_store_that_is_away_is_said() -> None:

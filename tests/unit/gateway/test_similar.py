@@ -3,8 +3,9 @@
 import pytest
 from gateway_scene import Scene
 
+from services.algorithms.filters import ItemFilter
 from services.common.errors import DependencyUnavailable, InvalidRequest, NotFound
-from services.gateway.domain import Degradation, Filter, SimilarQuery
+from services.gateway.domain import Degradation, SimilarQuery
 
 DOWN = DependencyUnavailable("away")
 
@@ -15,7 +16,7 @@ async def test_what_the_user_has_seen_is_left_out_unless_asked_for() -> None:
     assert [item.item_id for item in answer.found.items] == ["b", "d", "e"]
     assert list(answer.titles) == ["B", "D", "E"]
     assert (answer.model_version, answer.found.index_version, answer.degradations) == ("m1", "index-1", [])
-    kept = SimilarQuery(item_id="c", user_id="ann", k=3, filter=Filter(exclude_seen=False))
+    kept = SimilarQuery(item_id="c", user_id="ann", k=3, filter=ItemFilter(exclude_seen=False))
     assert [item.item_id for item in (await scene.handlers.similar(kept)).found.items] == ["a", "b", "d"]
     assert [item.item_id for item in (await scene.handlers.similar(SimilarQuery(item_id="c", k=3))).found.items] == [
         "a",
@@ -47,7 +48,7 @@ async def test_without_candidates_there_is_no_answer() -> None:
         (SimilarQuery(item_id="c", k=0), "k=0 allowed: 1-1000"),
         (SimilarQuery(item_id="c", k=1001), "k=1001 allowed: 1-1000"),
         (SimilarQuery(item_id="c", k=1, user_id="x" * 129), "user_id="),
-        (SimilarQuery(item_id="c", k=1, filter=Filter(deny_item_ids=("",))), "filter.deny_item_ids"),
+        (SimilarQuery(item_id="c", k=1, filter=ItemFilter(deny_item_ids=("",))), "filter.deny_item_ids"),
     ],
 )
 async def test_a_bad_request_is_refused_by_name(query: SimilarQuery, message: str) -> None:

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.algorithms.attributes import Comparison, Condition
+from services.algorithms.filters import ItemFilter
 from services.common.errors import InvalidRequest
-from services.gateway.domain import Filter, FreshnessToken, HistoryEvent, NotAgain, RecommendQuery
+from services.gateway.domain import FreshnessToken, HistoryEvent, NotAgain, RecommendQuery
 from services.gateway.validation import check_query, with_times
 
 TOMORROW_AND_MORE = int(time.time() * 1000) + 25 * 3600 * 1000
@@ -63,17 +64,17 @@ CHEAP = Condition("price", Comparison.AT_MOST, (20.0,))
             {"user_id": "", "history": (HistoryEvent("a"),), "page_depth": 20},
             "page_depth='set' allowed: only together with user_id",
         ),
-        ({"filter": Filter(deny_item_ids=("a",) * 10_001)}, "filter.deny_item_ids='10001 entries' allowed"),
-        ({"filter": Filter(allow_item_ids=("a", ""))}, r"filter.allow_item_ids\[1\]='text of 0 bytes'"),
-        ({"filter": Filter(allow_categories=("a",) * 1001)}, "filter.allow_categories='1001 entries'"),
-        ({"filter": Filter(deny_categories=(LONG,))}, r"filter.deny_categories\[0\]='text of 129 bytes'"),
-        ({"filter": Filter(where=(CHEAP,) * 33)}, "filter.where='33 conditions' allowed: at most 32"),
+        ({"filter": ItemFilter(deny_item_ids=("a",) * 10_001)}, "filter.deny_item_ids='10001 entries' allowed"),
+        ({"filter": ItemFilter(allow_item_ids=("a", ""))}, r"filter.allow_item_ids\[1\]='text of 0 bytes'"),
+        ({"filter": ItemFilter(allow_categories=("a",) * 1001)}, "filter.allow_categories='1001 entries'"),
+        ({"filter": ItemFilter(deny_categories=(LONG,))}, r"filter.deny_categories\[0\]='text of 129 bytes'"),
+        ({"filter": ItemFilter(where=(CHEAP,) * 33)}, "filter.where='33 conditions' allowed: at most 32"),
         (
-            {"filter": Filter(where=(CHEAP, Condition("colour", Comparison.PRESENT)))},
+            {"filter": ItemFilter(where=(CHEAP, Condition("colour", Comparison.PRESENT)))},
             r"filter\.where\[1\]: name='colour' allowed: price \(number\), maker \(tag\)",
         ),
         (
-            {"filter": Filter(where=(Condition("price", Comparison.ONE_OF, ("9",)),))},
+            {"filter": ItemFilter(where=(Condition("price", Comparison.ONE_OF, ("9",)),))},
             r"filter\.where\[0\]: 'price' one of '9': a tag; allowed: a number",
         ),
     ],

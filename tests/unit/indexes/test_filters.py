@@ -113,7 +113,7 @@ def test_scan_and_pool_follow_the_rules(**rules: object) -> None:
 
 
 def test_an_open_filter_costs_no_mask() -> None:
-    assert HashedFilter.of(ItemFilter(seen_item_ids=["i0"]), CODES, KINDS) is None
+    assert HashedFilter.of(ItemFilter(seen_item_ids=["i0"], exclude_seen=False), CODES, KINDS) is None
 
 
 def test_unknown_ids_match_nothing_and_an_allow_list_of_them_allows_nothing() -> None:
@@ -122,9 +122,9 @@ def test_unknown_ids_match_nothing_and_an_allow_list_of_them_allows_nothing() ->
 
 def test_lists_beyond_the_limit_are_refused_by_name() -> None:
     with pytest.raises(ValueError, match=r"len\(seen_item_ids\)=20001 allowed: 0-20000"):
-        ItemFilter(seen_item_ids=["x"] * 20_001)
+        ItemFilter(seen_item_ids=["x"] * 20_001).check(KINDS)
     with pytest.raises(ValueError, match=r"len\(deny_categories\)=1001 allowed: 0-1000"):
-        ItemFilter(deny_categories=["x"] * 1_001)
+        ItemFilter(deny_categories=["x"] * 1_001).check(KINDS)
 
 
 @pytest.mark.parametrize(

@@ -9,14 +9,7 @@ from state_scene import ANN, FragileStore, vocabulary
 
 from services.encoder.encoding import Vocabulary
 from services.encoder.handlers.encode_history import EncodeHistory, RequestEvent
-from services.gateway.domain import (
-    Degradation,
-    Encoded,
-    FreshnessToken,
-    HistoryEvent,
-    Recommendation,
-    RecommendQuery,
-)
+from services.gateway.domain import Degradation, Encoded, FreshnessToken, HistoryEvent, Recommendation, RecommendQuery
 
 # How an answer says that it may be made of less than the whole history.
 HONEST_MARKS = {

@@ -9,9 +9,10 @@ from fakes.gateway import MemoryCandidates
 from gateway.gateway_scene import ITEMS, Scene
 from state_scene import EncoderProcess, FragileStore, append_all, replay, vocabulary
 
+from services.algorithms.filters import ItemFilter
 from services.common.errors import PreconditionFailed
 from services.common.query_state import PackedQueryState
-from services.gateway.domain import Filter, Ranking, RecommendQuery
+from services.gateway.domain import Ranking, RecommendQuery
 
 V1, V2 = vocabulary("m1"), vocabulary("m2", shift=100)
 
@@ -49,7 +50,7 @@ class RollingDeploy(MemoryCandidates):
     this version with the error that the candidates process raises."""
 
     async def search(
-        self, query_state: PackedQueryState, *, k: int, filter: Filter, seen: Sequence[str], timeout_s: float
+        self, query_state: PackedQueryState, *, k: int, filter: ItemFilter, seen: Sequence[str], timeout_s: float
     ) -> Ranking:
         if len(self.query_states) % 2 == 0:
             self.query_states.append(query_state)

@@ -13,6 +13,7 @@ import numpy as np
 import psutil
 
 from services.algorithms.bundle import Bundle
+from services.algorithms.filters import ItemFilter
 from services.algorithms.packed_state import pack_query_state
 from services.algorithms.states import QueryStates
 from services.cli.stack import Stack
@@ -25,7 +26,7 @@ from services.common.stream.topics.index_deltas import INDEX_DELTAS, IndexDelta,
 from services.gateway.adapters.processes import RemoteCandidates
 from services.gateway.adapters.replicas import Replicas
 from services.gateway.adapters.shards import ShardedCandidates
-from services.gateway.domain import CertificateKind, Filter, Pool, Ranking, Seen
+from services.gateway.domain import Pool, Ranking, Seen
 
 _CONCURRENT = 8
 _TIMEOUT_S = 10.0
@@ -100,10 +101,10 @@ def asked(bundle: Bundle, rng: np.random.Generator) -> dict[str, Any]:
     """A search: seen items left out or not, now and then categories, a denied item, few allowed ones."""
     seen = rng.choice(bundle.item_ids, _SEEN, replace=False).tolist()
     categories = [one[0] for one in bundle.categories if one]
-    filters = [Filter(exclude_seen=False), Filter(), Filter(deny_item_ids=tuple(seen[:5]))]
+    filters = [ItemFilter(exclude_seen=False), ItemFilter(), ItemFilter(deny_item_ids=tuple(seen[:5]))]
     if categories:
-        filters.append(Filter(allow_categories=(categories[int(rng.integers(len(categories)))],)))
-    filters.append(Filter(exclude_seen=False, allow_item_ids=tuple(seen)))
+        filters.append(ItemFilter(allow_categories=(categories[int(rng.integers(len(categories)))],)))
+    filters.append(ItemFilter(exclude_seen=False, allow_item_ids=tuple(seen)))
     return {"filter": filters[int(rng.integers(len(filters)))], "seen": Seen(seen), "timeout_s": _TIMEOUT_S}
 
 
@@ -157,7 +158,7 @@ def _change(stack: Stack, bundle: Bundle, seed: int, stop: Event) -> None:
 def content(one: Ranking) -> tuple[Any, ...]:
     """What an answer says but for its times, every bit of it."""
     items = [(item.item_id, float(item.score).hex()) for item in one.items]
-    return items, int(one.certificate.kind), float(one.certificate.gap).hex(), one.index_version, one.num_items
+    return items, repr(one.certificate.gap), one.index_version, one.num_items
 
 
 async def compare(
@@ -235,11 +236,12 @@ async def promises(
                 made += 1
                 broken += max((score for one, score in order.items() if one not in there), default=-np.inf) > pool.bound
             full: Ranking = await candidates.search(state, k=100, **request)
-            if full.items and full.certificate.kind is not CertificateKind.ESTIMATE:
+            gap = full.certificate.gap
+            if full.items and gap is not None:
                 made += 1
                 there = {item.item_id for item in full.items}
                 left_out = max((score for one, score in order.items() if one not in there), default=-np.inf)
-                broken += left_out > full.items[-1].score + full.certificate.gap
+                broken += left_out > full.items[-1].score + gap
     return Promises(
         algorithm=algorithm,
         searches=searches,

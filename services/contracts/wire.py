@@ -1,0 +1,170 @@
+"""Filters, rules, certificates, freshness and explanations as Protobuf messages, and the messages as values.
+
+Nobody else translates them. Values are those of `services.algorithms`; limits of a request are the gateway's matter.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from freshet.v1 import candidates_pb2, common_pb2, reranker_pb2
+
+from services.algorithms.attributes import Comparison, Condition
+from services.algorithms.filters import ItemFilter
+from services.algorithms.indexes.protocol import ESTIMATE, EXACT, Certificate
+from services.algorithms.rules import Rule
+from services.common.attributes import COMPARISONS, condition_message, read_value, validate_value
+from services.common.errors import InvalidRequest
+from services.contracts.explanations import ExplainedPair, ExplainedScore, ItemVotes, VotingInteractions
+
+
+def conditions_of(messages: Iterable[Any], name: str = "filter.where") -> tuple[Condition, ...]:
+    """AttributeConditions as conditions. Raises: InvalidRequest naming the field below `name`."""
+    conditions = []
+    for position, message in enumerate(messages):
+        field = f"{name}[{position}]"
+        if message.comparison not in COMPARISONS:
+            raise InvalidRequest.of(f"{field}.comparison", message.comparison, "1-8, see AttributeCondition")
+        values = tuple(read_value(value, f"{field}.values[{at}]") for at, value in enumerate(message.values))
+        for at, value in enumerate(values):
+            validate_value(f"{field}.values[{at}]", value)
+        try:
+            conditions.append(Condition(message.name, Comparison(COMPARISONS[message.comparison]), values))
+        except ValueError as exc:
+            raise InvalidRequest(f"{name}: {exc}") from exc
+    return tuple(conditions)
+
+
+def filter_of(
+    message: common_pb2.Filter, seen_item_ids: Sequence[str] = (), *, excludes_seen: bool = False
+) -> ItemFilter:
+    """excludes_seen: where the message does not say. Raises: InvalidRequest naming the field."""
+    return ItemFilter(
+        allow_item_ids=tuple(message.allow_item_ids),
+        deny_item_ids=tuple(message.deny_item_ids),
+        allow_categories=tuple(message.allow_categories),
+        deny_categories=tuple(message.deny_categories),
+        where=conditions_of(message.where) if message.where else (),
+        exclude_seen=message.exclude_seen if message.HasField("exclude_seen") else excludes_seen,
+        seen_item_ids=tuple(seen_item_ids),
+    )
+
+
+def filter_message(wanted: ItemFilter) -> common_pb2.Filter:
+    """What is wanted, without the seen items: they are a field of the request."""
+    return common_pb2.Filter(
+        exclude_seen=wanted.exclude_seen,
+        allow_item_ids=wanted.allow_item_ids,
+        deny_item_ids=wanted.deny_item_ids,
+        allow_categories=wanted.allow_categories,
+        deny_categories=wanted.deny_categories,
+        where=[condition_message(one.name, one.comparison, one.values) for one in wanted.where],
+    )
+
+
+def rules_of(messages: Iterable[common_pb2.Rule]) -> tuple[Rule, ...]:
+    """The rules of a request. Raises: InvalidRequest naming the field."""
+    return tuple(rule_of(message, f"rules[{position}]") for position, message in enumerate(messages))
+
+
+def rule_of(message: common_pb2.Rule, name: str) -> Rule:
+    """A rule, called `name` in the error. Raises: InvalidRequest naming the field below it."""
+    which = ItemFilter(
+        exclude_seen=False,
+        allow_item_ids=tuple(message.item_ids),
+        allow_categories=tuple(message.categories),
+        where=conditions_of(message.where, f"{name}.where") if message.where else (),
+    )
+    return Rule(
+        name=message.name, which=which, boost=message.boost, bury=message.bury, pin=message.pin, cap=message.cap
+    )
+
+
+def rule_message(rule: Rule) -> common_pb2.Rule:
+    """The inverse of `rule_of`; of the effects it sets the one that is not 0."""
+    which = filter_message(rule.which)
+    effect: dict[str, Any] = {
+        name: value
+        for name, value in (("boost", rule.boost), ("bury", rule.bury), ("pin", rule.pin), ("cap", rule.cap))
+        if value
+    }
+    return common_pb2.Rule(
+        name=rule.name, item_ids=which.allow_item_ids, categories=which.allow_categories, where=which.where, **effect
+    )
+
+
+def certificate_message(certificate: Certificate) -> common_pb2.Certificate:
+    """A gap of 0 is proven exact; None is an estimate."""
+    return common_pb2.Certificate(kind=f"KIND_{certificate.kind.upper()}", gap=certificate.gap)
+
+
+def certificate_of(message: common_pb2.Certificate) -> Certificate:
+    """The inverse of `certificate_message`; of an unknown kind it is an estimate."""
+    if message.kind == common_pb2.Certificate.KIND_EXACT:
+        return EXACT
+    return Certificate(message.gap) if message.kind == common_pb2.Certificate.KIND_BOUNDED else ESTIMATE
+
+
+def index_freshness_message(
+    deltas_offset: int, newest_recorded_ms: int | None, lag_seconds: float | None
+) -> common_pb2.IndexFreshness:
+    """What an index reflects of the stream (see `IndexFreshness` in the proto)."""
+    message = common_pb2.IndexFreshness(deltas_offset=deltas_offset, lag_seconds=lag_seconds)
+    if newest_recorded_ms is not None:
+        message.newest_recorded_time.FromMilliseconds(newest_recorded_ms)
+    return message
+
+
+def explained_message(found: ExplainedScore) -> reranker_pb2.ExplainScoreResponse:
+    """The reranker's part of an explanation."""
+    return reranker_pb2.ExplainScoreResponse(**asdict(found))
+
+
+def explained_of(message: reranker_pb2.ExplainScoreResponse) -> ExplainedScore:
+    """The inverse of `explained_message`."""
+    return ExplainedScore(
+        score=message.score,
+        from_model=message.from_model,
+        from_interactions=message.from_interactions,
+        model_share=message.model_share,
+        num_interactions=message.num_interactions,
+        pairs=[
+            ExplainedPair(
+                query_component=pair.query_component,
+                item_component=pair.item_component,
+                weight=pair.weight,
+                cosine=pair.cosine,
+                contribution=pair.contribution,
+                from_model=pair.from_model,
+            )
+            for pair in message.pairs
+        ],
+        title=message.title,
+        index_version=message.index_version,
+        rules=tuple(message.rules),
+    )
+
+
+def votes_message(votes: ItemVotes) -> candidates_pb2.ExplainVotesResponse:
+    """The candidates' part of an explanation."""
+    return candidates_pb2.ExplainVotesResponse(**asdict(votes))
+
+
+def votes_of(message: candidates_pb2.ExplainVotesResponse) -> ItemVotes:
+    """The inverse of `votes_message`."""
+    return ItemVotes(
+        vote=message.vote,
+        num_neighbours=message.num_neighbours,
+        model_share=message.model_share,
+        voters=[
+            VotingInteractions(
+                type=one.type,
+                count=one.count,
+                newest_age_seconds=one.newest_age_seconds,
+                oldest_age_seconds=one.oldest_age_seconds,
+                vote=one.vote,
+            )
+            for one in message.voters
+        ],
+        index_version=message.index_version,
+    )
