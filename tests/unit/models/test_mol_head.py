@@ -10,6 +10,7 @@ from torch.nn import functional
 from services.algorithms.manifest import EncoderShape, HeadShape
 from services.algorithms.ops.mol_scores.reference import mol_scores_reference
 from services.algorithms.states import ItemStates, PairGate, QueryStates
+from services.offline.training.models.hstu import unit_rows
 from services.offline.training.models.mol import DotHead, MolHead, PairGateMlp
 from services.offline.training.models.sequential import SequentialModel
 
@@ -189,3 +190,17 @@ def test_no_two_query_components_start_the_same_with_noise(noise: float, twins: 
     for component in (*of_queries, *of_items) if noise else ():
         cosines = functional.cosine_similarity(component, of_items[0])
         assert (cosines > 0.7).all()
+
+
+def test_rows_of_length_one_and_their_gradients_are_autograds() -> None:
+    torch.manual_seed(0)
+    rows = torch.randn(5, 3, 7, dtype=torch.float64)
+    rows[1, 2] = 0
+    rows.requires_grad_()
+    plain = functional.normalize(rows, dim=-1, eps=1e-6)
+    torch.testing.assert_close(unit_rows(rows), plain, rtol=0, atol=0)
+    weights = torch.randn_like(rows)
+    found, wanted = (torch.autograd.grad((unit * weights).sum(), rows)[0] for unit in (unit_rows(rows), plain))
+    torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+    with torch.no_grad():
+        torch.testing.assert_close(unit_rows(rows), plain, rtol=0, atol=0)

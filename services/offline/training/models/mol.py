@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from services.algorithms.manifest import HeadShape
+from services.offline.training.models.hstu import unit_rows
 
 
 class SwiGlu(nn.Module):
@@ -157,7 +158,7 @@ class MolHead(nn.Module):
     def query_states(self, encoded: Tensor, user_index: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """encoded (N, D), user_index (N,) with -1 = unknown -> components (N, P_q, d), gate (N, P)."""
         components = self.query(encoded).unflatten(-1, (-1, self.shape.component_width))
-        components = functional.normalize(components, dim=-1, eps=1e-6)
+        components = unit_rows(components)
         if self.user is not None:
             components = torch.cat([components, self._user_component(user_index, encoded).unsqueeze(-2)], dim=-2)
         return components, self.query_gate(encoded)
@@ -167,7 +168,7 @@ class MolHead(nn.Module):
         # The gate reads the embedding as it is: dropout is the projection's alone, as in the authors' code.
         dropped = functional.dropout(embedded, self.item_dropout, self.training)
         components = self.item(dropped).unflatten(-1, (-1, self.shape.component_width))
-        return functional.normalize(components, dim=-1, eps=1e-6), self.item_gate(embedded)
+        return unit_rows(components), self.item_gate(embedded)
 
     def score_pairs(self, query: tuple[Tensor, Tensor], item: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Row by row: similarity s (N,) and pair weights pi (N, P) of N query states with N item states."""
@@ -211,9 +212,9 @@ class DotHead(nn.Module):
     def query_states(self, encoded: Tensor, user_index: Tensor | None = None) -> tuple[Tensor, None]:
         """encoded (N, D) -> components (N, 1, d), no gate."""
         del user_index
-        return functional.normalize(self.query(encoded), dim=-1, eps=1e-6).unsqueeze(-2), None
+        return unit_rows(self.query(encoded)).unsqueeze(-2), None
 
     def item_states(self, embedded: Tensor) -> tuple[Tensor, None]:
         """embedded (N, D) -> components (N, 1, d), no gate."""
         embedded = functional.dropout(embedded, self.item_dropout, self.training)
-        return functional.normalize(self.item(embedded), dim=-1, eps=1e-6).unsqueeze(-2), None
+        return unit_rows(self.item(embedded)).unsqueeze(-2), None
