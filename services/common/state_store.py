@@ -15,11 +15,13 @@ from typing import Any, Literal, cast
 from redis.exceptions import NoScriptError, OutOfMemoryError
 
 from services.common import state_layout as layout
+from services.common import stored_history
 from services.common.errors import Conflict, DependencyUnavailable, PreconditionFailed
 from services.common.kafka import partition_for
 from services.common.query_state import PackedQueryState
 from services.common.redis_clients import REDIS_ERRORS, advice_on, open_async_client, open_client
-from services.common.state_layout import Home, PackedHistory, RecentId, StoredEvent
+from services.common.state_layout import Home
+from services.common.stored_history import PackedHistory, RecentId, StoredEvent
 from services.common.stream.topic import NUM_PARTITIONS
 
 DEFAULT_TTL_SECONDS = 90 * 24 * 3600
@@ -415,7 +417,7 @@ class StateReader:
             return []
         with redis_errors():
             blob = await cast(Awaitable[bytes | None], self._redis.hget(layout.history_key(home), "events"))
-        return layout.unpack_events(blob)
+        return stored_history.unpack_events(blob)
 
     async def read_keys(self, user_id: str) -> UserKeys:
         """What is stored of the user, in three round trips. Raises: DependencyUnavailable."""
@@ -434,7 +436,7 @@ class StateReader:
                 pipeline.exists(layout.state_key(home, version))
             stored = await pipeline.execute() if versions else []
         return UserKeys(
-            history_events=len(layout.unpack_events(events)),
+            history_events=len(stored_history.unpack_events(events)),
             seen_items=seen_items,
             state_model_versions=tuple(v for v, found in zip(versions, stored, strict=True) if found),
         )
@@ -746,9 +748,9 @@ class StateWriter:
                 times = map(int, map(float, words[1::2]))
                 histories[home.user_id] = PackedHistory(
                     *found,
-                    layout.event_columns(events),
+                    stored_history.event_columns(events),
                     ids or b"",
-                    *layout.pack_seen(dict(zip(words[::2], times, strict=True))),
+                    *stored_history.pack_seen(dict(zip(words[::2], times, strict=True))),
                 )
         progress = {p: _progress(row, epoch.encode()) for p, row in zip(partitions, replies[len(homes) :], strict=True)}
         return Dump(histories=histories, lost=lost, progress=progress)
@@ -852,8 +854,8 @@ class StateWriter:
             update.expected,
             layout.pack_positions(epoch, update.positions, update.forgotten),
             self._ttl_seconds,
-            layout.pack_events(update.events),
-            layout.pack_recent(update.recent),
+            stored_history.pack_events(update.events),
+            stored_history.pack_recent(update.recent),
             self._max_seen,
             update.state_change,
             update.user_id,
@@ -903,8 +905,8 @@ def _history(
         return UserHistory(expected=position or b"", is_lost=is_lost, known=known)
     positions, forgotten = found
     return UserHistory(
-        events=layout.unpack_events(events),
-        recent=layout.unpack_recent(ids),
+        events=stored_history.unpack_events(events),
+        recent=stored_history.unpack_recent(ids),
         positions=positions,
         forgotten=forgotten,
         expected=position or b"",

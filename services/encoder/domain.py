@@ -24,8 +24,8 @@ import numpy.typing as npt
 from services.algorithms.event_schema import EventSchema, EventType
 from services.algorithms.history import trim
 from services.common.errors import InvalidRequest
-from services.common.state_layout import RecentId, StoredEvent, hash_event_id
 from services.common.state_store import UserHistory
+from services.common.stored_history import RecentId, StoredEvent, hash_event_id
 from services.common.stream.position import Position
 from services.common.stream.record import DeadLetter, SourceRecord
 from services.common.stream.retraction import is_covered

@@ -20,7 +20,7 @@ from services.algorithms.event_schema import TURNED_DOWN_EVENTS, EventSchema, de
 from services.algorithms.item_buckets import item_bucket
 from services.algorithms.packed_state import after_absence
 from services.common.query_state import PackedQueryState
-from services.common.state_layout import StoredEvent
+from services.common.stored_history import StoredEvent
 from services.encoder.domain import EncodedStates, EncodeJob
 
 UNKNOWN = -1

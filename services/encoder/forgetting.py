@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from services.common.errors import PreconditionFailed
 from services.common.pseudonyms import pseudonym_of
-from services.common.state_layout import PackedHistory, StoredEvent, pack_history
 from services.common.state_store import UserHistory
+from services.common.stored_history import PackedHistory, StoredEvent, pack_history
 from services.common.stream.record import SourceRecord
 from services.common.stream.retraction import furthest, is_covered
 from services.common.stream.topics.forgets import FORGETS, Forget

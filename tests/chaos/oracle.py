@@ -18,7 +18,7 @@ from world import BUNDLE, KEY, MODELS, RULES, SETTLERS, USERS, World, components
 
 from services.algorithms.states import QueryStates
 from services.common.pseudonyms import pseudonym_of
-from services.common.state_layout import hash_event_id
+from services.common.stored_history import hash_event_id
 from services.common.stream.topics.attributions import ATTRIBUTIONS
 from services.common.stream.topics.forgets import FORGETS
 from services.common.stream.topics.interactions import INTERACTIONS

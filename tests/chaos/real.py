@@ -33,7 +33,8 @@ from services.algorithms.packed_state import unpack_query_state
 from services.cli.stack import Ports, Stack
 from services.cli.stack.version_sets import find_set, set_names
 from services.common.redis_clients import open_client
-from services.common.state_layout import hash_event_id, home_of, state_key
+from services.common.state_layout import home_of, state_key
+from services.common.stored_history import hash_event_id
 from services.common.stream.topic import NUM_PARTITIONS
 from services.common.stream.topics.interactions import INTERACTIONS
 from services.encoder.bootstrap import in_process_encoder, vocabulary_of

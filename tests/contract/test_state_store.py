@@ -15,11 +15,11 @@ from suites import either, eventually
 
 from services.algorithms import popularity
 from services.cli.stack import Ports
-from services.common import state_layout
+from services.common import state_layout, stored_history
 from services.common.errors import Conflict, DependencyUnavailable, PreconditionFailed
 from services.common.query_state import PackedQueryState
 from services.common.redis_clients import open_client
-from services.common.state_layout import RecentId, StoredEvent, forgets_key, home_of
+from services.common.state_layout import forgets_key, home_of
 from services.common.state_store import (
     AdvanceStep,
     ModelState,
@@ -31,6 +31,7 @@ from services.common.state_store import (
     UserKeys,
     UserUpdate,
 )
+from services.common.stored_history import RecentId, StoredEvent
 from services.encoder.ports import Store, UserReader
 from services.offline.backfill.memory_store import MemoryStore
 
@@ -258,9 +259,9 @@ def test_a_dump_is_all_of_a_user_but_states_and_progress_as_of_then(store: Store
     assert (set(found.histories), list(found.lost)) == ({"ann", "bob"}, [])
     ann = found.histories["ann"]
     assert (ann.positions, ann.forgotten) == ({3: 42}, {5: 9})
-    assert state_layout.unpack_events(b"\x02" + ann.events) == EVENTS
-    assert state_layout.unpack_recent(ann.recent) == recent
-    assert state_layout.seen_of(ann.seen_item_ids, ann.seen_times_ms) == seen
+    assert stored_history.unpack_events(b"\x02" + ann.events) == EVENTS
+    assert stored_history.unpack_recent(ann.recent) == recent
+    assert stored_history.seen_of(ann.seen_item_ids, ann.seen_times_ms) == seen
     assert (found.progress[0].watermark, found.progress[1].watermark, found.progress[1].counts["applied"]) == (-1, 9, 8)
     assert store.dump([], [1], epoch).progress == {1: found.progress[1]}
 
@@ -268,7 +269,7 @@ def test_a_dump_is_all_of_a_user_but_states_and_progress_as_of_then(store: Store
 def test_a_user_without_events_is_dumped_without_events(store: Store) -> None:
     epoch, _ = store.ensure_epoch(NUM_PARTITIONS)
     store.apply([update(events=[], recent=[], seen_times={}, state=None, state_change="keep")], epoch, {})
-    assert store.dump(["ann"], [], epoch).histories["ann"] == state_layout.pack_history({3: 42}, {}, [], [], {})
+    assert store.dump(["ann"], [], epoch).histories["ann"] == stored_history.pack_history({3: 42}, {}, [], [], {})
 
 
 def lost(store: Store, epoch: str) -> list[str]:
@@ -779,7 +780,7 @@ async def test_an_absent_redis_is_an_unavailable_dependency() -> None:
 
 def test_a_history_of_another_format_is_refused() -> None:
     with pytest.raises(PreconditionFailed, match="format 9"):
-        state_layout.unpack_events(b"\x09" + state_layout.pack_events(EVENTS)[1:])
+        stored_history.unpack_events(b"\x09" + stored_history.pack_events(EVENTS)[1:])
 
 
 TRACEPARENT = f"00-{5:032x}-{6:016x}-01"

@@ -13,7 +13,7 @@ from suites import either
 from services.common.kafka import partition_for
 from services.common.query_state import PackedQueryState
 from services.common.redis_clients import open_client
-from services.common.state_layout import EPOCH_KEY, RecentId, StoredEvent
+from services.common.state_layout import EPOCH_KEY
 from services.common.state_store import (
     AdvanceStep,
     ModelState,
@@ -23,6 +23,7 @@ from services.common.state_store import (
     UserUpdate,
     UserView,
 )
+from services.common.stored_history import RecentId, StoredEvent
 from services.common.stream.topic import NUM_PARTITIONS
 from services.encoder.ports import Store
 from services.gateway.adapters.state_store import RedisUserStates

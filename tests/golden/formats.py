@@ -37,11 +37,11 @@ from services.algorithms.states import ItemStates, PairGate, QueryStates
 from services.algorithms.text_bundle import TextBundleWriter
 from services.candidates.bootstrap import host_build
 from services.cli.backup import make_backup
-from services.common import state_layout
+from services.common import state_layout, stored_history
 from services.common.query_state import PackedQueryState
 from services.common.redis_clients import open_client
-from services.common.state_layout import RecentId, StoredEvent
 from services.common.state_store import AdvanceStep, PopularityStep, StateWriter, StoredState, UserUpdate
+from services.common.stored_history import RecentId, StoredEvent
 from services.common.stream.position import Position, pack_position
 from services.common.stream.record import DeadLetter, SourceRecord
 from services.common.stream.retraction import ForgetUpTo, Undo
@@ -346,7 +346,7 @@ LETTER = DeadLetter(
 def topic_records() -> dict[str, list[tuple[bytes, bytes, Sequence[tuple[str, bytes]]]]]:
     """Key, value and headers of each record, by topic."""
     letter = dead_letter(LETTER)
-    history = state_layout.pack_history(HISTORY.positions, HISTORY.forgotten, EVENTS, RECENT, SEEN)
+    history = stored_history.pack_history(HISTORY.positions, HISTORY.forgotten, EVENTS, RECENT, SEEN)
     key = USER.encode()
     return {
         INTERACTIONS: [

@@ -23,7 +23,7 @@ from services.algorithms.generation.phrases_part import load_phrases, save_phras
 from services.algorithms.indexes.mutable.snapshot import load_snapshot
 from services.algorithms.text_bundle import load_text_bundle
 from services.cli.backup import MANIFEST, Positions, _own_checksum, read_backup
-from services.common import state_layout
+from services.common import state_layout, stored_history
 from services.common.errors import PreconditionFailed
 from services.common.stream.record import DeadLetter, SourceRecord
 from services.common.stream.topics import histories, index_deltas
@@ -259,8 +259,8 @@ def test_a_stored_history() -> None:
     keys = json.loads((HERE / "store.json").read_text())
     history = keys[state_layout.history_key(formats.HOME)]["content"]
     packed = {bytes.fromhex(name).decode(): bytes.fromhex(value) for name, value in history.items()}
-    assert state_layout.unpack_events(packed["events"]) == formats.EVENTS
-    assert state_layout.unpack_recent(packed["ids"]) == formats.RECENT
+    assert stored_history.unpack_events(packed["events"]) == formats.EVENTS
+    assert stored_history.unpack_recent(packed["ids"]) == formats.RECENT
     positions = state_layout.unpack_positions(formats.EPOCH, packed["position"])
     assert positions == (formats.UPDATE.positions, formats.UPDATE.forgotten)
 

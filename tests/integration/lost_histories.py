@@ -34,6 +34,7 @@ from prometheus_client import CollectorRegistry
 from services.algorithms.bundle import load_bundle
 from services.cli.stack import Ports, Stack
 from services.common import state_layout as layout
+from services.common import stored_history
 from services.common.errors import FreshetError
 from services.common.kafka import BulkProducer, Record
 from services.common.state_store import StateReader, StateWriter, now_ms
@@ -105,7 +106,7 @@ class _Loop:
         for start in range(0, len(user_ids), _PAGE):
             dump = self.store.dump(user_ids[start : start + _PAGE], (), self.handler.epoch)
             for user, one in dump.histories.items():
-                seen = layout.seen_of(one.seen_item_ids, one.seen_times_ms)
+                seen = stored_history.seen_of(one.seen_item_ids, one.seen_times_ms)
                 found[user] = (one.events, one.recent, one.positions, seen)
         return found
 
@@ -266,7 +267,7 @@ def _continues(found: Content | None, before: Content) -> bool:
     """Whether a history has all that it had, in order, and perhaps more."""
     if found is None:
         return False
-    had, has = (layout.unpack_events(b"\x02" + one[0]) for one in (before, found))
+    had, has = (stored_history.unpack_events(b"\x02" + one[0]) for one in (before, found))
     return has[: len(had)] == had and before[3].keys() <= found[3].keys()
 
 

@@ -9,8 +9,8 @@ import redis
 
 from services.common import state_layout
 from services.common.query_state import PackedQueryState
-from services.common.state_layout import StoredEvent
 from services.common.state_store import StateReader, StateWriter, StoredState, UserUpdate, UserView
+from services.common.stored_history import StoredEvent
 from services.common.stream.topic import NUM_PARTITIONS
 
 pytestmark = pytest.mark.integration

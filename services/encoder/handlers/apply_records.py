@@ -23,7 +23,7 @@ import structlog
 from services.algorithms.popularity import joined, level_of, without
 from services.common.errors import Conflict, DependencyUnavailable
 from services.common.pseudonyms import pseudonym_of
-from services.common.state_layout import StoredEvent, home_of
+from services.common.state_layout import home_of
 from services.common.state_store import (
     AdvanceStep,
     ModelState,
@@ -34,6 +34,7 @@ from services.common.state_store import (
     UserUpdate,
     now_ms,
 )
+from services.common.stored_history import StoredEvent
 from services.common.stream.ports import Offsets, Reader
 from services.common.stream.position import Position
 from services.common.stream.record import DeadLetter, SourceRecord

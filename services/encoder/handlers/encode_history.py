@@ -12,7 +12,7 @@ from services.algorithms.history import trim
 from services.common.batching import Batcher
 from services.common.errors import InvalidRequest
 from services.common.query_state import PackedQueryState
-from services.common.state_layout import StoredEvent
+from services.common.stored_history import StoredEvent
 from services.common.stream.topics.interactions import DEFAULT_TYPE
 from services.common.validation import validate_id
 from services.encoder.domain import EncodedStates, EncodeJob

@@ -18,8 +18,9 @@ from services.algorithms.event_schema import EventSchema, default_schema
 from services.common.errors import Conflict, DependencyUnavailable, FreshetError
 from services.common.kafka import partition_for
 from services.common.pseudonyms import pseudonym_of
-from services.common.state_layout import PackedHistory, home_of, num_partitions_of
+from services.common.state_layout import home_of, num_partitions_of
 from services.common.state_store import ForgetsApplied, UserHistory, UserUpdate
+from services.common.stored_history import PackedHistory
 from services.common.stream.ports import Offsets
 from services.common.stream.position import Position
 from services.common.stream.record import DeadLetter

@@ -17,8 +17,9 @@ from itertools import islice
 import structlog
 
 from services.common.errors import Conflict, DependencyUnavailable, InvalidRequest, PreconditionFailed
-from services.common.state_layout import PackedHistory, home_of, num_partitions_of
+from services.common.state_layout import home_of, num_partitions_of
 from services.common.state_store import DEFAULT_TTL_SECONDS, AdvanceStep, Progress, now_ms
+from services.common.stored_history import PackedHistory
 from services.common.stream.ports import Offsets, Reader
 from services.common.stream.record import SourceRecord
 from services.common.stream.topics.histories import (

@@ -15,8 +15,9 @@ from itertools import islice
 
 import structlog
 
-from services.common.state_layout import PackedHistory, home_of
+from services.common.state_layout import home_of
 from services.common.state_store import StoredState, UserHistory, UserUpdate, now_ms
+from services.common.stored_history import PackedHistory
 from services.common.stream.ports import Offsets, Reader
 from services.common.stream.record import SourceRecord
 from services.common.stream.retraction import covers, furthest

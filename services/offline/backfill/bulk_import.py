@@ -22,8 +22,8 @@ from services.algorithms.history import trim, windows
 from services.common.errors import Conflict, InvalidRequest, PreconditionFailed
 from services.common.kafka import Record
 from services.common.pseudonyms import pseudonym_of
-from services.common.state_layout import RecentId, StoredEvent, hash_event_id
 from services.common.state_store import AdvanceStep, StoredState, UserUpdate, now_ms
+from services.common.stored_history import RecentId, StoredEvent, hash_event_id
 from services.common.stream.ports import Reader
 from services.common.stream.position import Position
 from services.common.stream.topics.attributions import Attribution

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from services.algorithms import popularity
-from services.common import state_layout
+from services.common import state_layout, stored_history
 from services.common.errors import Conflict
 from services.common.state_store import (
     AdvanceStep,
@@ -207,7 +207,7 @@ class MemoryStore:
         found = self.load_users(user_ids, epoch)
         return Dump(
             histories={
-                user_id: state_layout.pack_history(
+                user_id: stored_history.pack_history(
                     history.positions, history.forgotten, history.events, history.recent, self.seen.get(user_id, {})
                 )
                 for user_id, history in found.items()

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.common.errors import InvalidRequest
-from services.common.state_layout import RecentId, StoredEvent, pack_history
+from services.common.stored_history import RecentId, StoredEvent, pack_history
 from services.common.stream.topics.histories import (
     MARK_KEY,
     MAX_RECORD_BYTES,

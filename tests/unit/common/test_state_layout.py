@@ -6,8 +6,9 @@ from hypothesis import strategies as st
 from redis.crc import key_slot
 
 from services.common import state_layout as layout
+from services.common import stored_history
 from services.common.errors import PreconditionFailed
-from services.common.state_layout import RecentId, StoredEvent
+from services.common.stored_history import RecentId, StoredEvent
 
 ids = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=20)
 offsets = st.integers(0, 2**63 - 1)
@@ -22,21 +23,21 @@ numbers = st.floats(allow_nan=False, allow_infinity=False)
 
 @given(st.lists(st.builds(StoredEvent, offsets, partitions, offsets, hashes, ids, texts, numbers, texts)))
 def test_histories_come_back(events: list[StoredEvent]) -> None:
-    assert layout.unpack_events(layout.pack_events(events)) == events
+    assert stored_history.unpack_events(stored_history.pack_events(events)) == events
 
 
 def test_what_holds_for_all_events_is_stored_once() -> None:
     one = StoredEvent(NOW_MS, 3, 7, 2**63, "item-1", "rating", 4.5, "shown-1")
     many = [one._replace(event_time_ms=NOW_MS + n, offset=7 + n, id_hash=2**63 + n) for n in range(100)]
-    assert layout.unpack_events(layout.pack_events(many)) == many
+    assert stored_history.unpack_events(stored_history.pack_events(many)) == many
     # Per event: an item, an exposure, 8 bytes of a hash, two differences.
-    assert len(layout.pack_events(many)) < 100 * (7 + 8 + 8 + 2) + 60
+    assert len(stored_history.pack_events(many)) < 100 * (7 + 8 + 8 + 2) + 60
 
 
 @pytest.mark.parametrize("version", [1, 3])
 def test_a_history_of_another_version_is_refused(version: int) -> None:
     with pytest.raises(PreconditionFailed, match=f"a history has format {version}, this version reads 2"):
-        layout.unpack_events(bytes([version]) + b"\1\0\0\0")
+        stored_history.unpack_events(bytes([version]) + b"\1\0\0\0")
 
 
 @pytest.mark.parametrize("epoch", ["0123456789abcdef", "0123-x", "0123-", "8"])
@@ -47,7 +48,7 @@ def test_an_epoch_of_another_version_is_refused(epoch: str) -> None:
 
 @given(st.lists(st.builds(RecentId, hashes, partitions, offsets, st.integers(0, 255), texts)))
 def test_recent_ids_come_back(recent: list[RecentId]) -> None:
-    assert layout.unpack_recent(layout.pack_recent(recent)) == recent
+    assert stored_history.unpack_recent(stored_history.pack_recent(recent)) == recent
 
 
 @given(st.dictionaries(partitions, offsets), st.dictionaries(partitions, offsets))
@@ -106,4 +107,4 @@ def test_a_users_keys_share_the_slot_of_the_home_partition(user_id: str, partiti
 
 
 def test_event_ids_are_told_apart_by_64_bits() -> None:
-    assert len({layout.hash_event_id(f"event-{n}") for n in range(10_000)}) == 10_000
+    assert len({stored_history.hash_event_id(f"event-{n}") for n in range(10_000)}) == 10_000

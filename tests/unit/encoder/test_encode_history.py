@@ -15,7 +15,7 @@ from streams import VOCABULARY
 from services.common.errors import DependencyUnavailable
 from services.common.pseudonyms import pseudonym_of
 from services.common.rpc_server import RpcServer
-from services.common.state_layout import StoredEvent
+from services.common.stored_history import StoredEvent
 from services.encoder.config import EncoderSettings
 from services.encoder.encoding import encode_job, pack_state
 from services.encoder.handlers.describe_user import DescribeUser

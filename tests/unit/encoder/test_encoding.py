@@ -11,7 +11,7 @@ from services.algorithms.actions import STRIDE, Actions
 from services.algorithms.event_schema import default_schema
 from services.algorithms.item_buckets import item_bucket
 from services.common.errors import DeadlineExceeded, DependencyUnavailable, PreconditionFailed
-from services.common.state_layout import StoredEvent
+from services.common.stored_history import StoredEvent
 from services.encoder.adapters.batches import length_buckets, pad_jobs
 from services.encoder.adapters.inference_server import InferenceServerEncoder
 from services.encoder.domain import EncodedStates, EncodeJob

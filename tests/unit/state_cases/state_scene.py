@@ -14,7 +14,7 @@ from fakes.stream import MemoryTopics
 from gateway.gateway_scene import ITEMS
 from prometheus_client import CollectorRegistry
 
-from services.common import state_layout
+from services.common import stored_history
 from services.common.errors import FreshetError
 from services.common.leases import Leases
 from services.common.state_store import UserHistory
@@ -104,7 +104,7 @@ class FragileStore(MemoryStore):
         if self.newer_format:
             for history in found.values():
                 if history.events:
-                    state_layout.unpack_events(b"\xff" + state_layout.pack_events(history.events)[1:])
+                    stored_history.unpack_events(b"\xff" + stored_history.pack_events(history.events)[1:])
         return found
 
     def history(self, user_id: str = ANN) -> str:

@@ -16,8 +16,8 @@ from state_scene import ANN, NOW_MS, EncoderProcess, FragileStore, append_all
 
 from services.common import state_layout
 from services.common.pseudonyms import pseudonym_of
-from services.common.state_layout import StoredEvent
 from services.common.state_store import AdvanceStep, StateWriter, UserUpdate
+from services.common.stored_history import StoredEvent
 from services.common.stream.retraction import ForgetUpTo
 from services.common.stream.topics.forgets import Forget
 from services.refresher.domain.records import Forgetting

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple, TypeVar
 from freshet.v1 import events_pb2
 from google.protobuf.message import Message
 
-from services.common import state_layout as layout
+from services.common import stored_history
 from services.common.errors import InvalidRequest
-from services.common.state_layout import PackedHistory, RecentId, StoredEvent
+from services.common.stored_history import PackedHistory, RecentId, StoredEvent
 from services.common.stream.position import read_position, write_up_to
 from services.common.stream.topic import COMPACTED, Topic, parse
 from services.common.stream.topics.interactions import INTERACTIONS
@@ -96,9 +96,9 @@ def decode_history(key: bytes, value: bytes | None) -> KeptHistory:
             reading=message.reading,
             positions=dict(read_position("applied", one, least=-1) for one in message.applied),
             forgotten=dict(read_position("forgotten_up_to", one, least=-1) for one in message.forgotten_up_to),
-            events=layout.events_of(message.events),
-            recent=layout.recent_of(message.recent),
-            seen=layout.seen_of(message.seen_item_ids, message.seen_time_ms),
+            events=stored_history.events_of(message.events),
+            recent=stored_history.recent_of(message.recent),
+            seen=stored_history.seen_of(message.seen_item_ids, message.seen_time_ms),
         )
     except (ValueError, IndexError) as exc:
         raise InvalidRequest.of("events", f"columns that do not fit: {exc}", "as many entries as events") from exc

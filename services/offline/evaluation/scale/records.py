@@ -17,8 +17,8 @@ from services.algorithms.bundle import Bundle
 from services.algorithms.packed_state import pack_query_state
 from services.cli.stack import Ports, Stack
 from services.common.query_state import PackedQueryState, to_message
-from services.common.state_layout import RecentId, StoredEvent, pack_history
 from services.common.state_store import StateReader, StateWriter, StoredState, UserUpdate
+from services.common.stored_history import RecentId, StoredEvent, pack_history
 from services.common.stream.topic import NUM_PARTITIONS
 from services.common.stream.topics.attributions import Attribution, encode_attribution
 from services.common.stream.topics.exposures import Exposure, encode_exposure
