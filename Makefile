@@ -121,6 +121,7 @@ bench: setup ## Measure again and rewrite docs/benchmarks (hours; `freshet bench
 	@$(BIN)/freshet bench mutation
 	@$(BIN)/freshet bench stream
 	@$(BIN)/freshet bench paper table-3
+	@$(BIN)/freshet bench paper published
 	@$(BIN)/freshet bench pefa
 	@$(BIN)/freshet bench text
 	@OMP_NUM_THREADS=1 $(BIN)/freshet bench generation

@@ -87,6 +87,19 @@ def table_3(
         )
 
 
+@benchmark(paper, "published")
+def published(request: "Request") -> "Report":
+    """What each difference of the authors' protocol adds to our leave-one-out on ml-1m, at preset quick.
+
+    Some two hours of a core; interrupt it at any time: trainings that the page's JSON has are not done again.
+
+    Example:  freshet bench paper published --quick
+    """
+    from services.offline.evaluation.quality import published
+
+    return published.run(request)
+
+
 @app.callback()
 def bench() -> None:
     """Measure algorithms beside their baselines; tables and plots."""

@@ -86,16 +86,18 @@ def train(
     device: str = "cpu",
     stop_after_batches: int | None = None,
     validate: Validate | None = None,
+    build: Callable[..., SequentialModel] = SequentialModel,
 ) -> TrainReport:
     """Train on every event of `interactions` (the training part of a split; vocabularies may be larger).
 
     Checkpoints go to `out` (none without it); with `resume` the newest one there is taken up, bit for bit as if it
     had not stopped (same threads and machine). `stop_after_batches` ends early, with a checkpoint. With
     `validate` every epoch is judged, and the report's model is the best one's; its seconds do not count as training.
+    `build` makes the model that is trained, from what `SequentialModel` takes.
     Raises: ValueError if no user has two events, or if a checkpoint belongs to another configuration or data.
     """
     with seeded(config.seed, device):
-        run = _Run(config, interactions, out, device, validate)
+        run = _Run(config, interactions, out, device, validate, build)
         if resume:
             run.resume()
         run.go(progress or (lambda step: None), stop_after_batches)
@@ -126,6 +128,7 @@ class _Run:
         out: Path | None,
         device: str,
         validate: Validate | None,
+        build: Callable[..., SequentialModel],
     ) -> None:
         self.validate = validate
         self.best_weights: dict[str, Tensor] = {}
@@ -138,7 +141,7 @@ class _Run:
         self.user_index = dense_users(config, interactions)
         self.stand_ins = _stand_ins(config, interactions)
         self.negatives = torch.Generator().manual_seed(config.seed)
-        self.model = SequentialModel(
+        self.model = build(
             config.encoder,
             config.head,
             num_items=interactions.num_items,

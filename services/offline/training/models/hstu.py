@@ -30,10 +30,11 @@ def time_buckets(event_time: Tensor, num_buckets: int) -> Tensor:
     Logarithms in float64: a bucket's edge is then never close enough to an integer number of seconds for two
     libraries to disagree about it (PyTorch and ONNX Runtime differ by one in the last place in float32).
     """
-    return _bucket(event_time.unsqueeze(2) - event_time.unsqueeze(1), num_buckets)
+    return elapsed_buckets(event_time.unsqueeze(2) - event_time.unsqueeze(1), num_buckets)
 
 
-def _bucket(elapsed: Tensor, num_buckets: int) -> Tensor:
+def elapsed_buckets(elapsed: Tensor, num_buckets: int) -> Tensor:
+    """`time_buckets` of differences (...) that are at hand."""
     elapsed = elapsed.abs().clamp(min=1)
     buckets = (elapsed.to(torch.float64).log() / _LOG_SECONDS_PER_BUCKET).to(torch.int64)
     return buckets.clamp(max=num_buckets - 1)
@@ -132,11 +133,15 @@ class HstuEncoder(nn.Module):
         # Clamped at both ends: rows padded beyond L still look up something, and are never read.
         distance = (positions.unsqueeze(1) - positions.unsqueeze(0)).clamp(min=0, max=self.max_history - 1)
         causal = (positions.unsqueeze(0) <= positions.unsqueeze(1)).to(embedded.dtype) / self.max_history
-        buckets = time_buckets(event_time, self.num_time_buckets)
+        buckets = self.buckets(event_time)
         x = functional.dropout(embedded * self.input_scale, self.dropout, self.training)
         for block in self.blocks:
             x = block(x, distance, buckets, causal)
         return self._scaled(x)
+
+    def buckets(self, event_time: Tensor) -> Tensor:
+        """What each position knows of the times of those before it: event_time (B, L) -> buckets (B, L, L)."""
+        return time_buckets(event_time, self.num_time_buckets)
 
     def step(self, embedded: Tensor, event_time: Tensor, place: Tensor, past: Past) -> tuple[Tensor, Tensor, Tensor]:
         """Only the new events: embedded (S, D), event_time and place (S,) -> states (S, D) as `forward` has them in
@@ -149,7 +154,7 @@ class HstuEncoder(nn.Module):
         time_bias, position_bias = (
             torch.stack([getattr(block, name) for block in blocks]) for name in ("time_bias", "position_bias")
         )
-        bias = time_bias[:, _bucket(elapsed, self.num_time_buckets)]
+        bias = time_bias[:, elapsed_buckets(elapsed, self.num_time_buckets)]
         bias = bias + position_bias[:, before.clamp(min=0, max=self.max_history - 1)]
         per_block = torch.split(bias, 1)
         x = embedded * self.input_scale

@@ -21,6 +21,7 @@ from services.offline.evaluation.mutation.rows import page as mutation_page
 from services.offline.evaluation.new_items.rows import page as new_items_page
 from services.offline.evaluation.pefa.report import page as pefa_page
 from services.offline.evaluation.quality.page import page as quality_page
+from services.offline.evaluation.quality.published import page as published_page
 from services.offline.evaluation.retraining.rows import page as retraining_page
 from services.offline.evaluation.retrieval.page import page as retrieval_page
 from services.offline.evaluation.retrieval.universality import page as universality_page
@@ -42,6 +43,7 @@ PAGES: dict[str, Callable[[Report], str]] = {
     "mutation": mutation_page,
     "new-items": new_items_page,
     "pefa": pefa_page,
+    "published": published_page,
     "quality": quality_page,
     "retraining": retraining_page,
     "retrieval": retrieval_page,
