@@ -22,6 +22,7 @@ from services.offline.evaluation.common.recall import NAMES, measures
 from services.offline.evaluation.common.report import Report, Request, filled, machine, written
 from services.offline.evaluation.common.timing import Times
 from services.offline.evaluation.text.baselines import BASELINES, Answerer, Answering, Asked
+from services.offline.evaluation.text.generated import examples, generated_row, vocabularies
 from services.offline.evaluation.text.trained import FULL, QUICK, length_rows, trained
 
 Row = dict[str, Any]
@@ -54,6 +55,7 @@ def page(report: dict[str, Any]) -> str:
         shown = [row | {"said": _said(row)} for row in rows]
         values = rows[0] | {"title": TITLES[data], "note": _NOTES[data], "rows": shown}
         sets.append(filled(_FOLDER / "set.template.md", **values))
+    generated = [row | {"title": TITLES[row["data"]]} for row in report["rows"] if row["table"] == "generated"]
     lengths = [row | {"title": TITLES[row["data"]]} for row in report["rows"] if row["table"] == "lengths"]
     commands = dict.fromkeys(f"`{one['command']}`" for one in report["parts"])
     return filled(
@@ -65,6 +67,8 @@ def page(report: dict[str, Any]) -> str:
             "sets": sets,
             "sizes": any(row["vocabulary"] for row in answers),
             "lengths": lengths,
+            "generated": generated,
+            "examples": sorted(examples(generated), key=lambda row: (row["data"], row["question"])),
         },
     )
 
@@ -169,6 +173,10 @@ def run(
             with _measuring(request, report, name, one.name) as found:
                 if found is not None:
                     found += rows(asked, [one], seeds=seeds)
+        for kind, size in vocabularies(budget) if train else ():
+            with _measuring(request, report, name, f"generated, {kind} {size}") as found:
+                if found is not None:
+                    found.append(generated_row(asked, seeds[0], budget, kind=kind, size=size))
     with _measuring(request, report, _LENGTHS, _LENGTHS) as found:
         if found is not None:
             found += length_rows(quick=request.quick, locator=locator, say=request.say)

@@ -143,16 +143,24 @@ def _mol(fit: TextFit) -> Answering:
     return Answering(answer=answer, nbytes=index.nbytes, notes={"train_seconds": round(fit.seconds, 1)})
 
 
-def _phrases(
-    asked: Asked, seed: int, *, train: TrainPhrases, kind: str, size: int, budget: Budget
-) -> dict[str, Answering]:
+def phrase_model(
+    asked: Asked, seed: int, *, kind: str, size: int, budget: Budget, train: TrainPhrases = train_phrases
+) -> TrainedPhrases:
     """PIXAR over identifiers that are the documents' names and training questions, cut by one tokenizer."""
     texts = asked.texts
     tokenizer = TOKENIZERS[kind]([text for each in texts.identifiers for text in each], size)
     asked.say(f"{texts.name}: PIXAR, {len(tokenizer):,} {kind}, seed {seed}")
     pairs = [(text, document) for text, documents in texts.train for document in documents]
     settings = PhraseSettings(epochs=budget.epochs, least_steps=budget.least_steps)
-    model = train(pairs, texts.identifiers, tokenizer, settings, seed)
+    return train(pairs, texts.identifiers, tokenizer, settings, seed)
+
+
+def _phrases(
+    asked: Asked, seed: int, *, train: TrainPhrases, kind: str, size: int, budget: Budget
+) -> dict[str, Answering]:
+    """PIXAR by one tokenizer: with the shortlist, and of phrases in other ways, too."""
+    model = phrase_model(asked, seed, train=train, kind=kind, size=size, budget=budget)
+    tokenizer = model.tokenizer
     report = model.report
     notes = {
         "tokenizer": kind,

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from services.offline.evaluation.common.recall import measures
 from services.offline.evaluation.common.report import Request
 from services.offline.evaluation.text import report as text_report
 from services.offline.evaluation.text.baselines import Answerer, Answering, Asked, Encoded, bm25, with_pefa
+from services.offline.evaluation.text.generated import generated_row, vocabularies
 from services.offline.evaluation.text.report import rows
 from services.offline.evaluation.text.trained import (
     FULL,
@@ -188,27 +190,60 @@ def test_trained_answerers_have_names_of_their_own_and_quick_ones_are_few() -> N
     assert len(trained(QUICK.lasting(2), quick=True)) == 3
 
 
-def test_the_shortlist_stands_beside_full_softmax_and_fixed_positions_of_the_same_model(tmp_path: Path) -> None:
-    def phrases(
-        pairs: Sequence[tuple[str, int]],
-        identifiers: Sequence[Sequence[str]],
-        tokenizer: object,
-        settings: PhraseSettings,
-        seed: int,
-    ) -> TrainedPhrases:
-        size = ShortlistSize(vectors=2, tokens=4, joined=1)
-        small = replace(settings, positions=2, max_tokens=16, batch=25, shortlist=size, encoder_rate=3e-3,
-                        output_rate=5e-2)  # fmt: skip
-        made.append(train_phrases(pairs, identifiers, WordTokens(), small, seed, encoder=tiny_encoder))
-        return made[-1]
+def tiny_phrases(
+    made: list[TrainedPhrases],
+    pairs: Sequence[tuple[str, int]],
+    identifiers: Sequence[Sequence[str]],
+    tokenizer: object,
+    settings: PhraseSettings,
+    seed: int,
+) -> TrainedPhrases:
+    size = ShortlistSize(vectors=2, tokens=4, joined=1)
+    small = replace(settings, positions=2, max_tokens=16, batch=25, shortlist=size, encoder_rate=3e-3,
+                    output_rate=5e-2)  # fmt: skip
+    made.append(train_phrases(pairs, identifiers, WordTokens(), small, seed, encoder=tiny_encoder))
+    return made[-1]
 
+
+def test_what_is_generated_is_counted_in_words_and_shown_by_tokens(tmp_path: Path) -> None:
+    pairs, identifiers = corpus()
+    # A document with an identifier that is too long for two positions, which nothing can generate.
+    identifiers = [[*identifiers[0], "red green blue"], *identifiers[1:]]
+    texts = replace(collection(), documents=[one[0] for one in identifiers], identifiers=identifiers,
+                    train=[(text, (row,)) for text, row in pairs],
+                    test=[(text, (row,)) for text, row in pairs])  # fmt: skip
+    budget = Budget(steps=1, epochs=12, least_steps=0, sizes=(320,), equal_size=320)
+    made: list[TrainedPhrases] = []
+    asked, learn = asked_of(texts, tmp_path), partial(tiny_phrases, made)
+    found = [generated_row(asked, 0, budget, kind=kind, size=size, train=learn) for kind, size in vocabularies(budget)]
+
+    assert [row["tokenizer"] for row in found] == ["word pieces", "phrases"]
+    for row, model in zip(found, made, strict=True):
+        assert (row["left_out"], row["positions"], row["questions"]) == (1, 2, len(pairs))
+        assert row["identifier_words"] == np.mean([len(text.split()) for text in model.identifiers.texts])
+        generator = model.generator()
+        answers = [generator.generate(x, 10).answers for x in model.encode([text for text, _ in pairs])]
+        assert row["words"] == np.mean([len(one.text.split()) for each in answers for one in each])
+        assert row["first_words"] == np.mean([len(each[0].text.split()) for each in answers])
+        for example, place in zip(row["examples"], (len(pairs) // 3, 2 * len(pairs) // 3), strict=True):
+            said = [one.text.replace(" ", " · ") for one in answers[place][:4]]
+            assert example == {"question": pairs[place][0], "sentences": said}
+    report = {"rows": found, "parts": [], "machine": "m", "seconds": 1.0, "quick": False}
+    page = text_report.page(report)
+    for row in found:
+        assert all("<br>".join(example["sentences"]) in page for example in row["examples"])
+
+
+def test_the_shortlist_stands_beside_full_softmax_and_fixed_positions_of_the_same_model(tmp_path: Path) -> None:
     made: list[TrainedPhrases] = []
     pairs, identifiers = corpus()
     questions = [(text, (row,)) for text, row in pairs]
     texts = replace(collection(), documents=[one[0] for one in identifiers], identifiers=identifiers, train=questions,
                     test=questions)  # fmt: skip
     budget = Budget(steps=1, epochs=12, least_steps=0, sizes=(320,), equal_size=320)
-    contender = next(one for one in trained(budget, quick=True, train=phrases) if one.name == "PIXAR phrases 320")
+    contender = next(
+        one for one in trained(budget, quick=True, train=partial(tiny_phrases, made)) if one.name == "PIXAR phrases 320"
+    )
     found = rows(asked_of(texts, tmp_path), [contender], seeds=[0])
     by_name = {row["contender"]: row for row in found}
 
