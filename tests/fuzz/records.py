@@ -47,10 +47,9 @@ from services.common.stream.topics.items import ITEMS
 from services.common.stream.topics.refresher_checkpoints import HEADS, REFRESHER_CHECKPOINTS
 from services.common.stream.topics.search_clicks import encode_click
 from services.common.stream.topics.version_sets import VERSION_SETS, Counted, decode_operation, encode_operation
+from services.contracts.wire import index_freshness_message
 from services.encoder.domain import read_arrival
 from services.gateway.catalogue import DescribedItems
-from services.gateway.domain import IndexFreshness
-from services.gateway.server import _index_freshness_message
 from services.generator.changes import ItemChanges
 from services.refresher.adapters.checkpoint_topic import CheckpointTopic
 from services.refresher.adapters.decoding import QueryShape
@@ -378,11 +377,7 @@ class Catalogue(Records):
         for answer in answers:
             if not all(np.isfinite(answer.scores)):
                 raise Violation(f"scores that are no numbers: {list(answer.scores)[:5]}")
-            _index_freshness_message(
-                IndexFreshness(
-                    deltas_offset=1, newest_recorded_ms=answer.index_freshness.newest_recorded_time.ToMilliseconds()
-                )
-            )
+            index_freshness_message(1, answer.index_freshness.newest_recorded_time.ToMilliseconds(), None)
         await self.films.servicer.FindByWords(generator_pb2.FindByWordsRequest(query="toy story", k=5), None)
 
     async def end(self) -> None:
