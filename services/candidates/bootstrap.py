@@ -46,6 +46,7 @@ from services.common.catalogue_snapshots import CatalogueSnapshots
 from services.common.config import ConfigError
 from services.common.memory import available_bytes, require_memory
 from services.common.process import configure_tracing
+from services.common.processes import PROCESSES
 from services.common.rpc_server import HealthState, serve
 from services.common.shards import Shard
 from services.common.tracing import Tracing
@@ -302,7 +303,8 @@ async def run(settings: CandidatesSettings) -> None:
     """Serve until a signal. Raises: BundleError, MemoryError, PortTaken."""
     tracing, health = configure_tracing("candidates", settings.otlp_endpoint), HealthState(check=changed_in_place)
     kept = 1 if settings.shard.is_all else VERSIONS_KEPT
-    async with opened(settings, health, tracing, versions_kept=kept) as (servicer, _):
+    async with opened(settings, health, tracing, versions_kept=kept) as (servicer, live):
+        health.serve_as([PROCESSES["candidates"].health_of(live.search.info.model_version, str(settings.shard))])
 
         def add_services(server: grpc.aio.Server) -> list[str]:
             _add_servicer(servicer, server)

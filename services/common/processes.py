@@ -69,6 +69,10 @@ class Process:
         """Its gRPC service, which is also what gRPC health answers for."""
         return f"freshet.v1.{self.name.title()}Service"
 
+    def health_of(self, model_version: str, shard: str = "") -> str:
+        """What gRPC health answers for where the process serves this model, and this shard of the catalogue."""
+        return "/".join(filter(None, (self.health_service, model_version, shard)))
+
 
 # In the order in which a person wants to read them.
 _ROWS = (

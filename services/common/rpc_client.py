@@ -69,18 +69,24 @@ _BY_NUMBER = {status.value[0]: status for status in grpc.StatusCode}
 
 
 def channel(
-    target: str, interceptors: Sequence[Any] = (), *, shares: bool = True, tls: Tls | None = None, service: str = ""
+    target: str,
+    interceptors: Sequence[Any] = (),
+    *,
+    shares: bool = True,
+    tls: Tls | None = None,
+    service: str = "",
+    health: str = "",
 ) -> grpc.aio.Channel:
     """A channel to host:port, or to IP addresses with ports and commas between them. It connects lazily; pass
     `Tracing.client_interceptors` to trace its calls.
 
     Calls go in turn to all addresses that the target stands for, as long as their health says that they serve
-    `service` ("": whatever their health says); one of its calls, which may all be repeated, that one of them was too
-    unavailable to answer is made once more.
+    `health`, by default `service` ("": whatever their health says); one of `service`'s calls, which may all be
+    repeated, that one of them was too unavailable to answer is made once more.
     shares: with other channels of this process to the same target it has one connection; False: it has its own.
     tls: None is plaintext.
     """
-    options = [*_CHANNEL_OPTIONS, ("grpc.service_config", _service_config(service))]
+    options = [*_CHANNEL_OPTIONS, ("grpc.service_config", _service_config(service, health or service))]
     if not shares:
         options.append(("grpc.use_local_subchannel_pool", 1))
     if "," in target:
@@ -91,11 +97,11 @@ def channel(
     return grpc.aio.secure_channel(target, _credentials(tls), options=options, interceptors=chosen)
 
 
-def _service_config(service: str) -> str:
+def _service_config(service: str, health: str) -> str:
     config: dict[str, Any] = {"loadBalancingConfig": [{"round_robin": {}}]}
     if service:
         config["loadBalancingConfig"] = [{"outlier_detection_experimental": _OUTLIERS}]
-        config["healthCheckConfig"] = {"serviceName": service}
+        config["healthCheckConfig"] = {"serviceName": health}
         config["methodConfig"] = [{"name": [{"service": service}], "retryPolicy": _RETRY}]
         config["retryThrottling"] = {"maxTokens": 20, "tokenRatio": 0.1}
     return json.dumps(config)

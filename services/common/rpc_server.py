@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import gc
 import signal
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -70,6 +70,8 @@ class HealthState:
         self._hanging: frozenset[str] = frozenset()
         self._check, self._failed = check, ""
         self.services: list[str] = [""]
+        # Further names, and whether the process still serves under them.
+        self._names: dict[str, bool] = {}
         self._servicer: health.aio.HealthServicer | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._looking: asyncio.Task[None] | None = None
@@ -96,8 +98,16 @@ class HealthState:
         if ready == self._ready and why_not == self._why_not:
             return
         self._ready, self._why_not = ready, why_not
+        self._publish_soon()
+
+    def _publish_soon(self) -> None:
         if self._loop is not None and not self._loop.is_closed():
             asyncio.run_coroutine_threadsafe(self.publish(), self._loop)
+
+    def serve_as(self, names: Collection[str]) -> None:
+        """Answer under these names, too (`Process.health_of`), and say of names before that they are not served."""
+        self._names = dict.fromkeys(self._names, False) | dict.fromkeys(names, True)
+        self._publish_soon()
 
     def watch(self, loop: str, turns: TurnClock) -> None:
         """Not ready while a loop of this process is stuck; call it before the server starts."""
@@ -111,6 +121,11 @@ class HealthState:
         await self.publish()
         if self._loops or self._check:
             self._looking = self._loop.create_task(self._look())
+
+    @property
+    def known(self) -> list[str]:
+        """Every name that health answers for."""
+        return [*self.services, *self._names]
 
     async def drain(self) -> None:
         """Not ready, for good."""
@@ -131,8 +146,8 @@ class HealthState:
             log.info("ready", after=self._said)
         self._said = why_not
         status = kinds.NOT_SERVING if why_not else kinds.SERVING
-        for service in self.services:
-            await self._servicer.set(service, status)
+        for service, is_served in {**dict.fromkeys(self.services, True), **self._names}.items():
+            await self._servicer.set(service, status if is_served else kinds.NOT_SERVING)
 
     async def _look(self) -> None:
         while True:
@@ -157,7 +172,7 @@ class _Health(health.aio.HealthServicer):  # type: ignore[misc]
 
     async def Check(self, request: health_pb2.HealthCheckRequest, context: Any) -> Any:
         """The status, and the reason. A service that this process does not serve is NOT_FOUND."""
-        if request.service not in (known := self._state.services):
+        if request.service not in (known := self._state.known):
             text = f"service={request.service[:80]!r} allowed: {', '.join(known[1:])}, or none"
             await context.abort(grpc.StatusCode.NOT_FOUND, text)
         if why_not := self._state.why_not:

@@ -17,6 +17,7 @@ from services.algorithms.tensor_file import changed_in_place
 from services.common.kafka import BulkProducer
 from services.common.memory import require_memory
 from services.common.process import configure_tracing
+from services.common.processes import PROCESSES
 from services.common.pseudonyms import DEVELOPMENT_PSEUDONYM_KEY, pseudonym_key
 from services.common.redis_leases import RedisLeases
 from services.common.rpc_server import HealthState, serve
@@ -331,6 +332,8 @@ async def run(settings: EncoderSettings) -> None:
 
     own, loop = Model(vocabulary, encoder), asyncio.get_running_loop()
     handlers = {bundle.model_version: on_demand(own)}
+    health_of = PROCESSES["encoder"].health_of
+    health.serve_as([health_of(bundle.model_version)])
 
     async def take(others: tuple[Model, ...]) -> None:
         """Serve these on demand, too, and no longer those that went."""
@@ -338,6 +341,7 @@ async def run(settings: EncoderSettings) -> None:
         for version, one in versions.items():
             if version not in handlers:
                 handlers[version] = on_demand(one)
+        health.serve_as([health_of(version) for version in (bundle.model_version, *versions)])
         for version in handlers.keys() - versions.keys() - {bundle.model_version}:
             await handlers.pop(version).close()
 

@@ -44,7 +44,7 @@ from services.common.version_set_follower import VersionSetFollower, version_set
 from services.common.version_sets import VersionSet
 from services.contracts.wire import rules_of
 from services.gateway.adapters.exposure_log import KafkaExposureLog
-from services.gateway.adapters.peer import Peer
+from services.gateway.adapters.peer import Peer, Remote
 from services.gateway.adapters.processes import (
     RemoteCandidates,
     RemoteEncoder,
@@ -52,7 +52,6 @@ from services.gateway.adapters.processes import (
     RemoteReranker,
     RemoteTextSources,
 )
-from services.gateway.adapters.replicas import Replicas
 from services.gateway.adapters.shards import ShardedCandidates
 from services.gateway.adapters.state_store import RedisUserStates
 from services.gateway.adapters.stream_ends import KafkaStreamEnds
@@ -108,10 +107,22 @@ def _open_bundle(folder: Path) -> tuple[Bundle, PopularItems]:
     return bundle, PopularItems(bundle.item_ids, bundle.counts, bundle.categories, bundle.attributes)
 
 
-def _replicas(settings: GatewaySettings, tracing: Tracing, process: str, address: str) -> Replicas:
-    service = PROCESSES[process].health_service
-    interceptors = tracing.client_interceptors
-    return Replicas(partial(rpc_client.channel, address, interceptors, shares=False, tls=settings.tls, service=service))
+def _remote(
+    settings: GatewaySettings, tracing: Tracing, process: str, address: str, model_version: str, shard: str = ""
+) -> Remote:
+    """The replicas at an address that serve this model."""
+    row = PROCESSES[process]
+    return Remote(
+        rpc_client.channel(
+            address,
+            tracing.client_interceptors,
+            shares=False,
+            tls=settings.tls,
+            service=row.health_service,
+            health=row.health_of(model_version, shard),
+        ),
+        of=f" of model {model_version}",
+    )
 
 
 def _candidates(
@@ -135,10 +146,10 @@ async def check_processes(ports: Ports, model_version: str) -> str:
 
     async def ask(name: str, asked: Awaitable[ServedIndex]) -> str:
         try:
-            found = (await asked).model_version
+            await asked
         except FreshetError as exc:
-            return f"{name}: {exc.message}"
-        return "" if found == model_version else f"{name}: it serves model {found}, not {model_version}"
+            return f"{name}: no process that serves model {model_version} answers: {exc.message}"
+        return ""
 
     *problems, (_, all_refreshers) = await asyncio.gather(
         ask("candidates", ports.candidates.served(_CHECK_S)),
@@ -346,7 +357,6 @@ async def _serve(
     bundle, popular = await asyncio.to_thread(_open_bundle, settings.bundle)
     rules = standing_rules(settings, bundle.attributes.kinds)
     encoder_channel = rpc_client.channel(settings.encoder_address, tracing.client_interceptors, tls=settings.tls)
-    encoder = _replicas(settings, tracing, "encoder", settings.encoder_address)
     # A connection for each call that may be in flight: a burst must not read as an outage.
     reader = StateReader(
         settings.redis,
@@ -379,14 +389,17 @@ async def _serve(
         one: VersionSet, bundle: Bundle, popular: PopularItems, rules: Sequence[Rule], near: Mapping[str, Peer]
     ) -> tuple[Held, CatalogueFollower]:
         """A set's handlers on the processes that it names, or that the gateway was started with."""
+        remote = partial(_remote, settings, tracing, model_version=bundle.model_version)
         if "candidates" in near:
             candidates = [near["candidates"]]
         else:
             addresses = shard_addresses(one.candidates or settings.candidates_address)
-            candidates = [_replicas(settings, tracing, "candidates", address) for address in addresses]
-        reranker = near.get("reranker") or _replicas(
-            settings, tracing, "reranker", one.reranker or settings.reranker_address
-        )
+            candidates = [
+                remote("candidates", address, shard=str(Shard(number, len(addresses))))
+                for number, address in enumerate(addresses)
+            ]
+        reranker = near.get("reranker") or remote("reranker", one.reranker or settings.reranker_address)
+        encoder = remote("encoder", settings.encoder_address)
         generator = rpc_client.channel(
             one.generator or settings.generator_address, tracing.client_interceptors, tls=settings.tls
         )
@@ -440,7 +453,7 @@ async def _serve(
         async def close() -> None:
             await popular_now.close()
             await asyncio.to_thread(follower.stop)
-            for connected in (generator, *refresher_channels.values(), *candidates, reranker):
+            for connected in (generator, *refresher_channels.values(), *candidates, reranker, encoder):
                 await connected.close()
 
         held = Held(
@@ -500,7 +513,6 @@ async def _serve(
         await reader.close()
         await sessions.close()
         await encoder_channel.close()
-        await encoder.close()
 
     def by_http(server: RpcServer) -> HttpServer:
         return HttpServer(

@@ -28,6 +28,7 @@ from services.common.catalogue_gate import CatalogueGate
 from services.common.catalogue_snapshots import CatalogueSnapshots
 from services.common.memory import available_bytes, require_memory
 from services.common.process import configure_tracing
+from services.common.processes import PROCESSES
 from services.common.rpc_server import HealthState, serve
 from services.reranker.config import MEMORY_VARIABLE, RerankerSettings
 from services.reranker.handlers import Rerank
@@ -75,6 +76,7 @@ async def run(settings: RerankerSettings) -> None:
     tracing = configure_tracing("reranker", settings.otlp_endpoint)
     log.info("catalogue_loaded", model_version=catalogue.base.model_version, items=catalogue.base.num_items)
     health = HealthState(check=changed_in_place)
+    health.serve_as([PROCESSES["reranker"].health_of(catalogue.base.model_version)])
     gate = CatalogueGate("reranker", health)
     merge = BackgroundMerge(catalogue.index)
     kept = CatalogueSnapshots(

@@ -83,15 +83,14 @@ class RemoteEncoder:
     async def encode(self, user_id: str, history: Sequence[HistoryEvent], timeout_s: float) -> Encoded:
         """One Encode call.
 
-        Raises: PreconditionFailed where the encoders that could be asked are of another model.
+        Raises: PreconditionFailed for an answer of another model.
         """
         request = encoder_pb2.EncodeRequest(user_id=user_id, model_version=self._model_version)
         for event in history:
             message = request.history.add(item_id=event.item_id, type=event.type, value=event.value)
             set_ms(message.event_time, event.event_time_ms or 0)
-        response = await self._peer.call(
-            _EncoderStub, "Encode", request, timeout_s=timeout_s, peer="encoder", check=self._check
-        )
+        response = await self._peer.call(_EncoderStub, "Encode", request, timeout_s=timeout_s, peer="encoder")
+        self._check(response)
         state = from_message(response.query_state) if response.HasField("query_state") else None
         return Encoded(query_state=state, queue_ms=response.queue_ms, encode_ms=response.encode_ms)
 
@@ -248,9 +247,9 @@ class RemoteCandidates:
         return _served(await self._call("GetIndexInfo", candidates_pb2.GetIndexInfoRequest(), timeout_s))
 
     async def _call(self, method: str, request: Any, timeout_s: float) -> Any:
-        return await self._peer.call(
-            _CandidatesStub, method, request, timeout_s=timeout_s, peer=self._name, check=self._check
-        )
+        response = await self._peer.call(_CandidatesStub, method, request, timeout_s=timeout_s, peer=self._name)
+        self._check(response)
+        return response
 
     def _check(self, response: Any) -> None:
         """Raises: PreconditionFailed for an answer of another part of the catalogue."""

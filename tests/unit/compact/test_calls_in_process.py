@@ -25,8 +25,8 @@ from services.common.errors import DeadlineExceeded, FreshetError
 from services.common.query_state import PackedQueryState
 from services.common.rpc_server import HealthState, RpcServer
 from services.compact.in_process import InProcess
+from services.gateway.adapters.peer import Remote
 from services.gateway.adapters.processes import RemoteCandidates, RemoteReranker
-from services.gateway.adapters.replicas import Replicas
 from services.gateway.domain import Pool, Seen
 from services.reranker import bootstrap as reranker
 from services.reranker.config import RerankerSettings
@@ -71,7 +71,7 @@ async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
 
     server = RpcServer(process="both", settings=settings, add_services=add, registry=CollectorRegistry())
     await server.start()
-    replicas = Replicas(lambda: rpc_client.channel(f"127.0.0.1:{server.port}", shares=False))
+    replicas = Remote(rpc_client.channel(f"127.0.0.1:{server.port}", shares=False))
     yield Scene(
         gate=gate,
         state=PackedQueryState(

@@ -33,6 +33,7 @@ from services.common import rpc_client
 from services.common.config import ProcessSettings
 from services.common.errors import DeadlineExceeded, DependencyUnavailable, PreconditionFailed
 from services.common.rpc_server import HealthState, RpcServer
+from services.gateway.adapters.peer import Remote
 from services.gateway.adapters.processes import (
     RemoteCandidates,
     RemoteEncoder,
@@ -40,7 +41,6 @@ from services.gateway.adapters.processes import (
     RemoteReranker,
     RemoteTextSources,
 )
-from services.gateway.adapters.replicas import Replicas
 from services.gateway.adapters.stream_ends import KafkaStreamEnds
 from services.gateway.adapters.stream_status import ProbedStreamStatus
 from services.gateway.domain import HistoryEvent, IndexFreshness, Pool, Ranking, ScoredItem, Seen
@@ -91,8 +91,8 @@ async def peers(health: HealthState | None = None) -> AsyncIterator[tuple[Peers,
     await server.drain()
 
 
-def over(channel: grpc.aio.Channel) -> Replicas:
-    return Replicas(lambda: channel)
+def over(channel: grpc.aio.Channel) -> Remote:
+    return Remote(channel)
 
 
 def _free_port() -> int:

@@ -1,9 +1,8 @@
-"""Replicas of two models behind one address, as in a rolling deploy: real servers behind a balancer of connections."""
+"""Replicas of two models behind one address, as in a rolling deploy: health says which of them serves which model."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from functools import partial
 from typing import Any
 
 import grpc
@@ -11,137 +10,132 @@ import grpc.aio
 import pytest
 from freshet.v1 import candidates_pb2, candidates_pb2_grpc, encoder_pb2, encoder_pb2_grpc
 from gateway_scene import query_state
+from prometheus_client import CollectorRegistry
 
 from services.algorithms.filters import ItemFilter
 from services.common import rpc_client
-from services.common.errors import DependencyUnavailable, PreconditionFailed
+from services.common.config import ProcessSettings
+from services.common.errors import DependencyUnavailable, FreshetError, PreconditionFailed
+from services.common.processes import PROCESSES
+from services.common.rpc_server import HealthState, RpcServer
+from services.common.shards import WHOLE, Shard
+from services.gateway.adapters.peer import Remote
 from services.gateway.adapters.processes import RemoteCandidates, RemoteEncoder
-from services.gateway.adapters.replicas import Replicas
 from services.gateway.domain import HistoryEvent, Pool, Seen
+
+ROW = PROCESSES["candidates"]
 
 
 class Replica(candidates_pb2_grpc.CandidatesServiceServicer, encoder_pb2_grpc.EncoderServiceServicer):
-    """A process of one model. It may be replaced by the next one in place."""
+    """A process of one model, and of one shard."""
 
-    def __init__(self, model: str) -> None:
-        self.model, self.calls, self.is_away = model, 0, False
+    def __init__(self, model: str, shard: Shard = WHOLE) -> None:
+        self.model, self.shard, self.calls, self.port = model, shard, 0, 0
+        self.health = HealthState(ready=True)
+        self.health.serve_as([ROW.health_of(model, str(shard))])
 
     async def Search(self, request: Any, context: Any) -> Any:
         self.calls += 1
-        if self.is_away:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "draining")
-        if request.query_state.model_version != self.model:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"this index holds model {self.model!r}")
-        return candidates_pb2.SearchResponse(item_ids=["a"], scores=[1.0], index_version=self.model)
+        shard = candidates_pb2.Shard(index=self.shard.index, count=self.shard.count, num_items=1)
+        return candidates_pb2.SearchResponse(item_ids=["a"], scores=[1.0], index_version=self.model, shard=shard)
 
     async def Encode(self, request: Any, context: Any) -> Any:
-        self.calls += 1
         return encoder_pb2.EncodeResponse(query_state={"model_version": self.model, "components": b"abc"})
+
+    def add(self, server: grpc.aio.Server) -> list[str]:
+        candidates_pb2_grpc.add_CandidatesServiceServicer_to_server(self, server)
+        encoder_pb2_grpc.add_EncoderServiceServicer_to_server(self, server)
+        return [ROW.health_service]
 
 
 @asynccontextmanager
-async def balanced(*replicas: Replica, order: Sequence[int]) -> AsyncIterator[Callable[[], grpc.aio.Channel]]:
-    """One address in front of them: connection number n goes to replica order[n], the last one for good."""
+async def behind_one_address(*replicas: Replica) -> AsyncIterator[Callable[..., RemoteCandidates]]:
+    """Opens the candidates of a model, as a gateway of that model does."""
     async with AsyncExitStack() as stack:
-        ports = []
         for replica in replicas:
-            server = grpc.aio.server()
-            candidates_pb2_grpc.add_CandidatesServiceServicer_to_server(replica, server)
-            encoder_pb2_grpc.add_EncoderServiceServicer_to_server(replica, server)
-            ports.append(server.add_insecure_port("127.0.0.1:0"))
+            server = RpcServer(
+                process="candidates",
+                settings=ProcessSettings(port=0, metrics_port=0, drain_seconds=0),
+                add_services=replica.add,
+                health_state=replica.health,
+                registry=CollectorRegistry(),
+            )
             await server.start()
-            stack.push_async_callback(server.stop, None)
-        taken = 0
+            stack.push_async_callback(server.drain)
+            replica.port = server.port
+        target = ",".join(f"127.0.0.1:{replica.port}" for replica in replicas)
 
-        async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            nonlocal taken
-            port = ports[order[min(taken, len(order) - 1)]]
-            taken += 1
-            inner_reader, inner_writer = await asyncio.open_connection("127.0.0.1", port)
-            await asyncio.gather(_forward(reader, inner_writer), _forward(inner_reader, writer))
+        def candidates_of(model: str, shard: Shard = WHOLE) -> RemoteCandidates:
+            health = ROW.health_of(model, str(shard))
+            channel = rpc_client.channel(target, shares=False, service=ROW.health_service, health=health)
+            remote = Remote(channel, of=f" of model {model}")
+            stack.push_async_callback(remote.close)
+            return RemoteCandidates(remote, shard)
 
-        balancer = await stack.enter_async_context(await asyncio.start_server(accept, "127.0.0.1", 0))
-        address = f"127.0.0.1:{balancer.sockets[0].getsockname()[1]}"
-        yield partial(rpc_client.channel, address, shares=False)
-
-
-async def _forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    try:
-        while data := await reader.read(65536):
-            writer.write(data)
-            await writer.drain()
-    except ConnectionError:
-        pass
-    finally:
-        writer.close()
+        yield candidates_of
 
 
 async def search(candidates: RemoteCandidates) -> Pool:
     return await candidates.propose(query_state("q"), pool_size=5, filter=ItemFilter(), seen=Seen(), timeout_s=5.0)
 
 
-async def test_a_refusal_is_tried_once_more_and_then_the_replica_of_this_model_is_asked_first() -> None:
-    new, old = Replica("m2"), Replica("m1")
-    async with balanced(new, old, order=[0, 1]) as connect:
-        replicas = Replicas(connect)
-        candidates = RemoteCandidates(replicas)
-        for _ in range(5):
-            assert (await search(candidates)).index_version == "m1"
-        await replicas.close()
-    assert (new.calls, old.calls) == (1, 5)
+async def eventually(candidates: RemoteCandidates) -> Pool:
+    async with asyncio.timeout(20):
+        while True:
+            try:
+                return await search(candidates)
+            except FreshetError:
+                await asyncio.sleep(0.02)
 
 
-async def test_where_both_connections_refuse_another_one_is_made() -> None:
-    new, old = Replica("m2"), Replica("m1")
-    async with balanced(new, old, order=[0, 0, 1]) as connect:
-        replicas = Replicas(connect, renew_every_s=0.0)
-        candidates = RemoteCandidates(replicas)
-        with pytest.raises(PreconditionFailed, match="holds model 'm2'"):
+async def test_each_models_calls_reach_its_own_replicas_alone() -> None:
+    replicas = [Replica("m1"), Replica("m2"), Replica("m2")]
+    async with behind_one_address(*replicas) as candidates_of:
+        old, new = candidates_of("m1"), candidates_of("m2")
+        for _ in range(20):
+            assert ((await search(old)).index_version, (await search(new)).index_version) == ("m1", "m2")
+        assert (replicas[0].calls, replicas[1].calls + replicas[2].calls) == (20, 20)
+
+
+async def test_while_no_replica_serves_the_model_it_is_unavailable_and_then_goes_on_by_itself() -> None:
+    replica = Replica("m2")
+    async with behind_one_address(replica) as candidates_of:
+        candidates = candidates_of("m1")
+        with pytest.raises(DependencyUnavailable, match=r"candidates of model m1: .* backend unhealthy"):
             await search(candidates)
-        assert new.calls == 4
-        assert (await search(candidates)).index_version == "m1"
-        await replicas.close()
+        assert replica.calls == 0
+        # A process that holds several models, as the encoder does, takes this one in beside.
+        replica.health.serve_as([ROW.health_of(model, str(WHOLE)) for model in ("m1", "m2")])
+        await eventually(candidates)
 
 
-async def test_connections_are_made_anew_at_most_so_often() -> None:
-    now, made = 100.0, 0
-    new = Replica("m2")
-
-    async with balanced(new, order=[0]) as connect:
-
-        def counted() -> grpc.aio.Channel:
-            nonlocal made
-            made += 1
-            return connect()
-
-        replicas = Replicas(counted, renew_every_s=0.5, clock=lambda: now)
-        for after_s, wanted in [(0.0, 3), (0.4, 3), (0.2, 4)]:
-            now += after_s
-            with pytest.raises(PreconditionFailed):
-                await search(RemoteCandidates(replicas))
-            assert made == wanted
-        await replicas.close()
+async def test_a_model_that_a_replica_holds_no_longer_is_asked_elsewhere() -> None:
+    first, second = Replica("m1"), Replica("m1")
+    async with behind_one_address(first, second) as candidates_of:
+        candidates = candidates_of("m1")
+        async with asyncio.timeout(20):
+            while not (first.calls and second.calls):
+                await search(candidates)
+        first.health.serve_as([ROW.health_of("m2", str(WHOLE))])
+        async with asyncio.timeout(20):
+            while True:
+                before = first.calls, second.calls
+                for _ in range(4):
+                    await search(candidates)
+                if (first.calls, second.calls) == (before[0], before[1] + 4):
+                    break
 
 
-async def test_an_outage_is_not_tried_again() -> None:
-    away, other = Replica("m1"), Replica("m1")
-    away.is_away = True
-    async with balanced(away, other, order=[0, 1]) as connect:
-        replicas = Replicas(connect)
-        with pytest.raises(DependencyUnavailable, match="draining"):
-            await search(RemoteCandidates(replicas))
-        await replicas.close()
-    assert (away.calls, other.calls) == (1, 0)
+async def test_a_replica_of_another_shard_is_not_asked() -> None:
+    first, second = Replica("m1", Shard(0, 2)), Replica("m1", Shard(1, 2))
+    async with behind_one_address(first, second) as candidates_of:
+        for _ in range(5):
+            await search(candidates_of("m1", Shard(1, 2)))
+        assert (first.calls, second.calls) == (0, 5)
 
 
-async def test_a_state_of_another_model_is_a_refusal_too() -> None:
-    new, old = Replica("m2"), Replica("m1")
-    history = [HistoryEvent("a", 1)]
-    async with balanced(new, old, order=[0, 1]) as connect:
-        replicas = Replicas(connect)
-        encoded = await RemoteEncoder(replicas, "m1").encode("ann", history, 5.0)
-        assert encoded.query_state is not None
-        assert encoded.query_state.model_version == "m1"
+async def test_a_state_of_another_model_is_refused() -> None:
+    replica = Replica("m2")
+    async with behind_one_address(replica), rpc_client.channel(f"127.0.0.1:{replica.port}") as channel:
         with pytest.raises(PreconditionFailed, match="encodes for model 'm2'; this gateway serves 'm3'"):
-            await RemoteEncoder(replicas, "m3").encode("ann", history, 5.0)
-        await replicas.close()
+            await RemoteEncoder(Remote(channel), "m3").encode("ann", [HistoryEvent("a", 1)], 5.0)

@@ -13,8 +13,8 @@ from services.common import rpc_client
 from services.common.config import ProcessSettings
 from services.common.errors import DependencyUnavailable
 from services.common.rpc_server import RpcServer
+from services.gateway.adapters.peer import Remote
 from services.gateway.adapters.processes import RemoteEncoder, RemoteRefreshers
-from services.gateway.adapters.replicas import Replicas
 from services.gateway.forgetting import Contributions, StoredUser
 
 NOWHERE = "127.0.0.1:9"
@@ -64,7 +64,7 @@ async def peers() -> AsyncIterator[tuple[Peers, grpc.aio.Channel]]:
 
 async def test_what_the_encoder_says_of_a_user_is_read_whole() -> None:
     async with peers() as (servicer, channel):
-        found = await RemoteEncoder(Replicas(lambda: channel), "m1").describe_user("ann", 2.0)
+        found = await RemoteEncoder(Remote(channel), "m1").describe_user("ann", 2.0)
     assert servicer.asked == "ann"
     assert found == StoredUser(
         pseudonym="p", history_events=5, seen_items=4, query_states=2, in_model=True, forgotten_up_to={3: 8}
@@ -74,7 +74,7 @@ async def test_what_the_encoder_says_of_a_user_is_read_whole() -> None:
 async def test_an_absent_encoder_is_unavailable() -> None:
     async with rpc_client.channel(NOWHERE) as channel:
         with pytest.raises(DependencyUnavailable, match="encoder"):
-            await RemoteEncoder(Replicas(lambda: channel), "m1").describe_user("ann", 1.0)
+            await RemoteEncoder(Remote(channel), "m1").describe_user("ann", 1.0)
 
 
 async def test_every_refresher_is_asked_and_one_that_is_silent_is_said() -> None:

@@ -5,7 +5,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from threading import Event, Thread
 from typing import Any
 
@@ -23,8 +22,8 @@ from services.common.processes import PROCESSES
 from services.common.query_state import PackedQueryState
 from services.common.shards import Shard
 from services.common.stream.topics.index_deltas import INDEX_DELTAS, IndexDelta, ItemDelta, encode
+from services.gateway.adapters.peer import Remote
 from services.gateway.adapters.processes import RemoteCandidates
-from services.gateway.adapters.replicas import Replicas
 from services.gateway.adapters.shards import ShardedCandidates
 from services.gateway.domain import Pool, Ranking, Seen
 
@@ -69,8 +68,8 @@ async def connected(stack: Stack, whole: Stack) -> Any:
     """(sharded, whole): the gateway's own adapters on both."""
     service = PROCESSES["candidates"].health_service
 
-    def peer(address: str) -> Replicas:
-        return Replicas(partial(rpc_client.channel, address, shares=False, service=service))
+    def peer(address: str) -> Remote:
+        return Remote(rpc_client.channel(address, shares=False, service=service))
 
     by_shard: dict[int, list[str]] = {}
     for name, one in stack.shard_stacks():
