@@ -1,7 +1,5 @@
 """The compact process's settings: the gateway's, and how many workers share its port."""
 
-from pathlib import Path
-
 from pydantic import Field
 
 from services.gateway.config import GatewaySettings
@@ -11,20 +9,14 @@ METRICS_STEP = 100
 
 
 class CompactSettings(GatewaySettings):
-    """Of one process. `worker` and `rates` are set by what starts several, see `workers.py`."""
+    """Of one process. `worker` is set by what starts several, see `workers.py`."""
 
     # Which of them this is; None: the only one.
     worker: int | None = Field(default=None, ge=0, le=7, validation_alias="FRESHET_COMPACT_WORKER")
-    # Where they keep what is left of each API key's rate.
-    rates: Path | None = Field(default=None, validation_alias="FRESHET_COMPACT_RATES")
 
     @property
     def shares_port(self) -> bool:
         return self.worker is not None
-
-    @property
-    def shared_rates(self) -> Path | None:
-        return self.rates
 
     @property
     def resolved_metrics_port(self) -> int:

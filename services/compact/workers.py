@@ -3,8 +3,8 @@
 The process that was started serves nothing. It starts the workers, starts one again that ended, and ends them with
 itself. Each is a whole gateway with candidates and the reranker in it, on a core of its own; large files of the bundle
 are mapped, so the machine holds them once. Nobody takes the port before all are ready: whoever came early would get
-every connection. What is done once, the first does (dead letters, snapshots); API keys' rates are kept in files, and
-what one of them signed all take back.
+every connection. What is done once, the first does (dead letters, snapshots); what one of them signed all take back. As
+gateways do, each counts an API key's rate by itself.
 """
 
 import asyncio
@@ -14,7 +14,6 @@ import secrets
 import signal
 import socket
 import sys
-import tempfile
 from typing import TYPE_CHECKING
 
 import structlog
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 SIGNING_KEY = "FRESHET_GATEWAY_SIGNING_KEY"
-COUNT, WORKER, RATES = "FRESHET_COMPACT_WORKERS", "FRESHET_COMPACT_WORKER", "FRESHET_COMPACT_RATES"
+COUNT, WORKER = "FRESHET_COMPACT_WORKERS", "FRESHET_COMPACT_WORKER"
 _DOOR = "FRESHET_COMPACT_DOOR"  # the number of the socket on which a worker says that it is ready, and hears "go"
 _AGAIN_AFTER_S = 1.0
 _LOOK_EVERY_S = 0.05
@@ -61,13 +60,12 @@ async def keep_workers(settings: WorkersSettings) -> None:
     Raises: PortTaken; DependencyUnavailable when one ended before all were ready: it has said why.
     """
     check_port_free(settings.host, settings.port)
-    with tempfile.TemporaryDirectory(prefix="freshet-rates-") as rates:
-        await _Workers(settings, rates).run()
+    await _Workers(settings).run()
 
 
 class _Workers:
-    def __init__(self, settings: WorkersSettings, rates: str) -> None:
-        self._settings, self._rates = settings, rates
+    def __init__(self, settings: WorkersSettings) -> None:
+        self._settings = settings
         self._shared = {} if _has_signing_key() else {SIGNING_KEY: secrets.token_urlsafe(32)}
         self._running: dict[int, asyncio.subprocess.Process] = {}
         self._num_ready, self._all_ready, self._stops = 0, asyncio.Event(), asyncio.Event()
@@ -123,7 +121,7 @@ class _Workers:
             sys.executable,
             "-m",
             "services.compact",
-            env=os.environ | self._shared | {WORKER: str(number), RATES: self._rates, _DOOR: str(door)},
+            env=os.environ | self._shared | {WORKER: str(number), _DOOR: str(door)},
             pass_fds=(door,),
             preexec_fn=_ends_with_its_parent,
         )

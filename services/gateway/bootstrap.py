@@ -303,9 +303,7 @@ async def opened_door(settings: GatewaySettings) -> AsyncIterator[Door | None]:
         log.warning("no_api_keys", reason="FRESHET_API_KEYS names no file: everybody on this machine may call all")
         yield None
         return
-    door = Door(
-        await asyncio.to_thread(read_keys, path), AuditLog(settings.audit_log), shared_rates=settings.shared_rates
-    )
+    door = Door(await asyncio.to_thread(read_keys, path), AuditLog(settings.audit_log))
     following = asyncio.create_task(follow_keys(path, door))
     try:
         yield door

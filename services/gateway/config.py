@@ -136,11 +136,6 @@ class GatewaySettings(PseudonymSettings):
         return self.port + HTTP_STEP if self.port else 0
 
     @property
-    def shared_rates(self) -> Path | None:
-        """Where several processes keep what is left of each API key's rate; None: there is one."""
-        return None
-
-    @property
     def refreshers(self) -> tuple[str, ...]:
         """The refreshers' addresses, one by one."""
         return tuple(self.refresher_addresses.split(",")) if self.refresher_addresses else ()

@@ -5,9 +5,6 @@ calls run; a call that has begun goes on. It does not know where keys come from 
 """
 
 import asyncio
-import fcntl
-import os
-import struct
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -28,7 +25,6 @@ log = structlog.get_logger()
 
 _SCHEME = "bearer "
 _LOOK_EVERY_S = 1.0
-_TIME = struct.Struct("d")
 
 
 class Rate:
@@ -52,44 +48,19 @@ class Rate:
         return 0.0
 
 
-class SharedRate(Rate):
-    """The same for several processes: the time is in a file, `clock` being the machine's. A call costs 10 us more."""
-
-    __slots__ = ("_file",)
-
-    def __init__(self, per_second: float, burst: int, path: Path) -> None:
-        super().__init__(per_second, burst)
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-
-    def take(self, now_s: float) -> float:
-        """As `Rate.take`."""
-        fcntl.flock(self._file, fcntl.LOCK_EX)
-        try:
-            found = os.pread(self._file, _TIME.size, 0)
-            self._full_s = _TIME.unpack(found)[0] if found else 0.0
-            wait_s = super().take(now_s)
-            os.pwrite(self._file, _TIME.pack(self._full_s), 0)
-        finally:
-            fcntl.flock(self._file, fcntl.LOCK_UN)
-        return wait_s
-
-    def __del__(self) -> None:
-        os.close(self._file)
-
-
 class _Holder:
     """A key as calls need it."""
 
     __slots__ = ("expires_s", "key", "methods", "rate")
 
-    def __init__(self, key: ApiKey, before: "_Holder | None", shared_rates: Path | None) -> None:
+    def __init__(self, key: ApiKey, before: "_Holder | None") -> None:
         self.key = key
         self.expires_s = float("inf") if key.expires is None else key.expires.timestamp()
         self.methods = frozenset(method for method, roles in ROLES_OF.items() if roles & key.roles)
         self.rate: Rate | None = None
         if key.requests_per_second is not None:
             limits = (key.requests_per_second, key.burst or max(1, int(key.requests_per_second)))
-            self.rate = Rate(*limits) if shared_rates is None else SharedRate(*limits, shared_rates / key.sha256)
+            self.rate = Rate(*limits)
             if before is not None and before.rate is not None and before.rate.limits == self.rate.limits:
                 # What was used up stays used up.
                 self.rate = before.rate
@@ -105,11 +76,8 @@ class Door:
         *,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
-        shared_rates: Path | None = None,
     ) -> None:
-        """shared_rates: a folder where several processes keep what is left of each key's rate."""
         self.audit = audit
-        self._shared_rates = shared_rates
         self._clock, self._wall_clock = clock, wall_clock
         self._by_digest: dict[bytes, _Holder] = {}
         self.set_keys(keys)
@@ -117,9 +85,7 @@ class Door:
     def set_keys(self, keys: Iterable[ApiKey]) -> None:
         """From now on these keys are valid, and no others."""
         before = {holder.key.id: holder for holder in self._by_digest.values()}
-        self._by_digest = {
-            bytes.fromhex(key.sha256): _Holder(key, before.get(key.id), self._shared_rates) for key in keys
-        }
+        self._by_digest = {bytes.fromhex(key.sha256): _Holder(key, before.get(key.id)) for key in keys}
 
     def knows(self, metadata: Any) -> bool:
         """Whether the metadata of a call have a key that is valid, or was."""

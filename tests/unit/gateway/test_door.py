@@ -13,7 +13,7 @@ from services.common.config import ConfigError
 from services.common.errors import FreshetError, Overloaded, PermissionDenied, Unauthenticated
 from services.gateway.api_keys import ApiKey, digest
 from services.gateway.audit import MAX_REFUSALS, WINDOW_S, AuditLog
-from services.gateway.door import Door, Rate, SharedRate
+from services.gateway.door import Door, Rate
 from services.gateway.roles import AUDITED, ROLES_OF, Role
 
 PEER = "ipv4:10.0.0.7:999"
@@ -147,14 +147,6 @@ def test_a_rate_allows_its_burst_and_then_so_many_a_second(per_second: float, bu
     assert rate.take(start_s) == pytest.approx(1 / per_second, rel=1e-3)
     taken = sum(rate.take(start_s + step / (10 * per_second)) == 0 for step in range(10 * 20 + 1))
     assert taken == 20
-
-
-def test_a_rate_in_a_file_is_shared_by_all_that_know_it(tmp_path: Path) -> None:
-    alone, start_s = Rate(7.0, 5), 1e6
-    shared = [SharedRate(7.0, 5, tmp_path / "rate") for _ in range(3)]
-    for step in range(400):
-        now_s = start_s + step / 50
-        assert shared[step % 3].take(now_s) == pytest.approx(alone.take(now_s), abs=1e-9)
 
 
 def test_other_keys_from_now_on_and_what_was_used_up_stays_used_up(scene: Scene) -> None:
