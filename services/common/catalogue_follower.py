@@ -9,7 +9,7 @@ knows neither what an index is nor Kafka's client.
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Protocol
@@ -19,11 +19,11 @@ import structlog
 from services.common.catalogue_snapshots import CatalogueSnapshots
 from services.common.errors import InvalidRequest
 from services.common.kafka import Brokers, BulkProducer
-from services.common.stream.follower import Follower
 from services.common.stream.ports import Reader
 from services.common.stream.reader import TopicReader
 from services.common.stream.record import SourceRecord
 from services.common.stream.topic import Replicas
+from services.common.stream.topic_follower import TopicFollower
 from services.common.stream.topics.index_deltas import (
     INDEX_DELTAS,
     Batch,
@@ -48,8 +48,6 @@ _GATHERED = 32_768
 # read the same batch at the same moment, and without pauses they use both cores of a small machine until it is applied.
 # However much comes, a poll pauses so often at most: keeping up comes first.
 _SLICE, _PAUSE_S, _MAX_PAUSES = 16, 0.001, 32
-# Whether a topic is another one costs reading one record (3 ms).
-_LOOK_EVERY_S = 5.0
 
 
 def catalogue_reader(
@@ -96,13 +94,9 @@ class Listener(Protocol):
         """Records that were not taken: "other_model", "unreadable_delta", "unreadable_item", "poison_item"."""
 
 
-class CatalogueFollower(Follower):
-    """Follows both topics; ready when their ends were reached once. While later turns fail, what there is is served.
-
-    `is_behind` is True until the ends are reached, and after each new connection until they are reached again. A batch
-    of deltas that cannot be applied is never set aside: an index without it would be wrong under a position that says
-    otherwise.
-    """
+class CatalogueFollower(TopicFollower):
+    """Follows both topics. A batch of deltas that cannot be applied is never set aside: an index without it would be
+    wrong under a position that says otherwise."""
 
     def __init__(
         self,
@@ -122,12 +116,15 @@ class CatalogueFollower(Follower):
         """Without `follows_deltas`, `items` alone is followed. `kinds`: of the attributes that the bundle declares; an
         item with one of another kind is unreadable. `items` is read from its start with a snapshot, too."""
         super().__init__(
-            "catalogue-follower", on_ready=on_ready, backoff_s=backoff_s, max_backoff_s=backoff_s, turns=turns
+            "catalogue-follower",
+            topics,
+            (INDEX_DELTAS, ITEMS) if follows_deltas else (ITEMS,),
+            poll_s=poll_s,
+            on_ready=on_ready,
+            backoff_s=backoff_s,
+            turns=turns,
         )
-        self._topics, self._listener, self._model_version = topics, listener, model_version
-        self._kinds = kinds
-        self._followed = (INDEX_DELTAS, ITEMS) if follows_deltas else (ITEMS,)
-        self._poll_s = poll_s
+        self._listener, self._model_version, self._kinds = listener, model_version, kinds
         self._snapshots, self._looked_for_one = snapshots, False
         self._batches = Batches()
         self._pending: list[Batch] = []
@@ -135,13 +132,6 @@ class CatalogueFollower(Follower):
         self._tracing, self._traceparents = tracing, dict[int, str]()
         # The last batch that is served, and the traceparent of what applied it.
         self._applied_in = (-1, "")
-        self._ends: dict[str, int] | None = None  # None: not connected
-        self._next = dict.fromkeys(self._followed, 0)
-        # By topic: a record that was read, by which it is known; the newest one, known from the next look on; and when
-        # that is.
-        self._known_by, self._newest = dict[str, SourceRecord](), dict[str, SourceRecord]()
-        self._next_look = 0.0
-        self.is_behind = True
 
     @property
     def next_item(self) -> int:
@@ -157,43 +147,42 @@ class CatalogueFollower(Follower):
         """The next start reads everything again, or on from the newest snapshot."""
         if self._snapshots is not None:
             self._snapshots.close()
-        self._topics.close()
+        super().finish()
 
     def turn(self) -> int:
-        """Connect if need be, poll, apply. Raises: what the topics and the listener raise."""
+        """As of any topic, from a snapshot on at first."""
         if self._snapshots is not None and not self._looked_for_one:
             position = self._snapshots.restore(self._is_in_place)
             self._next[INDEX_DELTAS] = 0 if position is None else position + 1
             self._looked_for_one = True
-        if self._ends is None:
-            self._ends = {topic: self._topics.end_offsets(topic)[0] for topic in self._followed}
-            self._begin_again({topic for topic in self._followed if self._is_another(topic, self._ends[topic])})
-            for topic, offset in self._next.items():
-                self._topics.seek({0: offset}, topic)
-            self.is_behind = True
-        room = _GATHERED if self._gathers else _MAX_PENDING
-        takes_deltas = INDEX_DELTAS in self._followed and self._num_pending < room
-        wait_ms = 0 if self._pending and not self._gathers else round(1000 * self._poll_s)
-        records = self._topics.poll(wait_ms, only="" if takes_deltas else ITEMS)
-        if new := {one.topic for one in records if one.offset < self._next[one.topic]} or self._look(records):
-            self._begin_again(new)
-            self._ends = None
-            return 0
-        self._take([record for record in records if record.topic == INDEX_DELTAS])
-        self._describe([record for record in records if record.topic == ITEMS])
-        self._apply(self._ends)
-        if self.is_behind and self._is_at(self._ends):
-            self.is_behind = False
-            log.info("catalogue_caught_up", next_offsets=dict(self._next))
-            self.ready()
+        records = super().turn()
         if self._snapshots is not None and not (self.is_behind or self._pending or self._batches.num_open):
             self._snapshots.look(self._next[INDEX_DELTAS])
-        return len(records)
+        return records
 
-    def lost(self, exc: Exception) -> None:
-        """Connect again, and go on from what was applied."""
-        self._topics.close()
-        self._ends = None
+    def poll(self) -> Sequence[SourceRecord]:
+        """Of both topics; of `items` alone while deltas wait for room."""
+        room = _GATHERED if self._gathers else _MAX_PENDING
+        takes_deltas = INDEX_DELTAS in self._next and self._num_pending < room
+        wait_ms = 0 if self._pending and not self._gathers else round(1000 * self._poll_s)
+        return self._topics.poll(wait_ms, only="" if takes_deltas else ITEMS)
+
+    def take(self, records: Sequence[SourceRecord], ends: Mapping[str, int]) -> None:
+        """Decode deltas, describe items, apply whole batches."""
+        self._take([record for record in records if record.topic == INDEX_DELTAS])
+        self._describe([record for record in records if record.topic == ITEMS])
+        self._apply(ends)
+
+    def drop(self, topic: str) -> None:
+        """Deltas: back to the bundle. An item's newest description says all of it, so what the former `items` said of
+        one stays until the new one names it."""
+        if topic == INDEX_DELTAS:
+            self._batches, self._pending, self._traceparents = Batches(), [], {}
+            self._listener.reset()
+
+    def caught_up(self) -> None:
+        """Say so."""
+        log.info("catalogue_caught_up", next_offsets=dict(self._next))
 
     @property
     def _gathers(self) -> bool:
@@ -212,44 +201,6 @@ class CatalogueFollower(Follower):
             return record is not None and mark_of(decode(record.key, record.value)) == mark
         except InvalidRequest:
             return False
-
-    def _is_at(self, ends: Mapping[str, int]) -> bool:
-        return all(self._topics.positions(topic)[0] >= end for topic, end in ends.items())
-
-    def _look(self, records: Sequence[SourceRecord]) -> set[str]:
-        """Those topics that are other ones. It is looked at once in a while, before records are taken and after the
-        last ones; a topic at rest asks nothing."""
-        self._newest.update({record.topic: record for record in records})
-        if not self._newest or time.monotonic() < self._next_look:
-            return set()
-        self._next_look = time.monotonic() + _LOOK_EVERY_S
-        others = {topic for topic in self._newest if self._is_another(topic, self._next[topic])}
-        self._known_by |= self._newest
-        self._newest = {}
-        return others
-
-    def _is_another(self, topic: str, end: int) -> bool:
-        """Whether the topic, now of this end, is not the one that was read: it is shorter, or another record lies where
-        one lay. Where compaction took that one, nobody can tell."""
-        known_by = self._known_by.get(topic)
-        if known_by is None or end <= known_by.offset:
-            return end < self._next[topic]
-        found = self._topics.records_at({0: known_by.offset}, topic).get(0)
-        return found is not None and found != known_by
-
-    def _begin_again(self, topics: Collection[str]) -> None:
-        """These are not the topics that were read: their positions mean other things. What the other topic says stays,
-        since it is not read again. An item's newest description says all of it, so what the former `items` said of one
-        stays until the new one names it."""
-        if topics:
-            log.warning("catalogue_topics_new", topics=sorted(topics), read=dict(self._next))
-        if INDEX_DELTAS in topics:
-            self._batches, self._pending, self._traceparents = Batches(), [], {}
-            self._listener.reset()
-        for topic in topics:
-            self._next[topic] = 0
-            self._known_by.pop(topic, None)
-            self._newest.pop(topic, None)
 
     def _take(self, records: Sequence[SourceRecord]) -> None:
         skipped: Counter[str] = Counter()
@@ -314,7 +265,7 @@ class CatalogueFollower(Follower):
 
     def _apply(self, ends: Mapping[str, int]) -> None:
         if self._pending and self._gathers:
-            if self._num_pending < _GATHERED and not self._is_at(ends):
+            if self._num_pending < _GATHERED and not self.is_at(ends):
                 return
             self._pending = [joined(self._pending)]
         while self._pending:

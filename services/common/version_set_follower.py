@@ -1,15 +1,16 @@
 """Follows `version-sets` for a process that holds several: hands over the sets whenever an operator changed them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import structlog
 
 from services.common.kafka import Brokers
-from services.common.stream.follower import Follower
 from services.common.stream.ports import Reader
 from services.common.stream.reader import TopicReader
+from services.common.stream.record import SourceRecord
 from services.common.stream.topic import Replicas
-from services.common.stream.topics.version_sets import VERSION_SETS, Counted
+from services.common.stream.topic_follower import TopicFollower
+from services.common.stream.topics.version_sets import VERSION_SETS, Counted, Operation
 from services.common.version_sets import VersionSets
 
 log = structlog.get_logger()
@@ -30,9 +31,9 @@ def version_set_reader(bootstrap: Brokers, client_id: str, *, makes_topics: Repl
     )
 
 
-class VersionSetFollower(Follower):
+class VersionSetFollower(TopicFollower):
     """Calls `changed` with the newest sets, in this thread: once when the topic's end was first reached, if there was
-    an operation, and after each one that counts. While Kafka is away, what was last known holds."""
+    an operation, and after each one that counts. While Kafka is unavailable, what was last known holds."""
 
     def __init__(
         self,
@@ -42,44 +43,38 @@ class VersionSetFollower(Follower):
         on_ready: Callable[[], None] = lambda: None,
         backoff_s: float = 0.5,
     ) -> None:
-        super().__init__("version-set-follower", on_ready=on_ready, backoff_s=backoff_s)
-        self._topic, self._changed = topic, changed
+        super().__init__(
+            "version-set-follower",
+            topic,
+            (VERSION_SETS,),
+            poll_s=_POLL_MS / 1000,
+            on_ready=on_ready,
+            backoff_s=backoff_s,
+        )
+        self._changed = changed
         self._counted = Counted()
-        self._next: int | None = None  # None: not connected
-        self._read = 0
+        self._handed_over: Operation | None = None
 
-    def turn(self) -> int:
-        """Read what came. Raises: DependencyUnavailable; what `changed` raises, and hands it over again then."""
-        if self._next is None:
-            if self._topic.end_offsets()[0] < self._read:
-                log.warning("version_sets_new", read=self._read)
-                self._counted, self._read = Counted(), 0
-            self._topic.seek({0: self._read})
-            self._next = self._read
-            records = self._topic.read_to_end()
-        else:
-            records = list(self._topic.poll(_POLL_MS))
-        before, void = list(self._counted.operations), self._counted.void
-        if self._counted.take(records) and self._counted.last is not None:
-            made = self._counted.last
-            log.info("version_sets", revision=made.after.revision, operation=made.operation, serving=made.after.serving)
-            try:
-                self._changed(made.after)
-            except Exception:
-                self._counted = Counted(before, void)
-                raise
+    def take(self, records: Sequence[SourceRecord], ends: Mapping[str, int]) -> None:
+        """Count the operations, and hand the newest sets over where all was read. Raises: what `changed` raises; they
+        are handed over again then."""
+        void = self._counted.void
+        self._counted.take(records)
         if self._counted.void > void:
             log.warning("version_sets_void", records=self._counted.void - void)
         if records:
-            self._read = records[-1].offset + 1
-        self.ready()
-        return len(records)
+            self._next[VERSION_SETS] = records[-1].offset + 1
+        if not self.is_behind:
+            self.caught_up()
 
-    def lost(self, exc: Exception) -> None:
-        """Connect again, and read on."""
-        self._topic.close()
-        self._next = None
+    def drop(self, topic: str) -> None:
+        """Count from the first operation on; until there is one, what was handed over holds."""
+        self._counted = Counted()
 
-    def finish(self) -> None:
-        """The next start reads everything again."""
-        self._topic.close()
+    def caught_up(self) -> None:
+        """Hand over what is new."""
+        made = self._counted.last
+        if made is not None and made is not self._handed_over:
+            log.info("version_sets", revision=made.after.revision, operation=made.operation, serving=made.after.serving)
+            self._changed(made.after)
+            self._handed_over = made

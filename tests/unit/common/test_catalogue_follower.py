@@ -20,6 +20,7 @@ from services.common.catalogue_changes import CatalogueChanges
 from services.common.catalogue_follower import CatalogueFollower, age_seconds
 from services.common.catalogue_metrics import CatalogueMetrics
 from services.common.errors import DependencyUnavailable
+from services.common.stream import topic_follower
 from services.common.stream.record import SourceRecord
 from services.common.stream.topics.index_deltas import INDEX_DELTAS, Batch, IndexDelta, ItemDelta, MemoryDelta, encode
 from services.common.stream.topics.items import ITEMS, CatalogueItem, encode_item
@@ -387,7 +388,7 @@ def test_states_longer_than_1_are_passed_over_and_the_others_served() -> None:
 @pytest.mark.parametrize("refilled", ["less", "less, and reconnects", "as far, and reconnects", "further"])
 def test_items_made_anew_are_read_again_and_states_stay(refilled: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that followed all the while serves under each name what one that starts then serves under it."""
-    monkeypatch.setattr(catalogue_follower, "_LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(topic_follower, "_LOOK_EVERY_S", 0.0)
     topics = MemoryTopics({INDEX_DELTAS: 1, ITEMS: 1})
     live, restarted = Following(topics), Following(topics.reader())
     writer = Scene()
@@ -420,14 +421,14 @@ def test_a_topic_at_rest_is_not_asked_whether_it_is_another_one(monkeypatch: pyt
     asked: list[str] = []
     records_at = scene.topics.records_at
     scene.topics.records_at = lambda at, topic="": asked.append(topic) or records_at(at, topic)  # type: ignore[func-returns-value, method-assign]
-    monkeypatch.setattr(catalogue_follower, "_LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(topic_follower, "_LOOK_EVERY_S", 0.0)
     scene.delta("a")
     scene.steps(5)
     assert asked == []
     scene.delta("b")
     scene.steps(5)
     assert asked == [INDEX_DELTAS]
-    monkeypatch.setattr(catalogue_follower, "_LOOK_EVERY_S", 1_000.0)
+    monkeypatch.setattr(topic_follower, "_LOOK_EVERY_S", 1_000.0)
     for _ in range(3):
         scene.delta("c")
         scene.steps()

@@ -12,6 +12,7 @@ from structlog.testing import capture_logs
 
 from services.algorithms.filters import ItemFilter
 from services.common.errors import DependencyUnavailable
+from services.common.stream import topic_follower
 from services.common.stream.topics.search_clicks import SearchClick
 from services.generator.clicks import ClicksFollower
 from services.generator.domain.requests import Asked, TextScored
@@ -140,10 +141,27 @@ def test_a_topic_made_anew_is_read_from_its_start_and_the_old_clicks_are_gone(fi
     running.topic.log.clear()
     running.topic.append(b"")
     assert running.clicks is not None
-    running.clicks._end = None  # as after a lost connection
-    running.clicks.step()
+    running.clicks.lost(DependencyUnavailable("gone"))
+    for _ in range(2):
+        running.clicks.step()
     assert (text_of(running).num_clicks, text_of(running).clicks) == (0, 1)
     assert answer(running, "galaxy film").scores == plain
+
+
+def test_a_topic_made_anew_and_filled_further_than_it_was_read_is_noticed(
+    films: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(topic_follower, "_LOOK_EVERY_S", 0.0)
+    running, restarted = make_running(films), make_running(films)
+    running.take(click(0, "galaxy film", "5"))
+    anew = [click(offset, "space", "3") for offset in range(3)]
+    running.topic.log.clear()
+    running.take(*anew)
+    for _ in range(2):
+        assert running.clicks is not None
+        running.clicks.step()
+    restarted.take(*anew)
+    assert text_of(running).digest() == text_of(restarted).digest()
 
 
 def test_a_thread_follows_until_it_is_stopped(films: Path) -> None:
