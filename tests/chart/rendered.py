@@ -11,7 +11,7 @@ from services.common.processes import CHECKPOINTS, KEYS, PROCESSES, SECRETS, TEX
 
 COMPOSE = read_compose(environ={})
 WORKLOADS = ("Deployment", "StatefulSet")
-# What an earlier version left there, of which a cluster has none.
+# Restored checkpoints are files, of which a cluster has none.
 LEFT_OUT_STATE = {CHECKPOINTS}
 # Said by the chart in compose's place.
 OF_THE_CHART = {

@@ -19,8 +19,7 @@ from services.cli.stack.ports import DEFAULTS, PARTS, Ports, owner
 from services.cli.stack.settings_check import settings_of, variables_of
 from services.common.config import load_settings
 from services.common.processes import BUNDLE, CHECKPOINTS, KEYS, PROCESSES, SECRETS, TEXT, Process
-from services.common.pseudonyms import DEVELOPMENT_PSEUDONYM_KEY, pseudonym_key
-from services.encoder.bootstrap import earlier_keys
+from services.common.pseudonyms import pseudonym_key
 from services.encoder.config import EncoderSettings
 from services.gateway import first_keys
 from services.gateway.api_keys import read_keys
@@ -88,8 +87,6 @@ def test_containers_have_the_keys_that_they_do_not_start_without(
         assert not loaded.is_on_loopback
         if isinstance(loaded, EncoderSettings):
             assert pseudonym_key(loaded) == (tmp_path / "pseudonym-key").read_bytes()
-            # What was written before there was a key of one's own is still found.
-            assert earlier_keys(loaded) == [DEVELOPMENT_PSEUDONYM_KEY.encode()]
         if isinstance(loaded, GatewaySettings):
             assert loaded.api_keys is not None
             assert [key.id for key in read_keys(loaded.api_keys)] == ["first"]
