@@ -155,11 +155,8 @@ class ShardedCandidates:
         )
 
     async def served(self, timeout_s: float) -> ServedIndex:
-        """What all shards serve. Raises: as any of them; DependencyUnavailable where they are of several models."""
+        """What all shards serve. Raises: as any of them."""
         found = await asyncio.gather(*(shard.served(timeout_s) for shard in self._shards))
-        models = {one.model_version for one in found}
-        if len(models) > 1:
-            raise DependencyUnavailable(f"candidates: shards serve the models {', '.join(sorted(models))}")
         return min(found, key=lambda one: one.freshness.deltas_offset)
 
     def _home(self, item_id: str) -> int:
