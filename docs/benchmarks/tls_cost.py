@@ -21,10 +21,10 @@ import uvloop
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from services.cli.certificates import make_certificates
-from services.common import rpc_client
-from services.common.config import ProcessSettings
-from services.common.rpc_server import RpcServer
-from services.common.transport import Tls
+from services.platform.config import ProcessSettings
+from services.platform.rpc import client as rpc_client
+from services.platform.rpc.server import RpcServer
+from services.platform.transport import Tls
 
 ROUNDS, CALLS, CONNECTIONS = 21, 1_000, 50
 KINDS = ("plaintext", "mtls")

@@ -73,13 +73,16 @@ class Client:
     def _behind(self, traces: set[str]) -> list[Seen]:
         """The spans of these traces and of those that they link to, and so on."""
         spans = self.collector.spans
-        while more := {
-            spans[to].trace_id
-            for span in spans.values()
-            if span.trace_id in traces
-            for to, _ in span.links
-            if to in spans
-        } - traces:
+        while (
+            more := {
+                spans[to].trace_id
+                for span in spans.values()
+                if span.trace_id in traces
+                for to, _ in span.links
+                if to in spans
+            }
+            - traces
+        ):
             traces |= more
         return [span for span in spans.values() if span.trace_id in traces]
 

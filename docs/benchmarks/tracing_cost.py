@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
-from services.common.exported_spans import ExportedSpans
-from services.common.stream.record import SourceRecord
-from services.common.tracing import OFF, Tracing
+from services.platform.exported_spans import ExportedSpans
+from services.platform.stream.record import SourceRecord
+from services.platform.tracing import OFF, Tracing
 
 ROUNDS, RECORDS = 31, 512
 

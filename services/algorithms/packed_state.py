@@ -14,7 +14,7 @@ from services.algorithms.states import QueryStates
 
 
 class Packed(Protocol):
-    """A state as `services.common.query_state` carries it (this package may not name it), a dataclass."""
+    """A state as `services.contracts.query_state` carries it (this package may not name it), a dataclass."""
 
     @property
     def components(self) -> bytes: ...

@@ -2,7 +2,7 @@
 
 from services.candidates.bootstrap import run
 from services.candidates.config import CandidatesSettings
-from services.common.process import run_process
+from services.platform.process import run_process
 
 
 def main() -> int:

@@ -39,17 +39,17 @@ from services.candidates.handlers import Search
 from services.candidates.metrics import CandidatesMetrics
 from services.candidates.server import SERVICE, CandidatesServicer
 from services.candidates.votes import RememberedVotes, Voting
-from services.common.catalogue_changes import CatalogueChanges
-from services.common.catalogue_follower import CatalogueFollower, catalogue_reader
-from services.common.catalogue_gate import CatalogueGate
-from services.common.catalogue_snapshots import CatalogueSnapshots
-from services.common.config import ConfigError
-from services.common.memory import available_bytes, require_memory
-from services.common.process import configure_tracing
-from services.common.processes import PROCESSES
-from services.common.rpc_server import HealthState, serve
-from services.common.shards import Shard
-from services.common.tracing import Tracing
+from services.catalogue.changes import CatalogueChanges
+from services.catalogue.follower import CatalogueFollower, catalogue_reader
+from services.catalogue.gate import CatalogueGate
+from services.catalogue.snapshots import CatalogueSnapshots
+from services.contracts.processes import PROCESSES
+from services.contracts.shards import Shard
+from services.platform.config import ConfigError
+from services.platform.memory import available_bytes, require_memory
+from services.platform.process import configure_tracing
+from services.platform.rpc.server import HealthState, serve
+from services.platform.tracing import Tracing
 
 if TYPE_CHECKING:
     from services.candidates.on_device import DeviceBuild

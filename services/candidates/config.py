@@ -7,8 +7,8 @@ from pydantic import Field, field_validator
 from pydantic_settings import NoDecode
 
 from services.algorithms.indexes.by_name import parse_algorithm
-from services.common.config import ProcessSettings
-from services.common.shards import WHOLE, Shard
+from services.contracts.shards import WHOLE, Shard
+from services.platform.config import ProcessSettings
 
 MEMORY_VARIABLE = "FRESHET_CANDIDATES_MAX_MEMORY_MB"
 

@@ -9,7 +9,7 @@ from services.algorithms.indexes.mutable.similar import SimilarItems
 from services.algorithms.indexes.protocol import Certificate, Pass
 from services.algorithms.live_catalogue import Served
 from services.algorithms.states import FloatArray, QueryStates
-from services.common.shards import WHOLE, Shard
+from services.contracts.shards import WHOLE, Shard
 
 
 class Stage(Enum):

@@ -20,11 +20,11 @@ from services.candidates.choice import Choice
 from services.candidates.domain import Found, IndexInfo, SearchAnswer, SearchQuery, SimilarAnswer, Stage, VotesQuery
 from services.candidates.metrics import CandidatesMetrics
 from services.candidates.votes import Voting
-from services.common.batching import Batcher
-from services.common.errors import InvalidRequest, NotFound, PreconditionFailed
-from services.common.shards import WHOLE, Shard
-from services.common.validation import validate_id
 from services.contracts.explanations import ItemVotes
+from services.contracts.shards import WHOLE, Shard
+from services.platform.batching import Batcher
+from services.platform.errors import InvalidRequest, NotFound, PreconditionFailed
+from services.platform.validation import validate_id
 
 MAX_K = 10_000
 _MEASURED_K = 100

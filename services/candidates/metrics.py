@@ -9,8 +9,8 @@ from prometheus_client import REGISTRY, CollectorRegistry
 from services.algorithms.indexes.protocol import Pass
 from services.candidates.audit import RECALL_K, Finding
 from services.candidates.domain import IndexInfo
-from services.common.catalogue_metrics import CatalogueMetrics
-from services.common.metrics import BATCH_BUCKETS, Figures
+from services.catalogue.metrics import CatalogueMetrics
+from services.platform.metrics import BATCH_BUCKETS, Figures
 
 ITEM_BUCKETS = (1e1, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7)
 RECALL_BUCKETS = (0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999, 1.0)

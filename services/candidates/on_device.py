@@ -13,7 +13,7 @@ from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.ops.mol_scores.device import DeviceScorer
 from services.algorithms.states import ItemStates, PairGate
 from services.candidates.audit import TRUTH
-from services.common.config import ConfigError
+from services.platform.config import ConfigError
 
 
 class DeviceBuild:

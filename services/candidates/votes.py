@@ -16,8 +16,8 @@ from services.algorithms.pefa.memory import MemoryEntry
 from services.algorithms.pefa.votes import VotingIndex
 from services.algorithms.states import QueryStates
 from services.candidates.domain import SearchQuery, VotesQuery
-from services.common.stream.topics.index_deltas import MemoryDelta
 from services.contracts.explanations import ItemVotes, VotingInteractions
+from services.contracts.topics.index_deltas import MemoryDelta
 
 
 class RememberedVotes:

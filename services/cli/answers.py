@@ -28,8 +28,8 @@ def history_of(item_ids: list[str]) -> "list[gateway_pb2.HistoryEvent]":
 
 def rules_of(path: Path | None) -> "list[common_pb2.Rule]":
     """Those of a YAML file. Raises: CommandError naming file, rule and key."""
-    from services.common.errors import InvalidRequest
-    from services.common.rule_file import read_rules
+    from services.contracts.rule_file import read_rules
+    from services.platform.errors import InvalidRequest
 
     try:
         return [] if path is None else read_rules(path)

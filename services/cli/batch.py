@@ -88,7 +88,7 @@ def _ask(
     import grpc
     from freshet.v1 import gateway_pb2
 
-    from services.common.rpc_client import api_key_metadata
+    from services.platform.rpc.client import api_key_metadata
 
     own = gateway_pb2.RecommendRequest()
     own.CopyFrom(request)

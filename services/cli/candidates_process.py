@@ -13,8 +13,8 @@ import psutil
 from freshet.v1 import candidates_pb2, candidates_pb2_grpc, common_pb2
 
 from services.algorithms.states import QueryStates
-from services.common.health_check import probe_grpc
 from services.offline.evaluation.large.rows import K, Served
+from services.platform.rpc.health_check import probe_grpc
 
 _PATIENCE_S = 600.0
 

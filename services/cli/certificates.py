@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from services.common.processes import PROCESSES
+from services.contracts.processes import PROCESSES
 
 # It serves nothing: commands, Prometheus and other clients show it.
 OPERATOR = "operator"

@@ -11,7 +11,7 @@ from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from services.cli.output import CommandError, ExitStatus, if_option, sentences, usage_error
-from services.common.processes import HTTP_STEP
+from services.contracts.processes import HTTP_STEP
 
 if TYPE_CHECKING:
     import grpc
@@ -48,8 +48,8 @@ def candidates(target: str) -> Iterator["candidates_pb2_grpc.CandidatesServiceSt
 
 
 def _channel(target: str) -> "grpc.Channel":
-    from services.common.config import environment_tls
-    from services.common.rpc_client import blocking_channel
+    from services.platform.config import environment_tls
+    from services.platform.rpc.client import blocking_channel
 
     with sentences():
         return blocking_channel(target, environment_tls())
@@ -64,7 +64,7 @@ def call(
     """
     import grpc
 
-    from services.common.rpc_client import api_key_metadata
+    from services.platform.rpc.client import api_key_metadata
 
     metadata = api_key_metadata() if process == "gateway" else ()
     shown: dict[str, Any] = {"metadata": metadata} if metadata else {}
@@ -204,8 +204,8 @@ def filter_of(
     """The filter that the options name, lists separated by commas. `where`: as `parse_condition`."""
     from freshet.v1 import common_pb2
 
-    from services.common.attributes import condition_message
-    from services.common.conditions import parse_condition
+    from services.contracts.attributes import condition_message
+    from services.contracts.conditions import parse_condition
 
     return common_pb2.Filter(
         exclude_seen=exclude_seen,
@@ -219,8 +219,8 @@ def filter_of(
 
 def put_attribute(item: "events_pb2.Item", name: str, value: object) -> None:
     """Write an attribute into an item: a number, an ISO date or time, or a string. Raises CommandError (usage)."""
-    from services.common.attributes import set_value
-    from services.common.conditions import parse_value
+    from services.contracts.attributes import set_value
+    from services.contracts.conditions import parse_value
 
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         allowed = "a number, a date as 2026-01-01, or a string"
@@ -231,7 +231,7 @@ def put_attribute(item: "events_pb2.Item", name: str, value: object) -> None:
 
 
 def _parsed(parse: Callable[[str], Response], text: str) -> Response:
-    from services.common.errors import InvalidRequest
+    from services.platform.errors import InvalidRequest
 
     try:
         return parse(text)

@@ -17,25 +17,25 @@ from kafka import TopicPartition
 from kafka.admin import KafkaAdminClient
 from kafka.errors import KafkaError
 
-from services.common.errors import DependencyUnavailable, InvalidRequest
-from services.common.kafka import Brokers, BulkProducer, Headers, Record, kafka_options
-from services.common.stream.position import Position
-from services.common.stream.reader import TopicReader
-from services.common.stream.record import SourceRecord
-from services.common.stream.retraction import furthest, is_covered
-from services.common.stream.topics import TOPICS
-from services.common.stream.topics.attributions import ATTRIBUTIONS
-from services.common.stream.topics.dead_letters import SUFFIX, StoredLetter, replay_notes, stored_letters
-from services.common.stream.topics.forgets import FORGETS, decode_forget
-from services.common.stream.topics.interactions import (
+from services.contracts.retraction import furthest, is_covered
+from services.contracts.topic_reader import TopicReader
+from services.contracts.topics import TOPICS
+from services.contracts.topics.attributions import ATTRIBUTIONS
+from services.contracts.topics.dead_letters import SUFFIX, StoredLetter, replay_notes, stored_letters
+from services.contracts.topics.forgets import FORGETS, decode_forget
+from services.contracts.topics.interactions import (
     CONTENT_TYPE,
     INTERACTIONS,
     JSON_CONTENT_TYPE,
     decode_interaction,
     encode_interaction,
 )
-from services.common.stream.topics.items import ITEMS
-from services.common.stream.topics.search_clicks import SEARCH_CLICKS
+from services.contracts.topics.items import ITEMS
+from services.contracts.topics.search_clicks import SEARCH_CLICKS
+from services.platform.errors import DependencyUnavailable, InvalidRequest
+from services.platform.stream.kafka import Brokers, BulkProducer, Headers, Record, kafka_options
+from services.platform.stream.position import Position
+from services.platform.stream.record import SourceRecord
 
 # The topics that have dead letters.
 LETTERED = tuple(topic.name for topic in TOPICS if topic.has_dead_letters)

@@ -7,8 +7,8 @@ or does not count the lag, has none.
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from services.common.config import environment_tls
-from services.common.processes import PROCESSES
+from services.contracts.processes import PROCESSES
+from services.platform.config import environment_tls
 
 if TYPE_CHECKING:
     from prometheus_client.samples import Sample

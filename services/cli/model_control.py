@@ -12,12 +12,12 @@ from freshet.v1 import gateway_pb2
 
 from services.cli import client
 from services.cli.output import CommandError, ExitStatus
-from services.common.errors import Conflict, DependencyUnavailable
-from services.common.kafka import Brokers, BulkProducer, Record
-from services.common.stream.topics import ensure_topics
-from services.common.stream.topics.version_sets import TOPIC, VERSION_SETS, Counted, Operation, encode_operation
-from services.common.version_set_follower import version_set_reader
-from services.common.version_sets import VersionSets
+from services.contracts.topics import ensure_topics
+from services.contracts.topics.version_sets import TOPIC, VERSION_SETS, Counted, Operation, encode_operation
+from services.contracts.version_set_follower import version_set_reader
+from services.contracts.version_sets import VersionSets
+from services.platform.errors import Conflict, DependencyUnavailable
+from services.platform.stream.kafka import Brokers, BulkProducer, Record
 
 _CLIENT = "freshet-model"
 _ASK_S, _KNOWN_WITHIN_S = 10.0, 20.0

@@ -80,7 +80,7 @@ def _sentence(
     error: Exception, failures: tuple[type[Exception], ...], bad_bundle: str, no_memory: str
 ) -> CommandError | None:
     from services.algorithms.manifest import BundleError
-    from services.common.errors import DependencyUnavailable, FreshetError
+    from services.platform.errors import DependencyUnavailable, FreshetError
 
     match error:
         case DependencyUnavailable():

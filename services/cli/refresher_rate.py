@@ -15,10 +15,10 @@ from prometheus_client import CollectorRegistry
 
 from services.algorithms.bundle import Bundle
 from services.algorithms.pefa.policy import SharePolicy
-from services.common.leases import Holding
-from services.common.stream.record import DeadLetter, SourceRecord
-from services.common.stream.topics import index_deltas
-from services.common.stream.topics.attributions import ATTRIBUTIONS
+from services.contracts.topics import index_deltas
+from services.contracts.topics.attributions import ATTRIBUTIONS
+from services.platform.leases import Holding
+from services.platform.stream.record import DeadLetter, SourceRecord
 from services.refresher.adapters.decoding import QueryShape, decode_attribution
 from services.refresher.bootstrap import fold_rules
 from services.refresher.config import RefresherSettings

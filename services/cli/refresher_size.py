@@ -23,10 +23,10 @@ import redis
 from services.algorithms.bundle import Bundle, load_bundle
 from services.cli.refresher_rate import attributions
 from services.cli.stack import Ports, Stack
-from services.common.kafka import BulkProducer, Record, partition_for
-from services.common.stream.topic import NUM_PARTITIONS
-from services.common.stream.topics import ensure_topics
-from services.common.stream.topics.attributions import ATTRIBUTIONS
+from services.contracts.topics import ensure_topics
+from services.contracts.topics.attributions import ATTRIBUTIONS
+from services.platform.stream.kafka import BulkProducer, Record, partition_for
+from services.platform.stream.topic import NUM_PARTITIONS
 from services.refresher.bootstrap import checkpoint_topic, fold_rules
 from services.refresher.config import RefresherSettings
 from services.refresher.domain.ledger import BLOCK_ROWS, FORGOTTEN_SHARDS, Ledger

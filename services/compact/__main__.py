@@ -2,8 +2,8 @@
 
 import os
 
-from services.common.process import run_process
 from services.compact.workers import COUNT, WORKER, WorkersSettings, keep_workers
+from services.platform.process import run_process
 
 
 def main() -> int:

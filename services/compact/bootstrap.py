@@ -6,13 +6,13 @@ from services.algorithms.live_catalogue import VERSIONS_KEPT
 from services.algorithms.tensor_file import changed_in_place
 from services.candidates.bootstrap import opened
 from services.candidates.config import CandidatesSettings
-from services.common.config import ConfigError, load_settings
-from services.common.process import configure_tracing
-from services.common.rpc_server import HealthState
 from services.compact.config import CompactSettings
 from services.compact.in_process import InProcess
 from services.compact.workers import may_listen
 from services.gateway import bootstrap as gateway
+from services.platform.config import ConfigError, load_settings
+from services.platform.process import configure_tracing
+from services.platform.rpc.server import HealthState
 from services.reranker.bootstrap import make_rerank
 from services.reranker.config import RerankerSettings
 from services.reranker.metrics import RerankerMetrics

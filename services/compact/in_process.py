@@ -6,7 +6,9 @@ from typing import Any
 
 import structlog
 
-from services.common import errors, request_context, rpc_client
+from services.platform import errors
+from services.platform.rpc import client as rpc_client
+from services.platform.rpc import request_context
 
 log = structlog.get_logger()
 

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING
 import structlog
 from pydantic import Field
 
-from services.common.config import ProcessSettings
-from services.common.errors import DependencyUnavailable
-from services.common.ports import check_port_free
+from services.platform.config import ProcessSettings
+from services.platform.errors import DependencyUnavailable
+from services.platform.ports import check_port_free
 
 if TYPE_CHECKING:
-    from services.common.rpc_server import HealthState
+    from services.platform.rpc.server import HealthState
 
 log = structlog.get_logger()
 

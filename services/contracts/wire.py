@@ -13,9 +13,9 @@ from services.algorithms.attributes import Comparison, Condition
 from services.algorithms.filters import ItemFilter
 from services.algorithms.indexes.protocol import ESTIMATE, EXACT, Certificate
 from services.algorithms.rules import Rule
-from services.common.attributes import COMPARISONS, condition_message, read_value, validate_value
-from services.common.errors import InvalidRequest
+from services.contracts.attributes import COMPARISONS, condition_message, read_value, validate_value
 from services.contracts.explanations import ExplainedPair, ExplainedScore, ItemVotes, VotingInteractions
+from services.platform.errors import InvalidRequest
 
 
 def conditions_of(messages: Iterable[Any], name: str = "filter.where") -> tuple[Condition, ...]:

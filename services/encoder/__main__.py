@@ -1,8 +1,8 @@
 """`python -m services.encoder`: the encoder process."""
 
-from services.common.process import run_process
 from services.encoder.bootstrap import run
 from services.encoder.config import EncoderSettings
+from services.platform.process import run_process
 
 
 def main() -> int:

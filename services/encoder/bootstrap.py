@@ -14,22 +14,14 @@ from services.algorithms.actions import Actions
 from services.algorithms.aversion import Aversion
 from services.algorithms.bundle import ENCODER_ONNX, ENCODER_STEP_ONNX, Bundle, load_bundle
 from services.algorithms.tensor_file import changed_in_place
-from services.common.kafka import BulkProducer
-from services.common.memory import require_memory
-from services.common.process import configure_tracing
-from services.common.processes import PROCESSES
-from services.common.pseudonyms import DEVELOPMENT_PSEUDONYM_KEY, pseudonym_key
-from services.common.redis_leases import RedisLeases
-from services.common.rpc_server import HealthState, serve
-from services.common.state_store import StateReader, StateWriter
-from services.common.stream.ports import Offsets
-from services.common.stream.reader import TopicReader
-from services.common.stream.topics.dead_letters import SUFFIX
-from services.common.stream.topics.forgets import FORGETS
-from services.common.stream.topics.histories import HISTORIES
-from services.common.stream.topics.interactions import INTERACTIONS
-from services.common.tracing import OFF, Tracing
-from services.common.version_set_follower import VersionSetFollower, version_set_reader
+from services.contracts.processes import PROCESSES
+from services.contracts.pseudonyms import DEVELOPMENT_PSEUDONYM_KEY, pseudonym_key
+from services.contracts.topic_reader import TopicReader
+from services.contracts.topics.dead_letters import SUFFIX
+from services.contracts.topics.forgets import FORGETS
+from services.contracts.topics.histories import HISTORIES
+from services.contracts.topics.interactions import INTERACTIONS
+from services.contracts.version_set_follower import VersionSetFollower, version_set_reader
 from services.encoder.adapters.forget_log import ForgetTopic
 from services.encoder.adapters.in_process import InProcessEncoder
 from services.encoder.adapters.inference_server import InferenceServerEncoder
@@ -48,6 +40,14 @@ from services.encoder.metrics import EncoderMetrics
 from services.encoder.models import Model, Models
 from services.encoder.ports import SequenceEncoder
 from services.encoder.server import SERVICE, EncoderServicer
+from services.platform.memory import require_memory
+from services.platform.process import configure_tracing
+from services.platform.rpc.server import HealthState, serve
+from services.platform.stream.kafka import BulkProducer
+from services.platform.stream.ports import Offsets
+from services.platform.tracing import OFF, Tracing
+from services.user_state.leases import RedisLeases
+from services.user_state.store import StateReader, StateWriter
 
 log = structlog.get_logger()
 

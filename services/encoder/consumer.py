@@ -11,17 +11,17 @@ from dataclasses import dataclass
 
 import structlog
 
-from services.common.errors import FreshetError
-from services.common.leases import Leases
-from services.common.state_store import now_ms
-from services.common.stream.follower import Follower
-from services.common.stream.ports import Reader
-from services.common.stream.record import SourceRecord
-from services.common.turn_clock import TurnClock
 from services.encoder.handlers.apply_records import Applied, ApplyRecords
 from services.encoder.handlers.forget_users import ForgetUsers
 from services.encoder.metrics import EncoderMetrics
 from services.encoder.ports import Outbox, SequenceEncoder
+from services.platform.errors import FreshetError
+from services.platform.leases import Leases
+from services.platform.stream.follower import Follower
+from services.platform.stream.ports import Reader
+from services.platform.stream.record import SourceRecord
+from services.platform.turn_clock import TurnClock
+from services.user_state.store import now_ms
 
 log = structlog.get_logger()
 

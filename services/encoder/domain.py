@@ -23,13 +23,13 @@ import numpy.typing as npt
 
 from services.algorithms.event_schema import EventSchema, EventType
 from services.algorithms.history import trim
-from services.common.errors import InvalidRequest
-from services.common.state_store import UserHistory
-from services.common.stored_history import RecentId, StoredEvent, hash_event_id
-from services.common.stream.position import Position
-from services.common.stream.record import DeadLetter, SourceRecord
-from services.common.stream.retraction import is_covered
-from services.common.stream.topics.interactions import Interaction, decode_interaction, validate
+from services.contracts.retraction import is_covered
+from services.contracts.stored_history import RecentId, StoredEvent, hash_event_id
+from services.contracts.topics.interactions import Interaction, decode_interaction, validate
+from services.platform.errors import InvalidRequest
+from services.platform.stream.position import Position
+from services.platform.stream.record import DeadLetter, SourceRecord
+from services.user_state.store import UserHistory
 
 # Event ids of this many latest records of a user are remembered. What is applied together holds at most half as many
 # records of one user, so that whatever is delivered again is recognised whole.

@@ -19,8 +19,8 @@ from services.algorithms.aversion import DECAY, WINDOW, Aversion
 from services.algorithms.event_schema import TURNED_DOWN_EVENTS, EventSchema, default_schema
 from services.algorithms.item_buckets import item_bucket
 from services.algorithms.packed_state import after_absence
-from services.common.query_state import PackedQueryState
-from services.common.stored_history import StoredEvent
+from services.contracts.query_state import PackedQueryState
+from services.contracts.stored_history import StoredEvent
 from services.encoder.domain import EncodedStates, EncodeJob
 
 UNKNOWN = -1

@@ -8,13 +8,13 @@ Kafka nor Redis.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from services.common.errors import PreconditionFailed
-from services.common.pseudonyms import pseudonym_of
-from services.common.state_store import UserHistory
-from services.common.stored_history import PackedHistory, StoredEvent, pack_history
-from services.common.stream.record import SourceRecord
-from services.common.stream.retraction import furthest, is_covered
-from services.common.stream.topics.forgets import FORGETS, Forget
+from services.contracts.pseudonyms import pseudonym_of
+from services.contracts.retraction import furthest, is_covered
+from services.contracts.stored_history import PackedHistory, StoredEvent, pack_history
+from services.contracts.topics.forgets import FORGETS, Forget
+from services.platform.errors import PreconditionFailed
+from services.platform.stream.record import SourceRecord
+from services.user_state.store import UserHistory
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ Two users of one hash are told apart by the record's key: the one whose record i
 
 import numpy as np
 
-from services.common.stream.position import Position, pack_position, unpack_position
+from services.platform.stream.position import Position, pack_position, unpack_position
 
 # Entries that came since the arrays were made: a dictionary is some hundred bytes an entry, so there are few.
 _FEW = 65_536

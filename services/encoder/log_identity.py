@@ -14,9 +14,9 @@ from typing import NamedTuple, Self
 
 import structlog
 
-from services.common.errors import Conflict, PreconditionFailed
-from services.common.stream.ports import Offsets, Reader
-from services.common.stream.record import SourceRecord
+from services.platform.errors import Conflict, PreconditionFailed
+from services.platform.stream.ports import Offsets, Reader
+from services.platform.stream.record import SourceRecord
 
 log = structlog.get_logger()
 

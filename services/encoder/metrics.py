@@ -8,10 +8,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from services.algorithms.incremental_encoding import CacheCounts
-from services.common.metrics import LARGE_BATCH_BUCKETS, Figures
-from services.common.state_layout import COUNT_FIELDS
-from services.common.turn_clock import TurnClock
 from services.encoder.handlers.apply_records import Applied
+from services.platform.metrics import LARGE_BATCH_BUCKETS, Figures
+from services.platform.turn_clock import TurnClock
+from services.user_state.layout import COUNT_FIELDS
 
 _MAX_TYPES, OTHER_TYPES = 20, "(others)"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import structlog
 
-from services.common.version_sets import VersionSet, VersionSets
+from services.contracts.version_sets import VersionSet, VersionSets
 from services.encoder.encoding import Vocabulary
 from services.encoder.ports import SequenceEncoder
 

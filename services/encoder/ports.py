@@ -1,13 +1,19 @@
 """What the encoder process needs from outside, besides readers of topics: other topics, the state store, the model.
 
-Each port has a real adapter and an in-memory one. All raise the error tree of `services.common.errors`. Everything is
+Each port has a real adapter and an in-memory one. All raise the error tree of `services.platform.errors`. Everything is
 synchronous: the consumer has a thread of its own, and on-demand encoding runs in a batcher's worker thread.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Protocol
 
-from services.common.state_store import (
+from services.contracts.topics.attributions import Attributed
+from services.contracts.topics.histories import KeptRecord
+from services.contracts.topics.search_clicks import ClickRecord
+from services.encoder.domain import EncodedStates, EncodeJob
+from services.encoder.forgetting import ForgetRecord
+from services.platform.stream.record import DeadLetter
+from services.user_state.store import (
     AdvanceStep,
     Dump,
     ForgetsApplied,
@@ -19,12 +25,6 @@ from services.common.state_store import (
     UserKeys,
     UserUpdate,
 )
-from services.common.stream.record import DeadLetter
-from services.common.stream.topics.attributions import Attributed
-from services.common.stream.topics.histories import KeptRecord
-from services.common.stream.topics.search_clicks import ClickRecord
-from services.encoder.domain import EncodedStates, EncodeJob
-from services.encoder.forgetting import ForgetRecord
 
 
 class Outbox(Protocol):
@@ -64,7 +64,7 @@ class ForgetLog(Protocol):
 
 
 class UserReader(Protocol):
-    """What is stored of a user, for an event loop (the real one: `services.common.state_store.StateReader`)."""
+    """What is stored of a user, for an event loop (the real one: `services.user_state.store.StateReader`)."""
 
     async def read_keys(self, user_id: str) -> UserKeys:
         """What is stored of the user. Raises: DependencyUnavailable."""
@@ -74,7 +74,7 @@ class UserReader(Protocol):
 
 
 class Store(Protocol):
-    """User states and progress; see `services.common.state_store.StateWriter`, which is the real one."""
+    """User states and progress; see `services.user_state.store.StateWriter`, which is the real one."""
 
     def epoch(self) -> str | None:
         """The current epoch; None when the store has none (it is new or was emptied)."""

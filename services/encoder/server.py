@@ -5,13 +5,13 @@ from collections.abc import Mapping
 import grpc
 from freshet.v1 import encoder_pb2, encoder_pb2_grpc
 
-from services.common.errors import InvalidRequest, PreconditionFailed
-from services.common.query_state import to_message
-from services.common.stream.position import write_up_to
-from services.common.stream.times import read_ms
+from services.contracts.query_state import to_message
 from services.encoder.handlers.describe_user import DescribeUser
 from services.encoder.handlers.encode_history import EncodeHistory, RequestEvent
 from services.encoder.metrics import EncoderMetrics
+from services.platform.errors import InvalidRequest, PreconditionFailed
+from services.platform.stream.position import write_up_to
+from services.platform.stream.times import read_ms
 
 SERVICE = encoder_pb2.DESCRIPTOR.services_by_name["EncoderService"].full_name
 

@@ -1,8 +1,8 @@
 """`python -m services.gateway`: the gateway process."""
 
-from services.common.process import run_process
 from services.gateway.bootstrap import run
 from services.gateway.config import GatewaySettings
+from services.platform.process import run_process
 
 
 def main() -> int:

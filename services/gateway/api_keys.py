@@ -17,8 +17,8 @@ from typing import Annotated, Any, Self
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
-from services.common.config import ConfigError
 from services.gateway.roles import Role
+from services.platform.config import ConfigError
 
 # Lets a scanner for leaked secrets recognise one.
 _PREFIX = "freshet_"

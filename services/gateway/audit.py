@@ -16,7 +16,7 @@ from pathlib import Path
 
 import structlog
 
-from services.common.config import ConfigError
+from services.platform.config import ConfigError
 
 log = structlog.get_logger()
 

@@ -22,26 +22,14 @@ from services.algorithms.bundle import Bundle, load_bundle
 from services.algorithms.event_schema import EventSchema
 from services.algorithms.manifest import BundleError
 from services.algorithms.rules import Rule
-from services.common import rpc_client
-from services.common.admission import Admission
-from services.common.catalogue_follower import CatalogueFollower, catalogue_reader
-from services.common.config import ConfigError
-from services.common.errors import FreshetError, InvalidRequest
-from services.common.http_server import HttpServer
-from services.common.kafka import EventProducer
-from services.common.process import configure_tracing
-from services.common.processes import PROCESSES
-from services.common.pseudonyms import pseudonym_key, read_key
-from services.common.request_counts import OF_CLIENTS
-from services.common.rpc_server import HealthState, RpcServer, serve
-from services.common.rule_file import read_rules
-from services.common.session_store import SessionStore
-from services.common.shards import Shard
-from services.common.state_store import StateReader
-from services.common.stream.topics.items import ITEMS
-from services.common.tracing import Tracing
-from services.common.version_set_follower import VersionSetFollower, version_set_reader
-from services.common.version_sets import VersionSet
+from services.catalogue.follower import CatalogueFollower, catalogue_reader
+from services.contracts.processes import PROCESSES
+from services.contracts.pseudonyms import pseudonym_key, read_key
+from services.contracts.rule_file import read_rules
+from services.contracts.shards import Shard
+from services.contracts.topics.items import ITEMS
+from services.contracts.version_set_follower import VersionSetFollower, version_set_reader
+from services.contracts.version_sets import VersionSet
 from services.contracts.wire import rules_of
 from services.gateway.adapters.exposure_log import KafkaExposureLog
 from services.gateway.adapters.peer import Peer, Remote
@@ -86,6 +74,18 @@ from services.gateway.stages import Limits, Stages
 from services.gateway.text_retrieval import TextRetrieval
 from services.gateway.token_waits import TokenWaits
 from services.gateway.validation import MAX_RULES, check_rule
+from services.platform.config import ConfigError
+from services.platform.errors import FreshetError, InvalidRequest
+from services.platform.http.server import HttpServer
+from services.platform.process import configure_tracing
+from services.platform.rpc import client as rpc_client
+from services.platform.rpc.admission import Admission
+from services.platform.rpc.request_counts import OF_CLIENTS
+from services.platform.rpc.server import HealthState, RpcServer, serve
+from services.platform.stream.kafka import EventProducer
+from services.platform.tracing import Tracing
+from services.user_state.sessions import SessionStore
+from services.user_state.store import StateReader
 
 # gRPC's own default: what clients expect to be able to send.
 MAX_REQUEST_BYTES = 4 * 1024 * 1024

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import structlog
 
-from services.common.errors import (
+from services.platform.errors import (
     DeadlineExceeded,
     DependencyUnavailable,
     FreshetError,

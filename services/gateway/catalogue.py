@@ -6,13 +6,13 @@ calls it while the event loop reads.
 
 from collections.abc import Mapping, Sequence
 
-from services.common.stream.topics.index_deltas import Batch
-from services.common.stream.topics.items import CatalogueItem
+from services.contracts.topics.index_deltas import Batch
+from services.contracts.topics.items import CatalogueItem
 from services.gateway.popular import PopularItems
 
 
 class DescribedItems:
-    """A listener of `services.common.catalogue_follower` that follows `items` alone.
+    """A listener of `services.catalogue.follower` that follows `items` alone.
 
     `titles` are the bundle's to begin with, and live: a later record's title replaces an earlier one's.
     """

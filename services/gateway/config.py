@@ -5,11 +5,11 @@ from typing import ClassVar, Self
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
-from services.common.processes import HTTP_STEP
-from services.common.pseudonyms import PseudonymSettings, check_key
-from services.common.shards import MAX_SHARDS
-from services.common.transport import check_address, check_replicas
+from services.contracts.processes import HTTP_STEP
+from services.contracts.pseudonyms import PseudonymSettings, check_key
+from services.contracts.shards import MAX_SHARDS
 from services.gateway.stages import Limits
+from services.platform.transport import check_address, check_replicas
 
 
 def shard_addresses(value: str) -> list[str]:

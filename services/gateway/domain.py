@@ -13,9 +13,9 @@ from services.algorithms.event_schema import TURNED_DOWN_EVENTS, EventSchema
 from services.algorithms.filters import ItemFilter
 from services.algorithms.indexes.protocol import ESTIMATE, Certificate
 from services.algorithms.rules import Rule
-from services.common.query_state import PackedQueryState
-from services.common.state_store import StoredState
-from services.common.stream.topics.interactions import DEFAULT_TYPE
+from services.contracts.query_state import PackedQueryState
+from services.contracts.topics.interactions import DEFAULT_TYPE
+from services.user_state.store import StoredState
 
 
 def now_ms() -> int:

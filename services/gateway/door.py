@@ -1,4 +1,4 @@
-"""Who may call what: the check before each RPC of the gateway, given to the guard of `services.common.rpc_guard`.
+"""Who may call what: the check before each RPC of the gateway, given to the guard of `services.platform.rpc.guard`.
 
 A key is found by the digest of its secret, so no comparison's time says anything of a secret. Keys may change while
 calls run; a call that has begun goes on. It does not know where keys come from (`follow_keys` reads the file again).
@@ -14,12 +14,12 @@ from typing import Any
 
 import structlog
 
-from services.common import request_context
-from services.common.config import ConfigError
-from services.common.errors import FreshetError, Overloaded, PermissionDenied, Unauthenticated
 from services.gateway.api_keys import ApiKey, digest, read_keys
 from services.gateway.audit import AuditLog
 from services.gateway.roles import AUDITED, ROLES_OF
+from services.platform.config import ConfigError
+from services.platform.errors import FreshetError, Overloaded, PermissionDenied, Unauthenticated
+from services.platform.rpc import request_context
 
 log = structlog.get_logger()
 

@@ -8,11 +8,11 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
-from services.common.errors import InvalidRequest, PermissionDenied
-from services.common.stream.topics.exposures import Exposure
+from services.contracts.topics.exposures import Exposure
 from services.gateway.domain import now_ms
 from services.gateway.ports import ExposureLog
 from services.gateway.signing import Altered, OfAnotherUser, Signer
+from services.platform.errors import InvalidRequest, PermissionDenied
 
 _TIME_BYTES, _NONCE_BYTES = 6, 4
 _BODY_BYTES = _TIME_BYTES + _NONCE_BYTES

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from services.common.stream.position import Position
+from services.platform.stream.position import Position
 
 # Marks per partition: one per `_SPACING_S`, so this many cover a grace of several seconds with room.
 _MAX_MARKS = 64

@@ -4,11 +4,11 @@ from functools import partial
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
-from services.common.metrics import LATENCY_BUCKETS_S
-from services.common.turn_clock import TurnClock
 from services.gateway.domain import Degradation, Recommendation
 from services.gateway.searching import PERSONAL, SOURCES, SearchAnswer
 from services.gateway.stages import COMPONENTS
+from services.platform.metrics import LATENCY_BUCKETS_S
+from services.platform.turn_clock import TurnClock
 
 _STAGES = ("queue", "encode", "first_stage", "rerank", "transport", "total")
 

@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from services.algorithms.indexes.protocol import Certificate
-from services.common.errors import InvalidRequest, PermissionDenied, PreconditionFailed
-from services.common.stream.topics.exposures import Exposure, decode_exposure, encode_exposure
+from services.contracts.topics.exposures import Exposure, decode_exposure, encode_exposure
 from services.gateway.domain import Degradation, Ranking, ScoredItem, now_ms
 from services.gateway.signing import Altered, OfAnotherUser, Signer
+from services.platform.errors import InvalidRequest, PermissionDenied, PreconditionFailed
 
 KEPT_S = 15 * 60
 MAX_LISTS = 4

@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable, Sequence
 import structlog
 
 from services.algorithms.popularity import count_at
-from services.common.state_store import Popularity
 from services.gateway.popular import PopularItems
+from services.user_state.store import Popularity
 
 log = structlog.get_logger()
 

@@ -1,6 +1,6 @@
 """What the gateway needs from outside. Each port has a real adapter and one in memory (tests/fakes).
 
-All raise the error tree of `services.common.errors`; timeouts are seconds.
+All raise the error tree of `services.platform.errors`; timeouts are seconds.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,19 +9,19 @@ from typing import Protocol
 
 from services.algorithms.filters import ItemFilter
 from services.algorithms.rules import Rule
-from services.common.errors import FreshetError
-from services.common.query_state import PackedQueryState
-from services.common.state_store import UserView
-from services.common.stream.position import Position
-from services.common.stream.topics.exposures import Exposure
-from services.common.stream.topics.forgets import Forget
-from services.common.stream.topics.interactions import Interaction
-from services.common.stream.topics.items import CatalogueItem
 from services.contracts.explanations import ExplainedScore, ItemVotes
+from services.contracts.query_state import PackedQueryState
+from services.contracts.topics.exposures import Exposure
+from services.contracts.topics.forgets import Forget
+from services.contracts.topics.interactions import Interaction
+from services.contracts.topics.items import CatalogueItem
 from services.gateway.domain import Encoded, HistoryEvent, Pool, Ranking, Seen
 from services.gateway.forgetting import Contributions, StoredUser
 from services.gateway.freshness import PartitionProgress, ServedIndex
 from services.gateway.searching import SourceHits
+from services.platform.errors import FreshetError
+from services.platform.stream.position import Position
+from services.user_state.store import UserView
 
 
 class UserStates(Protocol):
@@ -42,7 +42,7 @@ class UserStates(Protocol):
 
 
 class Sessions(Protocol):
-    """Short lists beside a user (Redis), which end by themselves. Kinds: those of `services.common.state_layout`."""
+    """Short lists beside a user (Redis), which end by themselves. Kinds: those of `services.user_state.layout`."""
 
     async def push(self, kind: str, user_id: str, entry: bytes, *, most: int, ttl_seconds: int) -> bool:
         """Put an entry in front; the newest `most` stay, and all end so long after the last one. False: the user has

@@ -6,19 +6,19 @@ Freshet makes it (an operator may have changed a topic that exists). It speaks o
 
 from collections.abc import Mapping
 
-from services.common.stream.topic import Topic
-from services.common.stream.topics import TOPICS
-from services.common.stream.topics.attributions import ATTRIBUTIONS
-from services.common.stream.topics.dead_letters import SUFFIX
-from services.common.stream.topics.exposures import EXPOSURES
-from services.common.stream.topics.forgets import FORGETS
-from services.common.stream.topics.histories import HISTORIES
-from services.common.stream.topics.index_deltas import INDEX_DELTAS
-from services.common.stream.topics.interactions import INTERACTIONS
-from services.common.stream.topics.items import ITEMS
-from services.common.stream.topics.refresher_checkpoints import REFRESHER_CHECKPOINTS
-from services.common.stream.topics.search_clicks import SEARCH_CLICKS
-from services.common.stream.topics.version_sets import VERSION_SETS
+from services.contracts.topics import TOPICS
+from services.contracts.topics.attributions import ATTRIBUTIONS
+from services.contracts.topics.dead_letters import SUFFIX
+from services.contracts.topics.exposures import EXPOSURES
+from services.contracts.topics.forgets import FORGETS
+from services.contracts.topics.histories import HISTORIES
+from services.contracts.topics.index_deltas import INDEX_DELTAS
+from services.contracts.topics.interactions import INTERACTIONS
+from services.contracts.topics.items import ITEMS
+from services.contracts.topics.refresher_checkpoints import REFRESHER_CHECKPOINTS
+from services.contracts.topics.search_clicks import SEARCH_CLICKS
+from services.contracts.topics.version_sets import VERSION_SETS
+from services.platform.stream.topic import Topic
 
 # Topic -> what of a user it holds after a forget. A topic is here or in `NOTHING_OF_USERS`.
 HOLDS: Mapping[str, str] = {

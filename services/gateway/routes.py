@@ -12,8 +12,7 @@ from random import Random
 
 import structlog
 
-from services.common.errors import FreshetError
-from services.common.version_sets import VersionSet, VersionSets
+from services.contracts.version_sets import VersionSet, VersionSets
 from services.gateway.domain import Recommendation, RecommendQuery
 from services.gateway.handlers.explain import Explain
 from services.gateway.handlers.forget import ForgetUser
@@ -26,6 +25,7 @@ from services.gateway.handlers.search import Search
 from services.gateway.handlers.similar import Similar
 from services.gateway.ports import Refreshers
 from services.gateway.shadow import Shadow, ShadowReport
+from services.platform.errors import FreshetError
 
 log = structlog.get_logger()
 

@@ -7,14 +7,9 @@ from typing import Any
 from freshet.v1 import common_pb2, events_pb2, gateway_pb2, gateway_pb2_grpc
 
 from services.algorithms.filters import ItemFilter
-from services.common import request_context
-from services.common.errors import InvalidRequest, PermissionDenied
-from services.common.large_requests import in_turn
-from services.common.stream.times import read_ms
-from services.common.stream.topics.interactions import Interaction, from_message
-from services.common.stream.topics.items import CatalogueItem, item_from_message
-from services.common.stream.topics.version_sets import set_message, share_message
-from services.common.tracing import OFF, Tracing
+from services.contracts.topics.interactions import Interaction, from_message
+from services.contracts.topics.items import CatalogueItem, item_from_message
+from services.contracts.topics.version_sets import set_message, share_message
 from services.contracts.wire import (
     certificate_message,
     explained_message,
@@ -41,6 +36,11 @@ from services.gateway.freshness import FreshnessReport
 from services.gateway.roles import Role
 from services.gateway.routes import Handlers, Routes, SetReport
 from services.gateway.searching import SearchAnswer, SearchQuery
+from services.platform.errors import InvalidRequest, PermissionDenied
+from services.platform.large_requests import in_turn
+from services.platform.rpc import request_context
+from services.platform.stream.times import read_ms
+from services.platform.tracing import OFF, Tracing
 
 SERVICE = "freshet.v1.GatewayService"
 _NO_FILTER = ItemFilter()

@@ -11,8 +11,8 @@ from random import Random
 
 import structlog
 
-from services.common.errors import FreshetError
 from services.gateway.domain import Recommendation, RecommendQuery
+from services.platform.errors import FreshetError
 
 log = structlog.get_logger()
 

@@ -14,10 +14,7 @@ from services.algorithms.absence import AbsenceRows
 from services.algorithms.filters import ItemFilter
 from services.algorithms.packed_state import after_absence
 from services.algorithms.rules import Rule
-from services.common import request_context
-from services.common.errors import DeadlineExceeded
-from services.common.query_state import PackedQueryState
-from services.common.state_store import StoredState, UserView
+from services.contracts.query_state import PackedQueryState
 from services.gateway.breaker import Breaker
 from services.gateway.domain import (
     Degradation,
@@ -33,6 +30,9 @@ from services.gateway.domain import (
 from services.gateway.loop_stalls import LoopStalls
 from services.gateway.ports import Ports
 from services.gateway.searching import SearchQuery
+from services.platform.errors import DeadlineExceeded
+from services.platform.rpc import request_context
+from services.user_state.store import StoredState, UserView
 
 COMPONENTS = ("state_store", "sessions", "encoder", "candidates", "reranker")
 

@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from services.algorithms.filters import ItemFilter
-from services.common.errors import DeadlineExceeded, DependencyUnavailable, FreshetError, PreconditionFailed
 from services.gateway.breaker import Breaker
 from services.gateway.ports import TextSources
 from services.gateway.searching import SOURCES, SourceHits, SourceTime
 from services.gateway.stages import Limits
+from services.platform.errors import DeadlineExceeded, DependencyUnavailable, FreshetError, PreconditionFailed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

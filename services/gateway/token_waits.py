@@ -5,9 +5,9 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from services.common.admission import waiting
-from services.common.state_store import UserView
 from services.gateway.domain import FreshnessToken
+from services.platform.rpc.admission import waiting
+from services.user_state.store import UserView
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,7 @@ from dataclasses import replace
 from services.algorithms.attributes import MAX_CONDITIONS, Kinds
 from services.algorithms.filters import ItemFilter
 from services.algorithms.rules import Rule
-from services.common.errors import InvalidRequest
-from services.common.stream.topics.interactions import (
+from services.contracts.topics.interactions import (
     MAX_CONTEXT_BYTES,
     MAX_CONTEXT_ENTRIES,
     MAX_FUTURE_MS,
@@ -16,11 +15,12 @@ from services.common.stream.topics.interactions import (
     Interaction,
     validate,
 )
-from services.common.validation import MAX_ID_BYTES, validate_id, validate_query, validate_text
 from services.gateway.domain import FreshnessToken, HistoryEvent, RecommendQuery, SimilarQuery
 from services.gateway.explanation import ExplainQuery
 from services.gateway.searching import SearchQuery
 from services.gateway.shown_before import MAX_ANSWERS
+from services.platform.errors import InvalidRequest
+from services.platform.validation import MAX_ID_BYTES, validate_id, validate_query, validate_text
 
 MAX_K = 1000
 MAX_HISTORY = 1000

@@ -1,7 +1,7 @@
 """What the handlers that write to the stream have in common: how long a write may take, and when to try again."""
 
-from services.common import request_context
-from services.common.errors import DeadlineExceeded
+from services.platform.errors import DeadlineExceeded
+from services.platform.rpc import request_context
 
 RETRY_AFTER_MS = 500
 _ANSWER_RESERVE_S = 0.05

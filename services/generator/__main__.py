@@ -1,8 +1,8 @@
 """`python -m services.generator`: the generator process."""
 
-from services.common.process import run_process
 from services.generator.bootstrap import run
 from services.generator.config import GeneratorSettings
+from services.platform.process import run_process
 
 
 def main() -> int:

@@ -22,13 +22,10 @@ from services.algorithms.native.threads import set_compute_threads
 from services.algorithms.pefa.policy import SharePolicy
 from services.algorithms.tensor_file import changed_in_place
 from services.algorithms.text_bundle import TextBundle
-from services.common.catalogue_follower import CatalogueFollower, catalogue_reader
-from services.common.errors import PreconditionFailed
-from services.common.merge_reports import MergeReports
-from services.common.process import configure_tracing
-from services.common.rpc_server import HealthState, serve
-from services.common.stream.topics.items import ITEMS
-from services.common.stream.topics.search_clicks import SEARCH_CLICKS
+from services.catalogue.follower import CatalogueFollower, catalogue_reader
+from services.catalogue.merge_reports import MergeReports
+from services.contracts.topics.items import ITEMS
+from services.contracts.topics.search_clicks import SEARCH_CLICKS
 from services.generator.adapters.text_encoders import InferenceServerText, InProcessText, SharedText
 from services.generator.adapters.text_parts import (
     Graph,
@@ -51,6 +48,9 @@ from services.generator.handlers.match import Match
 from services.generator.metrics import GeneratorMetrics
 from services.generator.ports import TextEncoder
 from services.generator.server import SERVICE, GeneratorServicer
+from services.platform.errors import PreconditionFailed
+from services.platform.process import configure_tracing
+from services.platform.rpc.server import HealthState, serve
 
 log = structlog.get_logger()
 

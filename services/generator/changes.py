@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
-from services.common.stream.topics.index_deltas import Batch
-from services.common.stream.topics.items import CatalogueItem
+from services.contracts.topics.index_deltas import Batch
+from services.contracts.topics.items import CatalogueItem
 from services.generator.domain.sources import Sources
 from services.generator.metrics import GeneratorMetrics
 

@@ -10,18 +10,18 @@ from typing import Protocol
 
 import structlog
 
-from services.common.catalogue_follower import age_seconds
-from services.common.errors import InvalidRequest
-from services.common.kafka import Brokers, BulkProducer
-from services.common.stream.ports import Reader
-from services.common.stream.reader import TopicReader
-from services.common.stream.record import SourceRecord
-from services.common.stream.retraction import Undo
-from services.common.stream.topic import Replicas
-from services.common.stream.topic_follower import TopicFollower
-from services.common.stream.topics.search_clicks import SEARCH_CLICKS, ClickRecord, SearchClick, decode_click
-from services.common.turn_clock import TurnClock
+from services.catalogue.follower import age_seconds
+from services.contracts.retraction import Undo
+from services.contracts.topic_reader import TopicReader
+from services.contracts.topics.search_clicks import SEARCH_CLICKS, ClickRecord, SearchClick, decode_click
 from services.generator.metrics import GeneratorMetrics
+from services.platform.errors import InvalidRequest
+from services.platform.stream.kafka import Brokers, BulkProducer
+from services.platform.stream.ports import Reader
+from services.platform.stream.record import SourceRecord
+from services.platform.stream.topic import Replicas
+from services.platform.stream.topic_follower import TopicFollower
+from services.platform.turn_clock import TurnClock
 
 log = structlog.get_logger()
 

@@ -1,6 +1,6 @@
 """What the generator needs from outside: text encoders.
 
-They raise the error tree of `services.common.errors`. Topics are read through `services.common.stream`.
+They raise the error tree of `services.platform.errors`. Topics are read through `services.contracts.topic_reader`.
 """
 
 from collections.abc import Sequence

@@ -8,8 +8,6 @@ from typing import Any
 from freshet.v1 import common_pb2, generator_pb2, generator_pb2_grpc
 
 from services.algorithms.attributes import Kinds
-from services.common import request_context
-from services.common.errors import InvalidRequest
 from services.contracts.wire import certificate_message, filter_of
 from services.generator.domain.requests import (
     LEXICAL,
@@ -22,6 +20,8 @@ from services.generator.domain.requests import (
     TextScored,
 )
 from services.generator.handlers.match import Match, SourceAnswer, check, match_all
+from services.platform.errors import InvalidRequest
+from services.platform.rpc import request_context
 
 SERVICE = "freshet.v1.GeneratorService"
 

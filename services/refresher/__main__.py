@@ -1,6 +1,6 @@
 """`python -m services.refresher`: the refresher process."""
 
-from services.common.process import run_process
+from services.platform.process import run_process
 from services.refresher.bootstrap import run
 from services.refresher.config import RefresherSettings
 

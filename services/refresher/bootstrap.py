@@ -14,16 +14,15 @@ from services.algorithms.pefa.decay import ForwardDecay
 from services.algorithms.pefa.policy import SharePolicy
 from services.algorithms.pefa.share_choice import share_of_length
 from services.algorithms.tensor_file import changed_in_place
-from services.common.config import ConfigError
-from services.common.kafka import BulkProducer
-from services.common.process import configure_tracing
-from services.common.redis_leases import RedisLeases
-from services.common.rpc_server import HealthState, serve
-from services.common.stream.reader import TopicReader
-from services.common.stream.topics.attributions import ATTRIBUTIONS
-from services.common.stream.topics.items import ITEMS
-from services.common.stream.topics.refresher_checkpoints import REFRESHER_CHECKPOINTS
-from services.common.tracing import OFF, Tracing
+from services.contracts.topic_reader import TopicReader
+from services.contracts.topics.attributions import ATTRIBUTIONS
+from services.contracts.topics.items import ITEMS
+from services.contracts.topics.refresher_checkpoints import REFRESHER_CHECKPOINTS
+from services.platform.config import ConfigError
+from services.platform.process import configure_tracing
+from services.platform.rpc.server import HealthState, serve
+from services.platform.stream.kafka import BulkProducer
+from services.platform.tracing import OFF, Tracing
 from services.refresher.adapters.checkpoint_files import CheckpointFiles
 from services.refresher.adapters.checkpoint_topic import CheckpointTopic
 from services.refresher.adapters.decoding import QueryShape
@@ -37,6 +36,7 @@ from services.refresher.handlers.describe import Describe, PartitionRegistry
 from services.refresher.handlers.publish import Publisher
 from services.refresher.metrics import RefresherMetrics
 from services.refresher.server import SERVICE, RefresherServicer
+from services.user_state.leases import RedisLeases
 
 log = structlog.get_logger()
 

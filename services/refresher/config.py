@@ -6,7 +6,7 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from services.algorithms.pefa.policy import DEFAULT_SHARE, SharePolicy
-from services.common.config import ProcessSettings
+from services.platform.config import ProcessSettings
 
 
 class RefresherSettings(ProcessSettings):

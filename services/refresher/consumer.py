@@ -14,14 +14,14 @@ from dataclasses import dataclass
 
 import structlog
 
-from services.common.errors import FreshetError, PreconditionFailed
-from services.common.kafka import partition_for
-from services.common.leases import Leases
-from services.common.stream.follower import Follower
-from services.common.stream.record import DeadLetter, SourceRecord
-from services.common.stream.topics.attributions import ATTRIBUTIONS
-from services.common.tracing import OFF, Tracing
-from services.common.turn_clock import TurnClock
+from services.contracts.topics.attributions import ATTRIBUTIONS
+from services.platform.errors import FreshetError, PreconditionFailed
+from services.platform.leases import Leases
+from services.platform.stream.follower import Follower
+from services.platform.stream.kafka import partition_for
+from services.platform.stream.record import DeadLetter, SourceRecord
+from services.platform.tracing import OFF, Tracing
+from services.platform.turn_clock import TurnClock
 from services.refresher.domain.partition import Partition
 from services.refresher.domain.records import Entry, Interaction, Listing
 from services.refresher.domain.rules import Rules
@@ -65,7 +65,7 @@ class Refresher(Follower):
     """Folds and publishes until stopped; ready when log, leases and outbox were all reached.
 
     A bug may leave half a change behind: all partitions go back to what their checkpoints say, and are then folded
-    record by record up to where it was. `services.common.stream.poison` says what becomes of one that fails alone; it
+    record by record up to where it was. `services.platform.stream.poison` says what becomes of one that fails alone; it
     and its neighbours are tried in an empty partition.
     """
 

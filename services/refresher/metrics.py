@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping
 
 from prometheus_client import REGISTRY, CollectorRegistry
 
-from services.common.metrics import LARGE_BATCH_BUCKETS, Figures
-from services.common.turn_clock import TurnClock
+from services.platform.metrics import LARGE_BATCH_BUCKETS, Figures
+from services.platform.turn_clock import TurnClock
 from services.refresher.domain.partition import COUNTS, Partition
 
 

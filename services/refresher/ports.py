@@ -1,7 +1,7 @@
 """What the refresher needs from outside: the log, the topics it writes, and where checkpoints are kept; leases are
-`services.common.leases`.
+`services.platform.leases`.
 
-Each port has a real adapter and an in-memory one. All raise the error tree of `services.common.errors`. Everything is
+Each port has a real adapter and an in-memory one. All raise the error tree of `services.platform.errors`. Everything is
 synchronous: the refresher has a thread of its own.
 """
 
@@ -9,8 +9,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from services.common.stream.record import DeadLetter
-from services.common.stream.topics.index_deltas import IndexDelta
+from services.contracts.topics.index_deltas import IndexDelta
+from services.platform.stream.record import DeadLetter
 from services.refresher.domain.records import Entry, Interaction, Listing
 
 

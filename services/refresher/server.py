@@ -6,9 +6,9 @@ from typing import Any
 
 from freshet.v1 import refresher_pb2, refresher_pb2_grpc
 
-from services.common.stream.position import write_up_to
-from services.common.stream.times import set_ms
-from services.common.validation import validate_id
+from services.platform.stream.position import write_up_to
+from services.platform.stream.times import set_ms
+from services.platform.validation import validate_id
 from services.refresher.handlers.describe import Describe, PartitionStatus
 
 SERVICE = refresher_pb2.DESCRIPTOR.services_by_name["RefresherService"].full_name

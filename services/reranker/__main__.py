@@ -1,6 +1,6 @@
 """`python -m services.reranker`: the reranker process."""
 
-from services.common.process import run_process
+from services.platform.process import run_process
 from services.reranker.bootstrap import run
 from services.reranker.config import RerankerSettings
 

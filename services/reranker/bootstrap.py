@@ -22,14 +22,14 @@ from services.algorithms.native.threads import set_compute_threads
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.states import PairGate
 from services.algorithms.tensor_file import changed_in_place
-from services.common.catalogue_changes import CatalogueChanges
-from services.common.catalogue_follower import CatalogueFollower, catalogue_reader
-from services.common.catalogue_gate import CatalogueGate
-from services.common.catalogue_snapshots import CatalogueSnapshots
-from services.common.memory import available_bytes, require_memory
-from services.common.process import configure_tracing
-from services.common.processes import PROCESSES
-from services.common.rpc_server import HealthState, serve
+from services.catalogue.changes import CatalogueChanges
+from services.catalogue.follower import CatalogueFollower, catalogue_reader
+from services.catalogue.gate import CatalogueGate
+from services.catalogue.snapshots import CatalogueSnapshots
+from services.contracts.processes import PROCESSES
+from services.platform.memory import available_bytes, require_memory
+from services.platform.process import configure_tracing
+from services.platform.rpc.server import HealthState, serve
 from services.reranker.config import MEMORY_VARIABLE, RerankerSettings
 from services.reranker.handlers import Rerank
 from services.reranker.metrics import RerankerMetrics

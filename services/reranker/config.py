@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from services.common.config import ProcessSettings
+from services.platform.config import ProcessSettings
 
 MEMORY_VARIABLE = "FRESHET_RERANKER_MAX_MEMORY_MB"
 

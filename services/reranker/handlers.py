@@ -20,10 +20,10 @@ from services.algorithms.indexes.ranking import order_by_score_then_id
 from services.algorithms.live_catalogue import NO_CHANGE, LiveCatalogue, Served
 from services.algorithms.rules import MAX_RULES, Mask, Rule, added
 from services.algorithms.states import QueryStates
-from services.common.batching import Batcher
-from services.common.errors import InvalidRequest, NotFound, PreconditionFailed
-from services.common.validation import validate_id
 from services.contracts.explanations import ExplainedPair, ExplainedScore
+from services.platform.batching import Batcher
+from services.platform.errors import InvalidRequest, NotFound, PreconditionFailed
+from services.platform.validation import validate_id
 from services.reranker.domain import ExplainQuery, Ranked, RerankerInfo, RerankQuery
 from services.reranker.metrics import RerankerMetrics
 

@@ -3,8 +3,8 @@
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
 
 from services.algorithms.indexes.protocol import Certificate
-from services.common.catalogue_metrics import CatalogueMetrics
-from services.common.metrics import BATCH_BUCKETS, LATENCY_BUCKETS_S
+from services.catalogue.metrics import CatalogueMetrics
+from services.platform.metrics import BATCH_BUCKETS, LATENCY_BUCKETS_S
 
 
 class RerankerMetrics:

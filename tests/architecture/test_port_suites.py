@@ -19,9 +19,9 @@ WITHOUT_SUITE = {
     "services.gateway.ports.TextSources": "a question to another process",
     "services.gateway.ports.Refreshers": "a question to another process",
     "services.gateway.adapters.peer.Peer": "both ways of asking are compared in tests/unit/compact",
-    "services.common.rpc_server.Beside": "one implementation: by HTTP, compared with gRPC in tests/unit/gateway",
-    "services.common.rpc_guard.Door": "one implementation: tests/unit/gateway/test_door.py",
-    "services.common.http_connections.LimitedConnection": "asyncio's word for a connection; no port",
+    "services.platform.rpc.server.Beside": "one implementation: by HTTP, compared with gRPC in tests/unit/gateway",
+    "services.platform.rpc.guard.Door": "one implementation: tests/unit/gateway/test_door.py",
+    "services.platform.http.connections.LimitedConnection": "asyncio's word for a connection; no port",
     "services.gateway.ports.StreamStatus": "two flags, set by hand in the fake",
     "services.gateway.ports.StreamEnds": "a question; the real one is asked in tests/contract/test_gateway_topics.py",
     # Models: functions of their input.
@@ -31,11 +31,11 @@ WITHOUT_SUITE = {
     "services.generator.domain.requests.TextSource": "a function of its query; the sources have no fake",
     "services.refresher.handlers.content.Texts": "a function of its texts",
     # What a follower of topics calls: they are told, and nobody asks them through the port. The fakes record calls.
-    "services.common.catalogue_follower.Listener": "told only",
-    "services.common.catalogue_changes.ServedItems": "told only",
-    "services.common.catalogue_changes.Remembered": "told only",
-    "services.common.catalogue_snapshots.Snapshotted": "told only; tests use the real one",
-    "services.common.merge_reports.Merging": "one attribute",
+    "services.catalogue.follower.Listener": "told only",
+    "services.catalogue.changes.ServedItems": "told only",
+    "services.catalogue.changes.Remembered": "told only",
+    "services.catalogue.snapshots.Snapshotted": "told only; tests use the real one",
+    "services.catalogue.merge_reports.Merging": "one attribute",
     "services.generator.clicks.Taught": "told only; tests use the real one",
 }
 

@@ -28,9 +28,9 @@ from services.cli.stack.components.kafka import Kafka
 from services.cli.stack.errors import StackError
 from services.cli.stack.folders import StateFolder
 from services.cli.stack.ports import LOOPBACK
-from services.common.processes import PROCESSES
-from services.common.state_layout import EPOCH_KEY
-from services.common.stream.topics.interactions import INTERACTIONS
+from services.contracts.processes import PROCESSES
+from services.contracts.topics.interactions import INTERACTIONS
+from services.user_state.layout import EPOCH_KEY
 
 sys.path.append(str(paths.TESTS))
 from fakes.redis_cluster import RedisCluster

@@ -21,7 +21,7 @@ from real import RealTrial
 from services.cli.model_control import Control
 from services.cli.stack import Stack, StackError
 from services.cli.stack.version_sets import find_set, remove_set, set_names
-from services.common.version_sets import VersionSets
+from services.contracts.version_sets import VersionSets
 
 
 class ModelTrial(RealTrial):

@@ -17,12 +17,12 @@ from google.protobuf.message import DecodeError
 from world import BUNDLE, KEY, MODELS, RULES, SETTLERS, USERS, World, components_of
 
 from services.algorithms.states import QueryStates
-from services.common.pseudonyms import pseudonym_of
-from services.common.stored_history import hash_event_id
-from services.common.stream.topics.attributions import ATTRIBUTIONS
-from services.common.stream.topics.forgets import FORGETS
-from services.common.stream.topics.interactions import INTERACTIONS
-from services.common.stream.topics.items import ITEMS
+from services.contracts.pseudonyms import pseudonym_of
+from services.contracts.stored_history import hash_event_id
+from services.contracts.topics.attributions import ATTRIBUTIONS
+from services.contracts.topics.forgets import FORGETS
+from services.contracts.topics.interactions import INTERACTIONS
+from services.contracts.topics.items import ITEMS
 
 Place = tuple[int, int]
 

@@ -11,15 +11,17 @@ from unittest import mock
 
 from fakes.refresher import MemoryCheckpoints
 
-from services.common import catalogue_gate, state_layout, state_store
-from services.common.errors import DependencyUnavailable, PreconditionFailed
-from services.common.state_store import StateWriter
-from services.common.stream.poison import PoisonPolicy
+from services.catalogue import gate as catalogue_gate
 from services.encoder.handlers.apply_records import ApplyRecords
 from services.encoder.log_identity import LogIdentity
 from services.gateway.breaker import Breaker
 from services.gateway.catalogue import DescribedItems
 from services.gateway.handlers import forget
+from services.platform.errors import DependencyUnavailable, PreconditionFailed
+from services.platform.stream.poison import PoisonPolicy
+from services.user_state import layout as state_layout
+from services.user_state import store as state_store
+from services.user_state.store import StateWriter
 
 
 def _patches(*patches: Any) -> Callable[[], AbstractContextManager[Any]]:

@@ -33,17 +33,17 @@ from world import (
 )
 
 from services.algorithms.filters import ItemFilter
-from services.common.errors import FreshetError
-from services.common.pseudonyms import pseudonym_of
-from services.common.state_layout import unpack_forgets
-from services.common.stream.topics.attributions import ATTRIBUTIONS
-from services.common.stream.topics.forgets import FORGETS
-from services.common.stream.topics.interactions import INTERACTIONS, Interaction
-from services.common.stream.topics.items import CatalogueItem
-from services.common.stream.topics.search_clicks import SEARCH_CLICKS
+from services.contracts.pseudonyms import pseudonym_of
+from services.contracts.topics.attributions import ATTRIBUTIONS
+from services.contracts.topics.forgets import FORGETS
+from services.contracts.topics.interactions import INTERACTIONS, Interaction
+from services.contracts.topics.items import CatalogueItem
+from services.contracts.topics.search_clicks import SEARCH_CLICKS
 from services.gateway.domain import Degradation, FreshnessToken, Recommendation, RecommendQuery
 from services.gateway.searching import SearchAnswer, SearchQuery
+from services.platform.errors import FreshetError
 from services.refresher.checkpoint import CheckpointError, unpack
+from services.user_state.layout import unpack_forgets
 
 Step = list[Any]
 KEPT = Path(__file__).parent / "kept"

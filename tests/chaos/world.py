@@ -31,24 +31,18 @@ from state_scene import EncoderProcess
 from services.algorithms.event_schema import default_schema
 from services.algorithms.filters import ItemFilter
 from services.algorithms.indexes.protocol import EXACT
-from services.common import request_context
-from services.common.catalogue_changes import CatalogueChanges
-from services.common.catalogue_follower import CatalogueFollower
-from services.common.catalogue_gate import CatalogueGate
-from services.common.catalogue_metrics import CatalogueMetrics
-from services.common.errors import DependencyUnavailable, FreshetError, PreconditionFailed
-from services.common.kafka import Record, partition_for
-from services.common.rpc_server import HealthState
-from services.common.state_store import StateReader, StateWriter
-from services.common.stream.position import Position
-from services.common.stream.topics.attributions import ATTRIBUTIONS
-from services.common.stream.topics.dead_letters import SUFFIX
-from services.common.stream.topics.forgets import FORGETS, encode_forget
-from services.common.stream.topics.histories import HISTORIES
-from services.common.stream.topics.index_deltas import INDEX_DELTAS, ItemDelta, MemoryDelta
-from services.common.stream.topics.interactions import INTERACTIONS, Interaction, encode_interaction
-from services.common.stream.topics.items import ITEMS, CatalogueItem, encode_item
-from services.common.stream.topics.search_clicks import SEARCH_CLICKS
+from services.catalogue.changes import CatalogueChanges
+from services.catalogue.follower import CatalogueFollower
+from services.catalogue.gate import CatalogueGate
+from services.catalogue.metrics import CatalogueMetrics
+from services.contracts.topics.attributions import ATTRIBUTIONS
+from services.contracts.topics.dead_letters import SUFFIX
+from services.contracts.topics.forgets import FORGETS, encode_forget
+from services.contracts.topics.histories import HISTORIES
+from services.contracts.topics.index_deltas import INDEX_DELTAS, ItemDelta, MemoryDelta
+from services.contracts.topics.interactions import INTERACTIONS, Interaction, encode_interaction
+from services.contracts.topics.items import ITEMS, CatalogueItem, encode_item
+from services.contracts.topics.search_clicks import SEARCH_CLICKS
 from services.encoder.adapters.kafka_outbox import KafkaOutbox as EncoderOutbox
 from services.encoder.consumer import ConsumerLimits
 from services.encoder.domain import EncodedStates, EncodeJob
@@ -70,9 +64,15 @@ from services.gateway.popular import PopularItems
 from services.gateway.ports import Ports
 from services.gateway.searching import Hit
 from services.gateway.stages import Limits
+from services.platform.errors import DependencyUnavailable, FreshetError, PreconditionFailed
+from services.platform.rpc import request_context
+from services.platform.rpc.server import HealthState
+from services.platform.stream.kafka import Record, partition_for
+from services.platform.stream.position import Position
 from services.refresher.adapters.decoding import QueryShape
 from services.refresher.adapters.kafka_log import KafkaLog
 from services.refresher.adapters.kafka_outbox import KafkaOutbox as RefresherOutbox
+from services.user_state.store import StateReader, StateWriter
 
 LETTERS = INTERACTIONS + SUFFIX
 MODELS = (refresher_scene.MODEL, "model-b")

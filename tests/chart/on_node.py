@@ -20,7 +20,7 @@ from typing import Any
 import yaml
 
 from services.cli.stack.folders import REPOSITORY
-from services.common.processes import PROCESSES
+from services.contracts.processes import PROCESSES
 from services.gateway.first_keys import make_first_keys
 
 CHART = REPOSITORY / "deploy" / "chart"

@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 
 from services.cli.stack.compose import read_compose
-from services.common.processes import CHECKPOINTS, KEYS, PROCESSES, SECRETS, TEXT, Process
+from services.contracts.processes import CHECKPOINTS, KEYS, PROCESSES, SECRETS, TEXT, Process
 
 COMPOSE = read_compose(environ={})
 WORKLOADS = ("Deployment", "StatefulSet")

@@ -9,7 +9,7 @@ import pytest
 from fakes.redis_cluster import RedisCluster, running_cluster
 
 from services.cli.stack import Ports, Stack
-from services.common.stream.topics import ensure_topics
+from services.contracts.topics import ensure_topics
 
 
 @pytest.fixture(scope="session")

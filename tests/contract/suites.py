@@ -11,14 +11,14 @@ from typing import Any, TypeVar
 
 import pytest
 
-from services.common.errors import DependencyUnavailable
-from services.common.kafka import BulkProducer, Record
-from services.common.stream.ports import Reader
-from services.common.stream.reader import TopicReader
-from services.common.stream.record import SourceRecord
-from services.common.stream.topic import Topic
-from services.common.stream.topics import ensure_topics
-from services.common.stream.topics.dead_letters import dead_letter_topic
+from services.contracts.topic_reader import TopicReader
+from services.contracts.topics import ensure_topics
+from services.contracts.topics.dead_letters import dead_letter_topic
+from services.platform.errors import DependencyUnavailable
+from services.platform.stream.kafka import BulkProducer, Record
+from services.platform.stream.ports import Reader
+from services.platform.stream.record import SourceRecord
+from services.platform.stream.topic import Topic
 
 DEADLINE_S = 20.0
 

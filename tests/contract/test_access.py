@@ -22,14 +22,14 @@ from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
 from services.cli.stack.folders import REPOSITORY
-from services.common import rpc_client
-from services.common.rpc_server import RpcServer
 from services.gateway import door as door_module
 from services.gateway.api_keys import create_key, remove_key
 from services.gateway.bootstrap import opened_door
 from services.gateway.config import GatewaySettings
 from services.gateway.roles import AUDITED, ROLES_OF, Role
 from services.gateway.server import SERVICE
+from services.platform.rpc import client as rpc_client
+from services.platform.rpc.server import RpcServer
 
 METHODS = gateway_pb2.DESCRIPTOR.services_by_name["GatewayService"].methods_by_name
 WAIT_S = 10.0

@@ -15,14 +15,14 @@ from prometheus_client import CollectorRegistry
 
 from services.algorithms.incremental_encoding import CacheCounts
 from services.candidates.metrics import CandidatesMetrics
+from services.catalogue.merge_reports import MergeReports
 from services.cli.stack.folders import REPOSITORY
-from services.common.merge_reports import MergeReports
-from services.common.metrics import RpcMetrics
-from services.common.processes import PROCESSES
-from services.common.turn_clock import TurnClock
+from services.contracts.processes import PROCESSES
 from services.encoder.metrics import EncoderMetrics
 from services.gateway.metrics import GatewayMetrics
 from services.generator.metrics import GeneratorMetrics
+from services.platform.metrics import RpcMetrics
+from services.platform.turn_clock import TurnClock
 from services.refresher.metrics import RefresherMetrics
 from services.reranker.metrics import RerankerMetrics
 

@@ -15,7 +15,7 @@ import yaml
 
 from services.cli.stack.compose import COMPOSE_FILE, read_compose
 from services.cli.stack.folders import REPOSITORY
-from services.common.processes import FULL_CPU_SHARES, HTTP_STEP, PROCESSES, Process
+from services.contracts.processes import FULL_CPU_SHARES, HTTP_STEP, PROCESSES, Process
 
 CHART = REPOSITORY / "deploy" / "chart"
 VALUES = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))

@@ -15,13 +15,13 @@ from test_state_store import NUM_PARTITIONS, update
 from test_user_states import *  # noqa: F403 - the suite
 
 from services.cli.stack.folders import REPOSITORY
-from services.common.errors import Conflict, DependencyUnavailable
-from services.common.redis_clients import open_client
-from services.common.redis_leases import RedisLeases
-from services.common.session_store import SessionStore
-from services.common.state_layout import EPOCH_KEY, PAGES, home_of, progress_key
-from services.common.state_store import AdvanceStep, StateReader, StateWriter
 from services.encoder.ports import Store
+from services.platform.errors import Conflict, DependencyUnavailable
+from services.platform.redis_clients import open_client
+from services.user_state.layout import EPOCH_KEY, PAGES, home_of, progress_key
+from services.user_state.leases import RedisLeases
+from services.user_state.sessions import SessionStore
+from services.user_state.store import AdvanceStep, StateReader, StateWriter
 
 pytestmark = pytest.mark.integration
 

@@ -17,14 +17,14 @@ from services.cli.stack.compose import COMPOSE_FILE, local_environment, localize
 from services.cli.stack.folders import REPOSITORY
 from services.cli.stack.ports import DEFAULTS, PARTS, Ports, owner
 from services.cli.stack.settings_check import settings_of, variables_of
-from services.common.config import load_settings
-from services.common.processes import BUNDLE, CHECKPOINTS, KEYS, PROCESSES, SECRETS, TEXT, Process
-from services.common.pseudonyms import pseudonym_key
+from services.contracts.processes import BUNDLE, CHECKPOINTS, KEYS, PROCESSES, SECRETS, TEXT, Process
+from services.contracts.pseudonyms import pseudonym_key
 from services.encoder.config import EncoderSettings
 from services.gateway import first_keys
 from services.gateway.api_keys import read_keys
 from services.gateway.config import GatewaySettings
 from services.generator.config import GeneratorSettings
+from services.platform.config import load_settings
 
 DEPLOY = REPOSITORY / "deploy"
 OVERLAYS = (DEPLOY / "compose.gpu.yml", DEPLOY / "compose.text.yml", DEPLOY / "compose.observability.yml")
@@ -383,13 +383,13 @@ def test_weight_order_and_mounts_are_those_of_the_processs_row(row: Process) -> 
 
 @pytest.mark.parametrize("row", PROCESSES.values(), ids=lambda row: row.name)
 def test_a_process_serves_the_service_and_the_lag_of_its_row(row: Process) -> None:
-    folders = (REPOSITORY / "services" / row.name, REPOSITORY / "services" / "common")
+    folders = (REPOSITORY / "services" / row.name, REPOSITORY / "services" / "catalogue")
     sources = "".join(path.read_text(encoding="utf-8") for folder in folders for path in folder.rglob("*.py"))
     package, _, service = row.health_service.rpartition(".")
     assert package == "freshet.v1"
     assert f'"{service}"' in sources or f"{service}Servicer" in sources
     for histogram in row.lag.values():
-        assert histogram in sources or histogram.replace(row.name, "{process}") in sources
+        assert histogram in sources or f'"{histogram.removeprefix(f"freshet_{row.name}_")}"' in sources
 
 
 def test_nothing_runs_as_root_or_may_become_it() -> None:

@@ -7,7 +7,7 @@ import pytest
 from fakes.encoder import MemoryForgetLog
 from suites import OwnTopics, either, eventually
 
-from services.common.stream.topics.forgets import FORGETS, Forget, encode_forget
+from services.contracts.topics.forgets import FORGETS, Forget, encode_forget
 from services.encoder.adapters.forget_log import ForgetTopic
 from services.encoder.forgetting import ForgetRecord
 from services.encoder.ports import ForgetLog

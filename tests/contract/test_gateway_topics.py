@@ -13,17 +13,17 @@ import pytest
 from fakes.gateway import MemoryExposureLog, MemoryForgetLog, MemoryInteractionLog, MemoryItemLog
 from suites import Since, either
 
-from services.common.kafka import EventProducer
-from services.common.pseudonyms import pseudonym_of
-from services.common.stream.topic import NUM_PARTITIONS
-from services.common.stream.topics.exposures import EXPOSURES, Exposure, encode_exposure
-from services.common.stream.topics.forgets import FORGETS, Forget, encode_forget
-from services.common.stream.topics.interactions import INTERACTIONS, Interaction, encode_interaction
-from services.common.stream.topics.items import ITEMS, CatalogueItem, encode_item
+from services.contracts.pseudonyms import pseudonym_of
+from services.contracts.topics.exposures import EXPOSURES, Exposure, encode_exposure
+from services.contracts.topics.forgets import FORGETS, Forget, encode_forget
+from services.contracts.topics.interactions import INTERACTIONS, Interaction, encode_interaction
+from services.contracts.topics.items import ITEMS, CatalogueItem, encode_item
 from services.gateway.adapters.exposure_log import KafkaExposureLog
 from services.gateway.adapters.stream_ends import KafkaStreamEnds
 from services.gateway.adapters.topics import KafkaForgetLog, KafkaInteractionLog, KafkaItemLog
 from services.gateway.ports import ExposureLog, ForgetLog, InteractionLog, ItemLog
+from services.platform.stream.kafka import EventProducer
+from services.platform.stream.topic import NUM_PARTITIONS
 
 WAIT_S = 10.0
 KEY = b"key"

@@ -14,9 +14,9 @@ import redis
 from fakes.leases import LeaseTable, MemoryLeases
 from suites import either, eventually
 
-from services.common.leases import Holding, Leases
-from services.common.redis_clients import open_client
-from services.common.redis_leases import RedisLeases
+from services.platform.leases import Holding, Leases
+from services.platform.redis_clients import open_client
+from services.user_state.leases import RedisLeases
 
 PARTITIONS = (0, 1, 2)
 

@@ -14,20 +14,20 @@ from fakes import encoder as encoder_fakes
 from fakes import refresher as refresher_fakes
 from suites import Since, either
 
-from services.common.kafka import BulkProducer, partition_for
-from services.common.query_state import PackedQueryState
-from services.common.stream.record import DeadLetter, SourceRecord
-from services.common.stream.retraction import ForgetUpTo, Undo
-from services.common.stream.topic import NUM_PARTITIONS
-from services.common.stream.topics.attributions import ATTRIBUTIONS, Attribution, encode_attribution
-from services.common.stream.topics.dead_letters import SUFFIX
-from services.common.stream.topics.histories import HISTORIES, MARK_KEY, KeptRecord
-from services.common.stream.topics.index_deltas import INDEX_DELTAS, IndexDelta, ItemDelta, MemoryDelta, encode
-from services.common.stream.topics.interactions import INTERACTIONS
-from services.common.stream.topics.search_clicks import SEARCH_CLICKS, SearchClick, encode_click
+from services.contracts.query_state import PackedQueryState
+from services.contracts.retraction import ForgetUpTo, Undo
+from services.contracts.topics.attributions import ATTRIBUTIONS, Attribution, encode_attribution
+from services.contracts.topics.dead_letters import SUFFIX
+from services.contracts.topics.histories import HISTORIES, MARK_KEY, KeptRecord
+from services.contracts.topics.index_deltas import INDEX_DELTAS, IndexDelta, ItemDelta, MemoryDelta, encode
+from services.contracts.topics.interactions import INTERACTIONS
+from services.contracts.topics.search_clicks import SEARCH_CLICKS, SearchClick, encode_click
 from services.encoder.adapters import kafka_outbox as encoder_kafka
 from services.encoder.ports import HistoryOutbox
 from services.encoder.ports import Outbox as EncoderOutbox
+from services.platform.stream.kafka import BulkProducer, partition_for
+from services.platform.stream.record import DeadLetter, SourceRecord
+from services.platform.stream.topic import NUM_PARTITIONS
 from services.refresher.adapters import kafka_outbox as refresher_kafka
 from services.refresher.ports import Outbox as RefresherOutbox
 

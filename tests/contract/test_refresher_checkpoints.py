@@ -7,16 +7,16 @@ import pytest
 from fakes.refresher import MemoryCheckpoints
 from suites import either
 
-from services.common.errors import Conflict
-from services.common.kafka import BulkProducer, Record
-from services.common.stream.reader import TopicReader
-from services.common.stream.topics.refresher_checkpoints import (
+from services.contracts.topic_reader import TopicReader
+from services.contracts.topics.refresher_checkpoints import (
     HEADS,
     PART_BYTES,
     REFRESHER_CHECKPOINTS,
     decode_head,
     encode_head,
 )
+from services.platform.errors import Conflict
+from services.platform.stream.kafka import BulkProducer, Record
 from services.refresher.adapters.checkpoint_topic import CheckpointTopic
 from services.refresher.checkpoint import CheckpointError
 from services.refresher.ports import Checkpoints

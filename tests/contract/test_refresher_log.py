@@ -14,15 +14,15 @@ from kafka import TopicPartition
 from kafka.admin import KafkaAdminClient
 from suites import either, eventually
 
-from services.common.errors import PreconditionFailed
-from services.common.kafka import BulkProducer, Record
-from services.common.query_state import PackedQueryState
-from services.common.stream.reader import TopicReader
-from services.common.stream.record import DeadLetter, SourceRecord
-from services.common.stream.retraction import ForgetUpTo
-from services.common.stream.topic import NUM_PARTITIONS
-from services.common.stream.topics.attributions import ATTRIBUTIONS, Attributed, Attribution, encode_attribution
-from services.common.stream.topics.items import ITEMS, CatalogueItem, encode_item
+from services.contracts.query_state import PackedQueryState
+from services.contracts.retraction import ForgetUpTo
+from services.contracts.topic_reader import TopicReader
+from services.contracts.topics.attributions import ATTRIBUTIONS, Attributed, Attribution, encode_attribution
+from services.contracts.topics.items import ITEMS, CatalogueItem, encode_item
+from services.platform.errors import PreconditionFailed
+from services.platform.stream.kafka import BulkProducer, Record
+from services.platform.stream.record import DeadLetter, SourceRecord
+from services.platform.stream.topic import NUM_PARTITIONS
 from services.refresher.adapters.decoding import QueryShape, decode_attribution
 from services.refresher.adapters.kafka_log import KafkaLog
 from services.refresher.domain.records import Forgetting, Interaction

@@ -19,12 +19,12 @@ from test_state_store import *  # noqa: F403 - the suite
 from services.cli.stack import Stack
 from services.cli.stack.components.redis import Redis
 from services.cli.stack.folders import REPOSITORY
-from services.common import state_store
-from services.common.errors import DependencyUnavailable
-from services.common.redis_leases import RedisLeases
-from services.common.session_store import SessionStore
-from services.common.state_layout import SESSION_KINDS
 from services.encoder.ports import Store
+from services.platform.errors import DependencyUnavailable
+from services.user_state import store as state_store
+from services.user_state.layout import SESSION_KINDS
+from services.user_state.leases import RedisLeases
+from services.user_state.sessions import SessionStore
 
 pytestmark = pytest.mark.integration
 

@@ -9,13 +9,13 @@ from fakes.gateway import MemorySessions
 from suites import either
 from test_state_store import forgotten, update
 
-from services.common.errors import DependencyUnavailable, PreconditionFailed
-from services.common.redis_clients import open_client
-from services.common.session_store import SessionStore
-from services.common.state_layout import ANSWERS, PAGES, SESSION_KINDS, home_of, session_key, session_sizes_key
-from services.common.state_store import StateReader, StateWriter
-from services.common.stream.topic import NUM_PARTITIONS
 from services.gateway.ports import Sessions
+from services.platform.errors import DependencyUnavailable, PreconditionFailed
+from services.platform.redis_clients import open_client
+from services.platform.stream.topic import NUM_PARTITIONS
+from services.user_state.layout import ANSWERS, PAGES, SESSION_KINDS, home_of, session_key, session_sizes_key
+from services.user_state.sessions import SessionStore
+from services.user_state.store import StateReader, StateWriter
 
 
 @dataclass

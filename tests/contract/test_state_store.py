@@ -15,12 +15,16 @@ from suites import either, eventually
 
 from services.algorithms import popularity
 from services.cli.stack import Ports
-from services.common import state_layout, stored_history
-from services.common.errors import Conflict, DependencyUnavailable, PreconditionFailed
-from services.common.query_state import PackedQueryState
-from services.common.redis_clients import open_client
-from services.common.state_layout import forgets_key, home_of
-from services.common.state_store import (
+from services.contracts import stored_history
+from services.contracts.query_state import PackedQueryState
+from services.contracts.stored_history import RecentId, StoredEvent
+from services.encoder.ports import Store, UserReader
+from services.offline.backfill.memory_store import MemoryStore
+from services.platform.errors import Conflict, DependencyUnavailable, PreconditionFailed
+from services.platform.redis_clients import open_client
+from services.user_state import layout as state_layout
+from services.user_state.layout import forgets_key, home_of
+from services.user_state.store import (
     AdvanceStep,
     ModelState,
     Popularity,
@@ -31,9 +35,6 @@ from services.common.state_store import (
     UserKeys,
     UserUpdate,
 )
-from services.common.stored_history import RecentId, StoredEvent
-from services.encoder.ports import Store, UserReader
-from services.offline.backfill.memory_store import MemoryStore
 
 MODEL = "model-1"
 NUM_PARTITIONS = 8

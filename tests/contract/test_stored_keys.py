@@ -5,7 +5,7 @@ import json
 import pytest
 from golden import formats
 
-from services.common.state_store import Progress, StateReader, StateWriter, UserHistory
+from services.user_state.store import Progress, StateReader, StateWriter, UserHistory
 
 KEYS = json.loads((formats.HERE / "store.json").read_text())
 HOME = formats.HOME.partition

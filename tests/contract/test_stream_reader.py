@@ -13,12 +13,12 @@ from kafka.admin import KafkaAdminClient
 from suites import OwnTopics, either, eventually, polled
 
 from services.cli.stack import Ports
-from services.common.errors import DependencyUnavailable
-from services.common.kafka import BulkProducer
-from services.common.stream.ports import Reader
-from services.common.stream.reader import TopicReader
-from services.common.stream.record import SourceRecord
-from services.common.stream.topics.dead_letters import SUFFIX
+from services.contracts.topic_reader import TopicReader
+from services.contracts.topics.dead_letters import SUFFIX
+from services.platform.errors import DependencyUnavailable
+from services.platform.stream.kafka import BulkProducer
+from services.platform.stream.ports import Reader
+from services.platform.stream.record import SourceRecord
 
 TOPICS = {"a": 3, "b": 1}
 

@@ -10,11 +10,18 @@ import pytest
 from fakes.gateway import StoredUserStates
 from suites import either
 
-from services.common.kafka import partition_for
-from services.common.query_state import PackedQueryState
-from services.common.redis_clients import open_client
-from services.common.state_layout import EPOCH_KEY
-from services.common.state_store import (
+from services.contracts.query_state import PackedQueryState
+from services.contracts.stored_history import RecentId, StoredEvent
+from services.encoder.ports import Store
+from services.gateway.adapters.state_store import RedisUserStates
+from services.gateway.domain import HistoryEvent
+from services.gateway.ports import UserStates
+from services.offline.backfill.memory_store import MemoryStore
+from services.platform.redis_clients import open_client
+from services.platform.stream.kafka import partition_for
+from services.platform.stream.topic import NUM_PARTITIONS
+from services.user_state.layout import EPOCH_KEY
+from services.user_state.store import (
     AdvanceStep,
     ModelState,
     StateReader,
@@ -23,13 +30,6 @@ from services.common.state_store import (
     UserUpdate,
     UserView,
 )
-from services.common.stored_history import RecentId, StoredEvent
-from services.common.stream.topic import NUM_PARTITIONS
-from services.encoder.ports import Store
-from services.gateway.adapters.state_store import RedisUserStates
-from services.gateway.domain import HistoryEvent
-from services.gateway.ports import UserStates
-from services.offline.backfill.memory_store import MemoryStore
 
 MODEL = "model-1"
 NOTHING_APPLIED = dict.fromkeys(range(NUM_PARTITIONS), -1)

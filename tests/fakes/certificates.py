@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from services.cli.certificates import Authority, make_certificates
-from services.common.transport import Tls
+from services.platform.transport import Tls
 
 
 def made(folder: Path, hosts: Sequence[str] = ()) -> Path:

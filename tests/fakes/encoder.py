@@ -9,15 +9,15 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from fakes.stream import MemoryTopics
 
-from services.common.state_store import now_ms
-from services.common.stream.record import DeadLetter, SourceRecord
-from services.common.stream.topics.attributions import Attributed
-from services.common.stream.topics.forgets import FORGETS, Forget, encode_forget
-from services.common.stream.topics.histories import HISTORIES, KeptRecord
-from services.common.stream.topics.interactions import INTERACTIONS
-from services.common.stream.topics.search_clicks import ClickRecord
+from services.contracts.topics.attributions import Attributed
+from services.contracts.topics.forgets import FORGETS, Forget, encode_forget
+from services.contracts.topics.histories import HISTORIES, KeptRecord
+from services.contracts.topics.interactions import INTERACTIONS
+from services.contracts.topics.search_clicks import ClickRecord
 from services.encoder.adapters.forget_log import ForgetTopic
 from services.encoder.domain import EncodedStates, EncodeJob
+from services.platform.stream.record import DeadLetter, SourceRecord
+from services.user_state.store import now_ms
 
 
 class MemoryStream(MemoryTopics):

@@ -7,23 +7,23 @@ from dataclasses import dataclass, field
 from services.algorithms.filters import ItemFilter
 from services.algorithms.indexes.protocol import EXACT
 from services.algorithms.rules import Rule
-from services.common.errors import DeadlineExceeded, DependencyUnavailable, FreshetError, NotFound, PreconditionFailed
-from services.common.kafka import partition_for
-from services.common.query_state import PackedQueryState
-from services.common.state_layout import num_partitions_of, pack_positions, reaches
-from services.common.state_store import StoredState, UserView
-from services.common.stream.position import Position
-from services.common.stream.topic import NUM_PARTITIONS
-from services.common.stream.topics.exposures import Exposure
-from services.common.stream.topics.forgets import Forget
-from services.common.stream.topics.interactions import Interaction
-from services.common.stream.topics.items import CatalogueItem
 from services.contracts.explanations import ExplainedPair, ExplainedScore, ItemVotes, VotingInteractions
+from services.contracts.query_state import PackedQueryState
+from services.contracts.topics.exposures import Exposure
+from services.contracts.topics.forgets import Forget
+from services.contracts.topics.interactions import Interaction
+from services.contracts.topics.items import CatalogueItem
 from services.gateway.domain import Encoded, HistoryEvent, IndexFreshness, Pool, Ranking, ScoredItem, Seen
 from services.gateway.forgetting import Contributions, StoredUser
 from services.gateway.freshness import PartitionProgress, ServedIndex
 from services.gateway.searching import Hit, SourceHits
 from services.offline.backfill.memory_store import MemoryStore
+from services.platform.errors import DeadlineExceeded, DependencyUnavailable, FreshetError, NotFound, PreconditionFailed
+from services.platform.stream.kafka import partition_for
+from services.platform.stream.position import Position
+from services.platform.stream.topic import NUM_PARTITIONS
+from services.user_state.layout import num_partitions_of, pack_positions, reaches
+from services.user_state.store import StoredState, UserView
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 from fakes.stream import MemoryTopics
 
-from services.common.stream.topics.search_clicks import SEARCH_CLICKS
+from services.contracts.topics.search_clicks import SEARCH_CLICKS
 
 
 class MemoryClicks(MemoryTopics):

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Sequence
 
-from services.common.leases import Holding
+from services.platform.leases import Holding
 
 
 class LeaseTable:

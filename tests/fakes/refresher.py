@@ -5,9 +5,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from services.common.errors import Conflict, PreconditionFailed
-from services.common.stream.record import DeadLetter
-from services.common.stream.topics.index_deltas import IndexDelta
+from services.contracts.topics.index_deltas import IndexDelta
+from services.platform.errors import Conflict, PreconditionFailed
+from services.platform.stream.record import DeadLetter
 from services.refresher.checkpoint import from_file, to_file
 from services.refresher.domain.records import Entry, Interaction, Listing
 from services.refresher.ports import Kept, Polled

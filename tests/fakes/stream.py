@@ -5,9 +5,9 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Self
 
-from services.common.errors import DependencyUnavailable
-from services.common.stream.ports import Offsets
-from services.common.stream.record import DeadLetter, SourceRecord
+from services.platform.errors import DependencyUnavailable
+from services.platform.stream.ports import Offsets
+from services.platform.stream.record import DeadLetter, SourceRecord
 
 
 class MemoryTopics:

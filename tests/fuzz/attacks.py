@@ -36,14 +36,14 @@ from kafka.admin import KafkaAdminClient
 
 from services.algorithms.bundle import load_bundle
 from services.cli.stack import Ports, Stack
-from services.common.kafka import BulkProducer, Record, partition_for
-from services.common.stream.topic import NUM_PARTITIONS
-from services.common.stream.topics import ensure_topics
-from services.common.stream.topics.index_deltas import INDEX_DELTAS, item_key
-from services.common.stream.topics.interactions import INTERACTIONS
-from services.common.stream.topics.items import ITEMS
+from services.contracts.topics import ensure_topics
+from services.contracts.topics.index_deltas import INDEX_DELTAS, item_key
+from services.contracts.topics.interactions import INTERACTIONS
+from services.contracts.topics.items import ITEMS
 from services.gateway.api_keys import create_key
 from services.gateway.roles import Role
+from services.platform.stream.kafka import BulkProducer, Record, partition_for
+from services.platform.stream.topic import NUM_PARTITIONS
 
 GATEWAY = "/freshet.v1.GatewayService/"
 # What another caller's answers may wait beyond the slowest one before the attack, and what memory may stay.

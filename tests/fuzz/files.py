@@ -40,18 +40,18 @@ from services.algorithms.text_bundle import _text_version, load_text_bundle
 from services.algorithms.text_manifest import TextManifest
 from services.candidates.bootstrap import host_build
 from services.candidates.config import CandidatesSettings
+from services.catalogue.snapshots import CatalogueSnapshots
 from services.cli.backup import BackupError, _own_checksum, make_backup, read_backup
-from services.common.catalogue_snapshots import CatalogueSnapshots
-from services.common.config import ConfigError, load_settings
-from services.common.errors import PreconditionFailed
-from services.common.stream.topics.index_deltas import ItemDelta
-from services.common.stream.topics.items import CatalogueItem
+from services.contracts.topics.index_deltas import ItemDelta
+from services.contracts.topics.items import CatalogueItem
 from services.encoder.config import EncoderSettings
 from services.gateway.api_keys import create_key, read_keys
 from services.gateway.config import GatewaySettings
 from services.gateway.roles import Role
 from services.generator.config import GeneratorSettings
 from services.offline.archive.files import open_whole
+from services.platform.config import ConfigError, load_settings
+from services.platform.errors import PreconditionFailed
 from services.refresher.adapters.checkpoint_files import CheckpointFiles
 from services.refresher.checkpoint import MAGIC, CheckpointError
 from services.refresher.config import RefresherSettings

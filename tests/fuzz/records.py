@@ -30,27 +30,27 @@ from scene import ITEM_IDS, Served, query_state, write_small_bundle
 from state_scene import NOW_MS, EncoderProcess, FragileStore
 
 from services.algorithms.indexes.mutable.index import IndexFullError
-from services.common.catalogue_changes import CatalogueChanges
-from services.common.catalogue_follower import CatalogueFollower
-from services.common.errors import FreshetError, InvalidRequest
-from services.common.kafka import Record
-from services.common.query_state import to_message
-from services.common.stream.position import Position
-from services.common.stream.record import DeadLetter, SourceRecord
-from services.common.stream.topics import histories, index_deltas
-from services.common.stream.topics.attributions import ATTRIBUTIONS, encode_attribution
-from services.common.stream.topics.dead_letters import dead_letter, replay_notes, stored_letters
-from services.common.stream.topics.forgets import FORGETS
-from services.common.stream.topics.histories import HISTORIES
-from services.common.stream.topics.index_deltas import INDEX_DELTAS
-from services.common.stream.topics.items import ITEMS
-from services.common.stream.topics.refresher_checkpoints import HEADS, REFRESHER_CHECKPOINTS
-from services.common.stream.topics.search_clicks import encode_click
-from services.common.stream.topics.version_sets import VERSION_SETS, Counted, decode_operation, encode_operation
+from services.catalogue.changes import CatalogueChanges
+from services.catalogue.follower import CatalogueFollower
+from services.contracts.query_state import to_message
+from services.contracts.topics import histories, index_deltas
+from services.contracts.topics.attributions import ATTRIBUTIONS, encode_attribution
+from services.contracts.topics.dead_letters import dead_letter, replay_notes, stored_letters
+from services.contracts.topics.forgets import FORGETS
+from services.contracts.topics.histories import HISTORIES
+from services.contracts.topics.index_deltas import INDEX_DELTAS
+from services.contracts.topics.items import ITEMS
+from services.contracts.topics.refresher_checkpoints import HEADS, REFRESHER_CHECKPOINTS
+from services.contracts.topics.search_clicks import encode_click
+from services.contracts.topics.version_sets import VERSION_SETS, Counted, decode_operation, encode_operation
 from services.contracts.wire import index_freshness_message
 from services.encoder.domain import read_arrival
 from services.gateway.catalogue import DescribedItems
 from services.generator.changes import ItemChanges
+from services.platform.errors import FreshetError, InvalidRequest
+from services.platform.stream.kafka import Record
+from services.platform.stream.position import Position
+from services.platform.stream.record import DeadLetter, SourceRecord
 from services.refresher.adapters.checkpoint_topic import CheckpointTopic
 from services.refresher.adapters.decoding import QueryShape
 from services.refresher.adapters.kafka_log import KafkaLog

@@ -44,10 +44,7 @@ from refresher.refresher_scene import World, make_rules, random_records
 from scene import ITEM_IDS, Served, query_state, write_small_bundle
 
 from services.candidates.config import CandidatesSettings
-from services.common.request_counts import OF_CLIENTS
-from services.common.rpc_server import RpcServer
-from services.common.state_layout import PAGES
-from services.common.stream.topics.forgets import Forget
+from services.contracts.topics.forgets import Forget
 from services.encoder.config import EncoderSettings
 from services.encoder.handlers.describe_user import DescribeUser
 from services.encoder.handlers.encode_history import EncodeHistory
@@ -65,9 +62,12 @@ from services.gateway.pages import PageTokens, ServedList, packed_list
 from services.gateway.roles import Role
 from services.generator.config import GeneratorSettings
 from services.offline.backfill.memory_store import MemoryStore
+from services.platform.rpc.request_counts import OF_CLIENTS
+from services.platform.rpc.server import RpcServer
 from services.refresher.config import RefresherSettings
 from services.refresher.server import RefresherServicer
 from services.reranker.config import RerankerSettings
+from services.user_state.layout import PAGES
 
 _TOGETHER = 32
 _CALL_S = SLOWEST_S

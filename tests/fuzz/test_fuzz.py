@@ -12,7 +12,7 @@ from generator import message_bytes
 from rpcs import Service
 from targets import all_targets
 
-from services.common.stream import topics
+from services.contracts import topics
 
 INPUTS, SEED = int(os.environ.get("FRESHET_FUZZ_INPUTS", "2000")), int(os.environ.get("FRESHET_FUZZ_SEED", "0"))
 TARGETS = {target.name: target for target in all_targets()}

@@ -37,19 +37,15 @@ from services.algorithms.states import ItemStates, PairGate, QueryStates
 from services.algorithms.text_bundle import TextBundleWriter
 from services.candidates.bootstrap import host_build
 from services.cli.backup import make_backup
-from services.common import state_layout, stored_history
-from services.common.query_state import PackedQueryState
-from services.common.redis_clients import open_client
-from services.common.state_store import AdvanceStep, PopularityStep, StateWriter, StoredState, UserUpdate
-from services.common.stored_history import RecentId, StoredEvent
-from services.common.stream.position import Position, pack_position
-from services.common.stream.record import DeadLetter, SourceRecord
-from services.common.stream.retraction import ForgetUpTo, Undo
-from services.common.stream.topics.attributions import ATTRIBUTIONS, Attribution, encode_attribution
-from services.common.stream.topics.dead_letters import dead_letter
-from services.common.stream.topics.exposures import EXPOSURES, Exposure, encode_exposure
-from services.common.stream.topics.forgets import FORGETS, Forget, encode_forget
-from services.common.stream.topics.histories import (
+from services.contracts import stored_history
+from services.contracts.query_state import PackedQueryState
+from services.contracts.retraction import ForgetUpTo, Undo
+from services.contracts.stored_history import RecentId, StoredEvent
+from services.contracts.topics.attributions import ATTRIBUTIONS, Attribution, encode_attribution
+from services.contracts.topics.dead_letters import dead_letter
+from services.contracts.topics.exposures import EXPOSURES, Exposure, encode_exposure
+from services.contracts.topics.forgets import FORGETS, Forget, encode_forget
+from services.contracts.topics.histories import (
     HISTORIES,
     MARK_KEY,
     KeptHistory,
@@ -57,7 +53,7 @@ from services.common.stream.topics.histories import (
     encode_history,
     encode_mark,
 )
-from services.common.stream.topics.index_deltas import (
+from services.contracts.topics.index_deltas import (
     INDEX_DELTAS,
     IndexDelta,
     ItemDelta,
@@ -66,15 +62,18 @@ from services.common.stream.topics.index_deltas import (
     item_key,
     memory_key,
 )
-from services.common.stream.topics.interactions import INTERACTIONS, Interaction, encode_interaction
-from services.common.stream.topics.items import ITEMS, CatalogueItem, encode_item
-from services.common.stream.topics.refresher_checkpoints import REFRESHER_CHECKPOINTS, Head, Piece, encode_head
-from services.common.stream.topics.search_clicks import SEARCH_CLICKS, SearchClick, encode_click, key_of
-from services.common.stream.topics.version_sets import VERSION_SETS, Operation, encode_operation
-from services.common.version_sets import Share, VersionSet, VersionSets
+from services.contracts.topics.interactions import INTERACTIONS, Interaction, encode_interaction
+from services.contracts.topics.items import ITEMS, CatalogueItem, encode_item
+from services.contracts.topics.refresher_checkpoints import REFRESHER_CHECKPOINTS, Head, Piece, encode_head
+from services.contracts.topics.search_clicks import SEARCH_CLICKS, SearchClick, encode_click, key_of
+from services.contracts.topics.version_sets import VERSION_SETS, Operation, encode_operation
+from services.contracts.version_sets import Share, VersionSet, VersionSets
 from services.offline.archive.writing import ArchiveInteractions
 from services.offline.training import checkpoint
 from services.offline.training.phrases.vocabulary_fit import build_vocabulary
+from services.platform.redis_clients import open_client
+from services.platform.stream.position import Position, pack_position
+from services.platform.stream.record import DeadLetter, SourceRecord
 from services.refresher.checkpoint import to_file
 from services.refresher.domain import records
 from services.refresher.domain.partition import Partition
@@ -82,6 +81,8 @@ from services.refresher.domain.rules import ModelItems, Rules
 from services.refresher.handlers.checkpoints import snapshot
 from services.refresher.handlers.fold import FoldRecords
 from services.refresher.ports import Kept
+from services.user_state import layout as state_layout
+from services.user_state.store import AdvanceStep, PopularityStep, StateWriter, StoredState, UserUpdate
 
 HERE = Path(__file__).parent / "formats"
 

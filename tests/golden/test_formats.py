@@ -23,24 +23,25 @@ from services.algorithms.generation.phrases_part import load_phrases, save_phras
 from services.algorithms.indexes.mutable.snapshot import load_snapshot
 from services.algorithms.text_bundle import load_text_bundle
 from services.cli.backup import MANIFEST, Positions, _own_checksum, read_backup
-from services.common import state_layout, stored_history
-from services.common.errors import PreconditionFailed
-from services.common.stream.record import DeadLetter, SourceRecord
-from services.common.stream.topics import histories, index_deltas
-from services.common.stream.topics.dead_letters import stored_letters
-from services.common.stream.topics.exposures import decode_exposure
-from services.common.stream.topics.forgets import decode_forget
-from services.common.stream.topics.interactions import decode_interaction
-from services.common.stream.topics.items import decode_item
-from services.common.stream.topics.refresher_checkpoints import decode_head
-from services.common.stream.topics.search_clicks import decode_click
-from services.common.stream.topics.version_sets import decode_operation
+from services.contracts import stored_history
+from services.contracts.topics import histories, index_deltas
+from services.contracts.topics.dead_letters import stored_letters
+from services.contracts.topics.exposures import decode_exposure
+from services.contracts.topics.forgets import decode_forget
+from services.contracts.topics.interactions import decode_interaction
+from services.contracts.topics.items import decode_item
+from services.contracts.topics.refresher_checkpoints import decode_head
+from services.contracts.topics.search_clicks import decode_click
+from services.contracts.topics.version_sets import decode_operation
 from services.offline.archive.files import open_whole
 from services.offline.training import checkpoint
+from services.platform.errors import PreconditionFailed
+from services.platform.stream.record import DeadLetter, SourceRecord
 from services.refresher.adapters.decoding import QueryShape, decode_attribution
 from services.refresher.checkpoint import from_file
 from services.refresher.domain.records import Forgetting, Interaction, Undo
 from services.refresher.handlers.checkpoints import from_bytes, to_bytes
+from services.user_state import layout as state_layout
 
 BACKUP = HERE / "backup"
 CHECKPOINT = BACKUP / "checkpoints" / "partition-0.checkpoint"

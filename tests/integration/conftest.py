@@ -13,7 +13,7 @@ import pytest
 import redis
 
 from services.cli.stack import Ports, Stack
-from services.common.stream.topics import ensure_topics
+from services.contracts.topics import ensure_topics
 
 TINY_TRAINING = """
 import sys

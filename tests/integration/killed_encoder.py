@@ -14,9 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from fakes.encoder import HashEncoder
 from prometheus_client import CollectorRegistry
 
-from services.common.kafka import BulkProducer
-from services.common.state_store import StateWriter
-from services.common.stream.reader import TopicReader
+from services.contracts.topic_reader import TopicReader
 from services.encoder.adapters.forget_log import ForgetTopic
 from services.encoder.adapters.kafka_outbox import KafkaOutbox
 from services.encoder.consumer import Consumer, ConsumerLimits
@@ -25,6 +23,8 @@ from services.encoder.forgetting import Forgotten
 from services.encoder.handlers.apply_records import ApplyRecords
 from services.encoder.handlers.forget_users import ForgetUsers
 from services.encoder.metrics import EncoderMetrics
+from services.platform.stream.kafka import BulkProducer
+from services.user_state.store import StateWriter
 
 VOCABULARY = Vocabulary(
     model_version="model-1",

@@ -33,18 +33,18 @@ from prometheus_client import CollectorRegistry
 
 from services.algorithms.bundle import load_bundle
 from services.cli.stack import Ports, Stack
-from services.common import state_layout as layout
-from services.common import stored_history
-from services.common.errors import FreshetError
-from services.common.kafka import BulkProducer, Record
-from services.common.state_store import StateReader, StateWriter, now_ms
-from services.common.stream.topics import ensure_topics
-from services.common.stream.topics.interactions import INTERACTIONS, Interaction, encode_interaction
+from services.contracts import stored_history
+from services.contracts.topics import ensure_topics
+from services.contracts.topics.interactions import INTERACTIONS, Interaction, encode_interaction
 from services.encoder.bootstrap import in_process_encoder, kafka_stream, stream_consumer, vocabulary_of
 from services.encoder.config import EncoderSettings
 from services.encoder.encoding import Vocabulary
 from services.encoder.metrics import EncoderMetrics
 from services.encoder.ports import SequenceEncoder
+from services.platform.errors import FreshetError
+from services.platform.stream.kafka import BulkProducer, Record
+from services.user_state import layout
+from services.user_state.store import StateReader, StateWriter, now_ms
 
 _PAGE = 1_000
 _APART_MS = 60_000

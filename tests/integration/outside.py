@@ -16,12 +16,12 @@ from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 
 from services.algorithms.bundle import Bundle, load_bundle
 from services.cli.stack import Stack
-from services.common.kafka import partition_for
-from services.common.state_layout import home_of, seen_key, state_key
-from services.common.state_store import Popularity, StateReader, StateWriter
-from services.common.stream.topic import NUM_PARTITIONS
-from services.common.stream.topics.dead_letters import SUFFIX
-from services.common.stream.topics.interactions import INTERACTIONS
+from services.contracts.topics.dead_letters import SUFFIX
+from services.contracts.topics.interactions import INTERACTIONS
+from services.platform.stream.kafka import partition_for
+from services.platform.stream.topic import NUM_PARTITIONS
+from services.user_state.layout import home_of, seen_key, state_key
+from services.user_state.store import Popularity, StateReader, StateWriter
 
 JSON = [("content-type", b"application/json")]
 WITHIN_S = 30.0

@@ -16,10 +16,10 @@ from fakes.encoder import HashEncoder
 from killed_encoder import VOCABULARY
 from prometheus_client import CollectorRegistry
 
-from services.common.config import load_settings
 from services.encoder.bootstrap import state_writer, stream_consumer
 from services.encoder.config import EncoderSettings
 from services.encoder.metrics import EncoderMetrics
+from services.platform.config import load_settings
 
 if __name__ == "__main__":
     settings = load_settings(EncoderSettings)

@@ -13,15 +13,15 @@ from kafka.admin import KafkaAdminClient
 
 from services.algorithms.bundle import load_bundle
 from services.cli.stack import Ports, Stack
-from services.common.kafka import BulkProducer, Record, build_consumer, partition_for
-from services.common.stream.topics import ensure_topics
-from services.common.stream.topics.attributions import ATTRIBUTIONS
-from services.common.stream.topics.forgets import FORGETS, Forget, encode_forget
-from services.common.stream.topics.interactions import INTERACTIONS, Interaction, encode_interaction
+from services.contracts.topics import ensure_topics
+from services.contracts.topics.attributions import ATTRIBUTIONS
+from services.contracts.topics.forgets import FORGETS, Forget, encode_forget
+from services.contracts.topics.interactions import INTERACTIONS, Interaction, encode_interaction
 from services.encoder.config import EncoderSettings
 from services.offline.archive.files import open_whole
 from services.offline.backfill.jobs import run_reattribution
 from services.offline.datasets import load_dataset
+from services.platform.stream.kafka import BulkProducer, Record, build_consumer, partition_for
 
 pytestmark = pytest.mark.integration
 

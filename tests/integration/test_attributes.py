@@ -9,8 +9,8 @@ from outside import Outside, event, until
 
 from services.algorithms.bundle import ATTRIBUTES, load_bundle
 from services.cli.stack import Stack
-from services.common.attributes import condition_message
-from services.common.conditions import parse_condition
+from services.contracts.attributes import condition_message
+from services.contracts.conditions import parse_condition
 
 pytestmark = pytest.mark.integration
 

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import pytest
 
+from services.catalogue.follower import CatalogueFollower, catalogue_reader
 from services.cli.stack import Stack
-from services.common.catalogue_follower import CatalogueFollower, catalogue_reader
-from services.common.kafka import BulkProducer, Record, build_consumer
-from services.common.stream.topics.dead_letters import SUFFIX
-from services.common.stream.topics.index_deltas import INDEX_DELTAS, Batch, IndexDelta, ItemDelta, encode
-from services.common.stream.topics.items import ITEMS, CatalogueItem, encode_item
+from services.contracts.topics.dead_letters import SUFFIX
+from services.contracts.topics.index_deltas import INDEX_DELTAS, Batch, IndexDelta, ItemDelta, encode
+from services.contracts.topics.items import ITEMS, CatalogueItem, encode_item
+from services.platform.stream.kafka import BulkProducer, Record, build_consumer
 
 DEADLINE_S = 20
 

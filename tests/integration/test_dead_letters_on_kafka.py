@@ -11,14 +11,14 @@ from freshet.v1 import events_pb2
 from typer.testing import CliRunner, Result
 
 from services.cli.main import app
-from services.common.kafka import BulkProducer, Record, partition_for
-from services.common.stream.reader import TopicReader
-from services.common.stream.record import DeadLetter, SourceRecord
-from services.common.stream.topic import NUM_PARTITIONS
-from services.common.stream.topics.dead_letters import SUFFIX, dead_letter
-from services.common.stream.topics.forgets import FORGETS, Forget, encode_forget
-from services.common.stream.topics.interactions import INTERACTIONS, Interaction, encode_interaction
-from services.common.stream.topics.items import ITEMS, CatalogueItem, encode_item
+from services.contracts.topic_reader import TopicReader
+from services.contracts.topics.dead_letters import SUFFIX, dead_letter
+from services.contracts.topics.forgets import FORGETS, Forget, encode_forget
+from services.contracts.topics.interactions import INTERACTIONS, Interaction, encode_interaction
+from services.contracts.topics.items import ITEMS, CatalogueItem, encode_item
+from services.platform.stream.kafka import BulkProducer, Record, partition_for
+from services.platform.stream.record import DeadLetter, SourceRecord
+from services.platform.stream.topic import NUM_PARTITIONS
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 

@@ -10,8 +10,8 @@ from kafka.admin import KafkaAdminClient
 from services.cli.stack import Ports, Stack
 from services.cli.stack.doctor import examine
 from services.cli.stack.findings import Finding
-from services.common.stream.topics import ensure_topics
-from services.common.stream.topics.exposures import EXPOSURES
+from services.contracts.topics import ensure_topics
+from services.contracts.topics.exposures import EXPOSURES
 
 pytestmark = pytest.mark.integration
 

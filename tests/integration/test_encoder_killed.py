@@ -17,19 +17,19 @@ from kafka.admin import KafkaAdminClient
 from killed_encoder import KEY, VOCABULARY
 from standing import standing
 
-from services.common.kafka import BulkProducer, Record
-from services.common.pseudonyms import pseudonym_of
-from services.common.state_store import StateWriter, UserHistory
-from services.common.stream.reader import TopicReader
-from services.common.stream.retraction import Undo
-from services.common.stream.topic import Topic
-from services.common.stream.topics import ensure_topics
-from services.common.stream.topics.attributions import ATTRIBUTIONS, Attribution
-from services.common.stream.topics.forgets import Forget, encode_forget
-from services.common.stream.topics.interactions import Interaction, encode_interaction
+from services.contracts.pseudonyms import pseudonym_of
+from services.contracts.retraction import Undo
+from services.contracts.topic_reader import TopicReader
+from services.contracts.topics import ensure_topics
+from services.contracts.topics.attributions import ATTRIBUTIONS, Attribution
+from services.contracts.topics.forgets import Forget, encode_forget
+from services.contracts.topics.interactions import Interaction, encode_interaction
 from services.encoder.forgetting import Forgotten
 from services.encoder.handlers.apply_records import ApplyRecords
 from services.offline.backfill.memory_store import MemoryStore
+from services.platform.stream.kafka import BulkProducer, Record
+from services.platform.stream.topic import Topic
+from services.user_state.store import StateWriter, UserHistory
 
 pytestmark = pytest.mark.integration
 

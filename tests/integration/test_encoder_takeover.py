@@ -27,19 +27,19 @@ from killed_encoder import VOCABULARY
 from standing import standing
 
 from services.cli.stack import Ports, Stack
-from services.common.kafka import BulkProducer, Record
-from services.common.pseudonyms import DEVELOPMENT_PSEUDONYM_KEY
-from services.common.state_store import StateReader, StateWriter
-from services.common.stream.reader import TopicReader
-from services.common.stream.retraction import Undo
-from services.common.stream.topic import NUM_PARTITIONS
-from services.common.stream.topics import ensure_topics
-from services.common.stream.topics.attributions import ATTRIBUTIONS, Attribution
-from services.common.stream.topics.forgets import FORGETS, Forget, encode_forget
-from services.common.stream.topics.interactions import INTERACTIONS, Interaction, encode_interaction
+from services.contracts.pseudonyms import DEVELOPMENT_PSEUDONYM_KEY
+from services.contracts.retraction import Undo
+from services.contracts.topic_reader import TopicReader
+from services.contracts.topics import ensure_topics
+from services.contracts.topics.attributions import ATTRIBUTIONS, Attribution
+from services.contracts.topics.forgets import FORGETS, Forget, encode_forget
+from services.contracts.topics.interactions import INTERACTIONS, Interaction, encode_interaction
 from services.encoder.forgetting import Forgotten
 from services.encoder.handlers.apply_records import ApplyRecords
 from services.offline.backfill.memory_store import MemoryStore
+from services.platform.stream.kafka import BulkProducer, Record
+from services.platform.stream.topic import NUM_PARTITIONS
+from services.user_state.store import StateReader, StateWriter
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 

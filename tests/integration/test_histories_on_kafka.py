@@ -14,9 +14,9 @@ from killed_encoder import VOCABULARY
 from lost_histories import measure
 
 from services.cli.stack import Ports, Stack
-from services.common.stream.topic import Topic
-from services.common.stream.topics import ensure_topics
+from services.contracts.topics import ensure_topics
 from services.encoder.config import EncoderSettings
+from services.platform.stream.topic import Topic
 
 pytestmark = pytest.mark.integration
 

@@ -10,16 +10,16 @@ from freshet.v1 import events_pb2
 
 from services.algorithms.bundle import load_bundle
 from services.cli.stack import Ports, Stack
-from services.common.kafka import BulkProducer, Record, partition_for
-from services.common.state_store import StateWriter
-from services.common.stream.reader import TopicReader
-from services.common.stream.topic import NUM_PARTITIONS
-from services.common.stream.topics.attributions import ATTRIBUTIONS
-from services.common.stream.topics.forgets import FORGETS, Forget, encode_forget
+from services.contracts.topic_reader import TopicReader
+from services.contracts.topics.attributions import ATTRIBUTIONS
+from services.contracts.topics.forgets import FORGETS, Forget, encode_forget
 from services.encoder.bootstrap import vocabulary_of
 from services.encoder.encoding import UNKNOWN
 from services.offline.backfill.jobs import import_interactions
 from services.offline.datasets.simulator import SimulatorConfig, simulate
+from services.platform.stream.kafka import BulkProducer, Record, partition_for
+from services.platform.stream.topic import NUM_PARTITIONS
+from services.user_state.store import StateWriter
 
 pytestmark = pytest.mark.integration
 

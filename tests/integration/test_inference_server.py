@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from services.algorithms.bundle import Bundle, load_bundle
-from services.common.errors import PreconditionFailed
 from services.encoder.adapters.inference_server import InferenceServerEncoder
 from services.encoder.domain import EncodeJob
 from services.offline.training.bundling import load_model
+from services.platform.errors import PreconditionFailed
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 

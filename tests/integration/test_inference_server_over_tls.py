@@ -10,10 +10,10 @@ from fakes import certificates
 
 from services.algorithms.bundle import load_bundle
 from services.cli.stack import Ports, Stack
-from services.common.errors import DependencyUnavailable
-from services.common.transport import Tls
 from services.encoder.bootstrap import inference_encoder
 from services.encoder.config import EncoderSettings
+from services.platform.errors import DependencyUnavailable
+from services.platform.transport import Tls
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(280)]
 

@@ -25,10 +25,10 @@ from traffic import Answer, Traffic
 
 from services.algorithms.bundle import load_bundle
 from services.cli.stack import Stack
-from services.common.errors import DependencyUnavailable
-from services.common.kafka import EventProducer
-from services.common.stream.topics import TOPICS, ensure_topics
+from services.contracts.topics import TOPICS, ensure_topics
 from services.gateway.adapters.stream_status import ProbedStreamStatus
+from services.platform.errors import DependencyUnavailable
+from services.platform.stream.kafka import EventProducer
 
 sys.path.append(str(Path(__file__).parents[1] / "chaos"))
 

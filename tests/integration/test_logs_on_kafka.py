@@ -11,17 +11,17 @@ from fakes.encoder import HashEncoder, MemoryOutbox
 from kafka import KafkaProducer
 from kafka.admin import KafkaAdminClient
 
-from services.common.errors import Conflict, PreconditionFailed
-from services.common.kafka import BulkProducer, Record
-from services.common.state_store import AdvanceStep, StateWriter, UserUpdate
-from services.common.stream.reader import TopicReader
-from services.common.stream.record import SourceRecord
-from services.common.stream.topic import NUM_PARTITIONS, Topic
-from services.common.stream.topics import ensure_topics
-from services.common.stream.topics.interactions import Interaction, encode_interaction
+from services.contracts.topic_reader import TopicReader
+from services.contracts.topics import ensure_topics
+from services.contracts.topics.interactions import Interaction, encode_interaction
 from services.encoder.encoding import Vocabulary
 from services.encoder.handlers.apply_records import ApplyRecords
 from services.offline.backfill.memory_store import MemoryStore
+from services.platform.errors import Conflict, PreconditionFailed
+from services.platform.stream.kafka import BulkProducer, Record
+from services.platform.stream.record import SourceRecord
+from services.platform.stream.topic import NUM_PARTITIONS, Topic
+from services.user_state.store import AdvanceStep, StateWriter, UserUpdate
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 

@@ -17,7 +17,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from outside import Outside, event, until
 
 from services.cli.stack import Stack
-from services.common.processes import PROCESSES
+from services.contracts.processes import PROCESSES
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 

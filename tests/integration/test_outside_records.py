@@ -12,7 +12,7 @@ from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient
 from outside import JSON, Outside, event, until
 
 from services.cli.stack import Stack
-from services.common.stream.topics.interactions import INTERACTIONS
+from services.contracts.topics.interactions import INTERACTIONS
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 

@@ -18,8 +18,8 @@ from freshet.v1 import gateway_pb2
 from traffic import Answer, Traffic
 
 from services.algorithms.bundle import load_bundle
-from services.common.state_store import StateReader
-from services.common.stream.topic import NUM_PARTITIONS
+from services.platform.stream.topic import NUM_PARTITIONS
+from services.user_state.store import StateReader
 
 sys.path.append(str(Path(__file__).parents[1] / "chaos"))
 

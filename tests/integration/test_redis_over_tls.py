@@ -19,11 +19,11 @@ from fakes import certificates
 
 from services.cli.stack import Stack
 from services.cli.stack.components.redis import Redis
-from services.common.config import ProcessSettings
-from services.common.errors import DependencyUnavailable
-from services.common.redis_leases import RedisLeases
-from services.common.state_store import StateReader, StateWriter
-from services.common.transport import Tls
+from services.platform.config import ProcessSettings
+from services.platform.errors import DependencyUnavailable
+from services.platform.transport import Tls
+from services.user_state.leases import RedisLeases
+from services.user_state.store import StateReader, StateWriter
 
 pytestmark = pytest.mark.integration
 

@@ -25,11 +25,11 @@ from refresher_scene import P_Q, P_X, D, interaction, random_records
 from retrieval_scene import make_bundle
 
 from services.algorithms.bundle import Bundle
-from services.common.kafka import BulkProducer, Record, build_consumer, partition_for
-from services.common.stream.position import unpack_position
-from services.common.stream.topics.attributions import ATTRIBUTIONS
-from services.common.stream.topics.index_deltas import INDEX_DELTAS, Batches, decode
+from services.contracts.topics.attributions import ATTRIBUTIONS
+from services.contracts.topics.index_deltas import INDEX_DELTAS, Batches, decode
 from services.offline.backfill.jobs import run_rebuild
+from services.platform.stream.kafka import BulkProducer, Record, build_consumer, partition_for
+from services.platform.stream.position import unpack_position
 from services.refresher.config import RefresherSettings
 from services.refresher.domain.records import Entry, Forgetting, Interaction, Undo
 

@@ -14,16 +14,16 @@ import redis
 from kafka.admin import KafkaAdminClient, NewPartitions
 
 from services.cli.stack import Ports, Stack
-from services.common.errors import InvalidRequest, PreconditionFailed
-from services.common.kafka import BulkProducer, Record, build_consumer, partition_for
-from services.common.stream.topic import Replicas
-from services.common.stream.topics import TOPICS, ensure_topics
-from services.common.stream.topics.attributions import ATTRIBUTIONS
-from services.common.stream.topics.forgets import FORGETS, Forget, encode_forget
-from services.common.stream.topics.index_deltas import INDEX_DELTAS
-from services.common.stream.topics.interactions import INTERACTIONS, Interaction, encode_interaction
-from services.common.stream.topics.items import ITEMS
+from services.contracts.topics import TOPICS, ensure_topics
+from services.contracts.topics.attributions import ATTRIBUTIONS
+from services.contracts.topics.forgets import FORGETS, Forget, encode_forget
+from services.contracts.topics.index_deltas import INDEX_DELTAS
+from services.contracts.topics.interactions import INTERACTIONS, Interaction, encode_interaction
+from services.contracts.topics.items import ITEMS
 from services.offline.backfill import repartition as job
+from services.platform.errors import InvalidRequest, PreconditionFailed
+from services.platform.stream.kafka import BulkProducer, Record, build_consumer, partition_for
+from services.platform.stream.topic import Replicas
 
 pytestmark = pytest.mark.integration
 

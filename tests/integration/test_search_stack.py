@@ -10,8 +10,8 @@ from kafka import KafkaConsumer, TopicPartition
 from outside import Outside, event, until
 
 from services.cli.stack import Stack
-from services.common.stream.retraction import ForgetUpTo, Undo
-from services.common.stream.topics.search_clicks import SEARCH_CLICKS, ClickRecord, SearchClick, decode_click
+from services.contracts.retraction import ForgetUpTo, Undo
+from services.contracts.topics.search_clicks import SEARCH_CLICKS, ClickRecord, SearchClick, decode_click
 
 pytestmark = pytest.mark.integration
 

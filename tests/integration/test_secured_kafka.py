@@ -16,12 +16,12 @@ from fakes import certificates
 from services.cli.stack import Stack
 from services.cli.stack.components.kafka import Kafka
 from services.cli.stack.probes import probe_kafka
-from services.common.config import ProcessSettings
-from services.common.errors import DependencyUnavailable
-from services.common.kafka import BulkProducer, EventProducer, Record, build_consumer, build_producer
-from services.common.stream.reader import TopicReader
-from services.common.stream.topics import ensure_topics
-from services.common.stream.topics.interactions import INTERACTIONS
+from services.contracts.topic_reader import TopicReader
+from services.contracts.topics import ensure_topics
+from services.contracts.topics.interactions import INTERACTIONS
+from services.platform.config import ProcessSettings
+from services.platform.errors import DependencyUnavailable
+from services.platform.stream.kafka import BulkProducer, EventProducer, Record, build_consumer, build_producer
 
 pytestmark = pytest.mark.integration
 

@@ -26,9 +26,9 @@ from services.algorithms.bundle import ENCODER_ONNX, load_bundle
 from services.cli.stack import Ports, Stack, StackError
 from services.cli.stack.folders import REPOSITORY
 from services.cli.stack.ports import PARTS
-from services.common.stream.topics import ensure_topics
-from services.common.stream.topics.dead_letters import SUFFIX
-from services.common.stream.topics.interactions import INTERACTIONS
+from services.contracts.topics import ensure_topics
+from services.contracts.topics.dead_letters import SUFFIX
+from services.contracts.topics.interactions import INTERACTIONS
 
 pytestmark = pytest.mark.integration
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import redis
 
-from services.common import state_layout
-from services.common.query_state import PackedQueryState
-from services.common.state_store import StateReader, StateWriter, StoredState, UserUpdate, UserView
-from services.common.stored_history import StoredEvent
-from services.common.stream.topic import NUM_PARTITIONS
+from services.contracts.query_state import PackedQueryState
+from services.contracts.stored_history import StoredEvent
+from services.platform.stream.topic import NUM_PARTITIONS
+from services.user_state import layout as state_layout
+from services.user_state.store import StateReader, StateWriter, StoredState, UserUpdate, UserView
 
 pytestmark = pytest.mark.integration
 

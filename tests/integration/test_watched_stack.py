@@ -19,7 +19,7 @@ from freshet.v1 import events_pb2, gateway_pb2, gateway_pb2_grpc
 from outside import Outside, event, until
 
 from services.cli.stack import Stack
-from services.common.processes import PROCESSES
+from services.contracts.processes import PROCESSES
 from services.gateway.api_keys import create_key
 from services.gateway.roles import Role
 

@@ -26,17 +26,17 @@ from services.candidates.bootstrap import load_shard_snapshot
 from services.candidates.config import CandidatesSettings
 from services.cli.stack import Stack
 from services.cli.stack.folders import REPOSITORY
-from services.common.errors import PreconditionFailed
-from services.common.shards import Shard
-from services.common.stream.reader import TopicReader
-from services.common.stream.topics.attributions import ATTRIBUTIONS
-from services.common.stream.topics.index_deltas import INDEX_DELTAS
+from services.contracts.shards import Shard
+from services.contracts.topic_reader import TopicReader
+from services.contracts.topics.attributions import ATTRIBUTIONS
+from services.contracts.topics.index_deltas import INDEX_DELTAS
 from services.encoder.config import EncoderSettings
 from services.offline.archive.files import Archive
 from services.offline.backfill.in_parts import run_parts
 from services.offline.backfill.jobs import import_interactions, run_reattribution
 from services.offline.backfill.scoring import caught_up
 from services.offline.datasets.simulator import SimulatorConfig, simulate
+from services.platform.errors import PreconditionFailed
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 

@@ -45,7 +45,7 @@ def backup(
     from services.algorithms.bundle import BundleError, load_bundle
     from services.cli.backup import BackupError, make_backup
     from services.cli.stack import Stack
-    from services.common.stream.topic import NUM_PARTITIONS
+    from services.platform.stream.topic import NUM_PARTITIONS
     from services.refresher.adapters.checkpoint_files import CheckpointFiles
     from services.refresher.bootstrap import checkpoint_topic
     from services.refresher.config import RefresherSettings
@@ -136,8 +136,8 @@ def restore(
 
 def _applied(stack: "Stack") -> tuple[str | None, Mapping[int, int]]:
     """Epoch and watermarks of `interactions`, None and nothing when Redis is away."""
-    from services.common.errors import DependencyUnavailable
-    from services.common.state_store import StateReader
+    from services.platform.errors import DependencyUnavailable
+    from services.user_state.store import StateReader
 
     async def read() -> tuple[str | None, Mapping[int, int]]:
         reader = StateReader(stack.redis_url, timeout_s=1.0)
@@ -156,10 +156,10 @@ def _log_ends(stack: "Stack") -> Mapping[int, int] | None:
     """Where `attributions` ends, per partition; None when Kafka is away."""
     from kafka.errors import KafkaError
 
-    from services.common.config import environment_kafka
-    from services.common.errors import DependencyUnavailable
-    from services.common.kafka import build_consumer
-    from services.common.stream.topics.attributions import ATTRIBUTIONS
+    from services.contracts.topics.attributions import ATTRIBUTIONS
+    from services.platform.config import environment_kafka
+    from services.platform.errors import DependencyUnavailable
+    from services.platform.stream.kafka import build_consumer
 
     try:
         consumer = build_consumer(environment_kafka(stack.kafka_bootstrap), ATTRIBUTIONS, group_id="freshet-restore")

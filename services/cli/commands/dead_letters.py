@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from services.cli.dead_letters import DeadLetters, Replay
-    from services.common.stream.topics.dead_letters import StoredLetter
+    from services.contracts.topics.dead_letters import StoredLetter
 
 app = typer.Typer(
     name="dead-letters", help="Records that were set aside: list, show, replay and forget them.", no_args_is_help=True
@@ -181,7 +181,7 @@ def forget(
 def _opened(state: "Path", kafka: str) -> "Iterator[DeadLetters]":
     from services.cli.dead_letters import DeadLetters
     from services.cli.stack import Stack
-    from services.common.config import environment_kafka
+    from services.platform.config import environment_kafka
 
     with sentences():
         opened = DeadLetters(environment_kafka(kafka or Stack(state).kafka_bootstrap))
@@ -193,7 +193,7 @@ def _opened(state: "Path", kafka: str) -> "Iterator[DeadLetters]":
 
 def _topics(topic: str) -> list[str]:
     from services.cli.dead_letters import LETTERED
-    from services.common.stream.topics.dead_letters import SUFFIX
+    from services.contracts.topics.dead_letters import SUFFIX
 
     if not topic:
         return list(LETTERED)

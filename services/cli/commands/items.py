@@ -133,8 +133,8 @@ def _read(path: Path) -> "Iterator[tuple[str, events_pb2.Item]]":
 def _item(line: str, *, where: str) -> "events_pb2.Item":
     from freshet.v1 import events_pb2
 
-    from services.common import json_requests
-    from services.common.errors import InvalidRequest
+    from services.platform.errors import InvalidRequest
+    from services.platform.http import json_requests
 
     def refused(problem: str) -> CommandError:
         advice = 'one object a line, e.g. {"item_id": "new-1", "title": "A Trip to the Moon"}'

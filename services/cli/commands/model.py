@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from services.cli.model_control import Control
     from services.cli.stack import Stack
-    from services.common.stream.topics.version_sets import Operation
-    from services.common.version_sets import VersionSet, VersionSets
+    from services.contracts.topics.version_sets import Operation
+    from services.contracts.version_sets import VersionSet, VersionSets
 
 app = typer.Typer(
     name="model",
@@ -352,7 +352,7 @@ def stage_bundle(
     from services.cli.stack import Stack, StackError
     from services.cli.stack.display import showing
     from services.cli.stack.version_sets import new_set, remove_set, set_names, set_parts
-    from services.common.version_sets import VersionSet, VersionSets
+    from services.contracts.version_sets import VersionSet, VersionSets
 
     with sentences():
         main = Stack(state)
@@ -459,7 +459,7 @@ def _gateways(named: str, main: "Stack") -> list[str]:
 def _serving_now(bundle: Path) -> "VersionSet":
     """What a stack serves of which no operator has said anything."""
     from services.algorithms.bundle import load_bundle
-    from services.common.version_sets import VersionSet
+    from services.contracts.version_sets import VersionSet
 
     version = load_bundle(bundle, verify=False).model_version
     return VersionSet(name="first", model_version=version, bundle=str(bundle.resolve()))

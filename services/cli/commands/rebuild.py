@@ -90,8 +90,8 @@ def _live(stack: "Stack") -> Any:
     import grpc
     from freshet.v1 import refresher_pb2, refresher_pb2_grpc
 
-    from services.common.config import environment_tls
-    from services.common.rpc_client import blocking_channel
+    from services.platform.config import environment_tls
+    from services.platform.rpc.client import blocking_channel
 
     stub_type: Any = refresher_pb2_grpc.RefresherServiceStub
     with blocking_channel(stack.address("refresher"), environment_tls()) as channel:

@@ -45,7 +45,7 @@ def record(
     """
     from freshet.v1 import events_pb2, gateway_pb2
 
-    from services.common.stream.topics.interactions import SEARCH_CLICK
+    from services.contracts.topics.interactions import SEARCH_CLICK
 
     if not math.isfinite(value):
         raise usage_error(f"value={value} is not finite", "--value 5")

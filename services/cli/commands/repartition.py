@@ -25,8 +25,8 @@ def repartition(
     Example:  freshet down && freshet up --only kafka,redis && freshet repartition --partitions 16
     """
     from services.cli.stack import Stack
-    from services.common.config import ProcessSettings, environment_kafka
     from services.offline.backfill.repartition import repartition as run
+    from services.platform.config import ProcessSettings, environment_kafka
 
     stack = Stack(state)
     running = [part.name for part in stack.status() if part.running and part.name not in ("kafka", "redis")]

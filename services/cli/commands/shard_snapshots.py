@@ -39,10 +39,10 @@ def shard_snapshots(
     """
     from services.candidates.config import CandidatesSettings
     from services.cli.stack import Stack
-    from services.common.config import load_settings
-    from services.common.shards import Shard
+    from services.contracts.shards import Shard
     from services.offline.backfill.in_parts import run_parts
     from services.offline.backfill.shard_snapshots import write_shard_snapshot
+    from services.platform.config import load_settings
 
     made: dict[int, ShardSnapshot] = {}
     with sentences(), progress_bar(as_json=as_json) as bar:

@@ -22,7 +22,7 @@ from services.cli.output import (
     table,
     usage_error,
 )
-from services.common.processes import PROCESSES
+from services.contracts.processes import PROCESSES
 
 if TYPE_CHECKING:
     from services.cli.stack.launcher import PartStatus, Stack

@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 
 from services.cli.stack.errors import StackError
-from services.common.processes import FULL_CPU_SHARES
+from services.contracts.processes import FULL_CPU_SHARES
 
 _WEIGHT_PER_NICENESS = 1.25  # Linux's
 _CREATION_TOLERANCE_S = 0.05

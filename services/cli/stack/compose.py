@@ -15,7 +15,7 @@ import yaml
 
 from services.cli.stack.folders import REPOSITORY
 from services.cli.stack.ports import LOOPBACK, PARTS, Ports
-from services.common.processes import FULL_CPU_SHARES, KEYS, PROCESSES, SECRETS
+from services.contracts.processes import FULL_CPU_SHARES, KEYS, PROCESSES, SECRETS
 
 Profile = Literal["split", "compact"]
 # In the gateway's process where the stack is compact; encoding needs no server of its own there.

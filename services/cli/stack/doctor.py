@@ -21,9 +21,9 @@ from services.cli.stack.memory import needed_bytes
 from services.cli.stack.ports import INFRASTRUCTURE
 from services.cli.stack.running import Running, look_at_parts, look_at_running
 from services.cli.stack.settings_check import look_at_expiry, look_at_settings
-from services.common.config import ConfigError
-from services.common.errors import FreshetError
-from services.common.memory import available_bytes
+from services.platform.config import ConfigError
+from services.platform.errors import FreshetError
+from services.platform.memory import available_bytes
 
 _GIB = 1 << 30
 _MIB = 1 << 20

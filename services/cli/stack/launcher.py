@@ -28,8 +28,8 @@ from services.cli.stack.errors import StackError, tail
 from services.cli.stack.folders import DEFAULT_STATE, StateFolder
 from services.cli.stack.memory import require_stack_memory
 from services.cli.stack.ports import LOOPBACK, PARTS, Ports, owner, stop_order
-from services.common.ports import held_for_servers
-from services.common.processes import PROCESSES, TEXT
+from services.contracts.processes import PROCESSES, TEXT
+from services.platform.ports import held_for_servers
 
 _POLL_S = 0.1
 # By shard, its replicas' ports by name.

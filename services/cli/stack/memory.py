@@ -11,7 +11,7 @@ from pathlib import Path
 
 from services.cli.stack.errors import StackError
 from services.cli.stack.ports import PARTS
-from services.common.memory import available_bytes
+from services.platform.memory import available_bytes
 
 _MIB = 1 << 20
 

@@ -1,7 +1,7 @@
 """The ports of one stack: the defaults of docker-compose.yml, those shifted, or a free block for tests.
 
 Names are the compose services; what a service publishes beside its main port is `<service>-<what>`. Taken ports are
-found, and their owners named, by services/common/ports.
+found, and their owners named, by services/platform/ports.
 """
 
 import os
@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from services.common.ports import PortTaken, check_port_free
-from services.common.processes import PROCESSES
+from services.contracts.processes import PROCESSES
+from services.platform.ports import PortTaken, check_port_free
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

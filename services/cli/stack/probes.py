@@ -1,7 +1,7 @@
 """Is a part ready? One short question in the part's own protocol, never just an open port.
 
 Each probe returns None when the part is ready, else why it is not, in a few words. Freshet's own processes are asked by
-services/common/health_check.py.
+services/platform/rpc/health_check.py.
 """
 
 import socket

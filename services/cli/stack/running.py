@@ -10,8 +10,8 @@ from typing import Any
 from services.cli.output import CommandError, duration
 from services.cli.stack.findings import Finding, error, fine, warning
 from services.cli.stack.launcher import PartStatus, Stack
-from services.common.processes import PROCESSES
-from services.common.turn_clock import STUCK_S
+from services.contracts.processes import PROCESSES
+from services.platform.turn_clock import STUCK_S
 
 # What it costs that a part is down.
 COSTS: Mapping[str, str] = {
@@ -123,8 +123,8 @@ def _version(running: Running, name: str) -> str | None:
     import importlib
 
     from services.cli.client import call
-    from services.common.config import environment_tls
-    from services.common.rpc_client import blocking_channel
+    from services.platform.config import environment_tls
+    from services.platform.rpc.client import blocking_channel
 
     messages, stubs = (importlib.import_module(f"freshet.v1.{name}_pb2{kind}") for kind in ("", "_grpc"))
     target, rpc = running.stack.address(name), _TELLS[name]
@@ -163,9 +163,9 @@ def _topics(running: Running) -> Iterator[Finding]:
     from kafka.admin import KafkaAdminClient
     from kafka.errors import KafkaError
 
-    from services.common.config import environment_kafka
-    from services.common.kafka import kafka_options
-    from services.common.stream.topics import TOPICS
+    from services.contracts.topics import TOPICS
+    from services.platform.config import environment_kafka
+    from services.platform.stream.kafka import kafka_options
 
     brokers = environment_kafka(running.stack.kafka_bootstrap)
     try:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from services.cli.stack.findings import Finding, error, fine, warning
 from services.cli.stack.running import Running
-from services.common.config import ConfigError, ProcessSettings, environment_tls, load_settings
-from services.common.processes import PROCESSES, Process
+from services.contracts.processes import PROCESSES, Process
+from services.platform.config import ConfigError, ProcessSettings, environment_tls, load_settings
 
 SOON = timedelta(days=14)
 # Read by commands, the compose files and tests, not by a process.

@@ -16,9 +16,9 @@ import numpy as np
 
 from services.algorithms.incremental_encoding import CacheCounts, IncrementalEncoder
 from services.algorithms.states import check_sizes
-from services.common.errors import PreconditionFailed
 from services.encoder.adapters.batches import calls, length_buckets, pad_jobs
 from services.encoder.domain import EncodedStates, EncodeJob
+from services.platform.errors import PreconditionFailed
 
 
 class InProcessEncoder:

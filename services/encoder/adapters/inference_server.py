@@ -16,16 +16,16 @@ from tritonclient.utils import InferenceServerException
 
 from services.algorithms.incremental_encoding import CacheCounts
 from services.algorithms.states import check_sizes
-from services.common.errors import (
+from services.encoder.adapters.batches import PADDING_ITEM, IntArray, calls, length_buckets, pad_jobs
+from services.encoder.domain import EncodedStates, EncodeJob
+from services.platform.errors import (
     DeadlineExceeded,
     DependencyUnavailable,
     FreshetError,
     PreconditionFailed,
 )
-from services.common.rpc_client import PEER_OPTIONS
-from services.common.transport import Tls, inference_options
-from services.encoder.adapters.batches import PADDING_ITEM, IntArray, calls, length_buckets, pad_jobs
-from services.encoder.domain import EncodedStates, EncodeJob
+from services.platform.rpc.client import PEER_OPTIONS
+from services.platform.transport import Tls, inference_options
 
 MODEL_NAME = "encoder"
 CACHE_KEY = "cache_key"

@@ -3,14 +3,14 @@ histories where the user's interactions lie, dead letters."""
 
 from collections.abc import Iterator, Sequence
 
-from services.common.kafka import BulkProducer, Record
-from services.common.stream.record import DeadLetter
-from services.common.stream.retraction import ForgetUpTo
-from services.common.stream.topics.attributions import ATTRIBUTIONS, Attributed, encode_attribution
-from services.common.stream.topics.dead_letters import dead_letter
-from services.common.stream.topics.histories import HISTORIES, KeptRecord
-from services.common.stream.topics.search_clicks import SEARCH_CLICKS, ClickRecord, encode_click, key_of
-from services.common.tracing import OFF, Headers, Tracing
+from services.contracts.retraction import ForgetUpTo
+from services.contracts.topics.attributions import ATTRIBUTIONS, Attributed, encode_attribution
+from services.contracts.topics.dead_letters import dead_letter
+from services.contracts.topics.histories import HISTORIES, KeptRecord
+from services.contracts.topics.search_clicks import SEARCH_CLICKS, ClickRecord, encode_click, key_of
+from services.platform.stream.kafka import BulkProducer, Record
+from services.platform.stream.record import DeadLetter
+from services.platform.tracing import OFF, Headers, Tracing
 
 # What an import publishes at once would not fit into the producer's buffer (32 MiB; a state has 1-3 kB).
 MAX_TOGETHER = 5_000

@@ -21,28 +21,12 @@ from dataclasses import dataclass, field, replace
 import structlog
 
 from services.algorithms.popularity import joined, level_of, without
-from services.common.errors import Conflict, DependencyUnavailable
-from services.common.pseudonyms import pseudonym_of
-from services.common.state_layout import home_of
-from services.common.state_store import (
-    AdvanceStep,
-    ModelState,
-    PopularityStep,
-    StoredState,
-    StoreUsage,
-    UserHistory,
-    UserUpdate,
-    now_ms,
-)
-from services.common.stored_history import StoredEvent
-from services.common.stream.ports import Offsets, Reader
-from services.common.stream.position import Position
-from services.common.stream.record import DeadLetter, SourceRecord
-from services.common.stream.retraction import Undo, furthest
-from services.common.stream.topics.attributions import Attribution
-from services.common.stream.topics.interactions import SEARCH_CLICK, Interaction
-from services.common.stream.topics.search_clicks import SearchClick
-from services.common.tracing import OFF, Tracing
+from services.contracts.pseudonyms import pseudonym_of
+from services.contracts.retraction import Undo, furthest
+from services.contracts.stored_history import StoredEvent
+from services.contracts.topics.attributions import Attribution
+from services.contracts.topics.interactions import SEARCH_CLICK, Interaction
+from services.contracts.topics.search_clicks import SearchClick
 from services.encoder.domain import (
     MAX_RECORDS_PER_USER,
     Arrival,
@@ -62,6 +46,22 @@ from services.encoder.handlers.restore_users import RestoreUsers
 from services.encoder.log_identity import LogIdentity, LostTail
 from services.encoder.models import Model
 from services.encoder.ports import Outbox, SequenceEncoder, Store
+from services.platform.errors import Conflict, DependencyUnavailable
+from services.platform.stream.ports import Offsets, Reader
+from services.platform.stream.position import Position
+from services.platform.stream.record import DeadLetter, SourceRecord
+from services.platform.tracing import OFF, Tracing
+from services.user_state.layout import home_of
+from services.user_state.store import (
+    AdvanceStep,
+    ModelState,
+    PopularityStep,
+    StoredState,
+    StoreUsage,
+    UserHistory,
+    UserUpdate,
+    now_ms,
+)
 
 log = structlog.get_logger()
 
@@ -396,7 +396,7 @@ class ApplyRecords:
                 self.encoder.encode([job])
 
     def reject(self, record: SourceRecord, reason: str) -> Applied:
-        """Dead-letter a record that proved to be poison (`services.common.stream.poison`)."""
+        """Dead-letter a record that proved to be poison (`services.platform.stream.poison`)."""
         return self._apply_together([DeadLetter(record, reason)])
 
     def _apply_together(

@@ -3,12 +3,12 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from services.common.state_store import UserKeys
-from services.common.stream.retraction import PSEUDONYMS_BETWEEN
-from services.common.validation import validate_id
+from services.contracts.retraction import PSEUDONYMS_BETWEEN
 from services.encoder.encoding import Vocabulary
 from services.encoder.forgetting import pseudonyms_of
 from services.encoder.ports import UserReader
+from services.platform.validation import validate_id
+from services.user_state.store import UserKeys
 
 
 @dataclass(frozen=True, slots=True)

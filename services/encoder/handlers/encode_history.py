@@ -9,15 +9,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from services.algorithms.history import trim
-from services.common.batching import Batcher
-from services.common.errors import InvalidRequest
-from services.common.query_state import PackedQueryState
-from services.common.stored_history import StoredEvent
-from services.common.stream.topics.interactions import DEFAULT_TYPE
-from services.common.validation import validate_id
+from services.contracts.query_state import PackedQueryState
+from services.contracts.stored_history import StoredEvent
+from services.contracts.topics.interactions import DEFAULT_TYPE
 from services.encoder.domain import EncodedStates, EncodeJob
 from services.encoder.encoding import Vocabulary, encode_job, user_state
 from services.encoder.ports import SequenceEncoder
+from services.platform.batching import Batcher
+from services.platform.errors import InvalidRequest
+from services.platform.validation import validate_id
 
 MAX_EVENTS = 10_000
 

@@ -15,22 +15,22 @@ from dataclasses import dataclass, field, replace
 import structlog
 
 from services.algorithms.event_schema import EventSchema, default_schema
-from services.common.errors import Conflict, DependencyUnavailable, FreshetError
-from services.common.kafka import partition_for
-from services.common.pseudonyms import pseudonym_of
-from services.common.state_layout import home_of, num_partitions_of
-from services.common.state_store import ForgetsApplied, UserHistory, UserUpdate
-from services.common.stored_history import PackedHistory
-from services.common.stream.ports import Offsets
-from services.common.stream.position import Position
-from services.common.stream.record import DeadLetter
-from services.common.stream.retraction import ForgetUpTo, Undo, covers, furthest, is_covered
-from services.common.stream.topics.attributions import Attributed
-from services.common.stream.topics.forgets import Forget
+from services.contracts.pseudonyms import pseudonym_of
+from services.contracts.retraction import ForgetUpTo, Undo, covers, furthest, is_covered
+from services.contracts.stored_history import PackedHistory
+from services.contracts.topics.attributions import Attributed
+from services.contracts.topics.forgets import Forget
 from services.encoder.encoding import cache_key, turned_down
 from services.encoder.forgetting import ForgetRecord, Forgotten, check_same_log, erase, packed, pseudonyms_of, seen_in
 from services.encoder.handlers.keep_histories import KeepHistories
 from services.encoder.ports import ForgetLog, Keeper, Outbox, Store
+from services.platform.errors import Conflict, DependencyUnavailable, FreshetError
+from services.platform.stream.kafka import partition_for
+from services.platform.stream.ports import Offsets
+from services.platform.stream.position import Position
+from services.platform.stream.record import DeadLetter
+from services.user_state.layout import home_of, num_partitions_of
+from services.user_state.store import ForgetsApplied, UserHistory, UserUpdate
 
 log = structlog.get_logger()
 

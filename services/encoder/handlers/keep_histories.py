@@ -16,13 +16,8 @@ from itertools import islice
 
 import structlog
 
-from services.common.errors import Conflict, DependencyUnavailable, InvalidRequest, PreconditionFailed
-from services.common.state_layout import home_of, num_partitions_of
-from services.common.state_store import DEFAULT_TTL_SECONDS, AdvanceStep, Progress, now_ms
-from services.common.stored_history import PackedHistory
-from services.common.stream.ports import Offsets, Reader
-from services.common.stream.record import SourceRecord
-from services.common.stream.topics.histories import (
+from services.contracts.stored_history import PackedHistory
+from services.contracts.topics.histories import (
     HISTORIES,
     MARK_KEY,
     KeptHistory,
@@ -36,6 +31,11 @@ from services.common.stream.topics.histories import (
 from services.encoder.history_index import HistoryIndex
 from services.encoder.log_identity import same_logs
 from services.encoder.ports import HistoryOutbox, Store
+from services.platform.errors import Conflict, DependencyUnavailable, InvalidRequest, PreconditionFailed
+from services.platform.stream.ports import Offsets, Reader
+from services.platform.stream.record import SourceRecord
+from services.user_state.layout import home_of, num_partitions_of
+from services.user_state.store import DEFAULT_TTL_SECONDS, AdvanceStep, Progress, now_ms
 
 log = structlog.get_logger()
 

@@ -15,19 +15,19 @@ from itertools import islice
 
 import structlog
 
-from services.common.state_layout import home_of
-from services.common.state_store import StoredState, UserHistory, UserUpdate, now_ms
-from services.common.stored_history import PackedHistory
-from services.common.stream.ports import Offsets, Reader
-from services.common.stream.record import SourceRecord
-from services.common.stream.retraction import covers, furthest
-from services.common.stream.topics.dead_letters import stored_letters
-from services.common.stream.topics.histories import KeptHistory
+from services.contracts.retraction import covers, furthest
+from services.contracts.stored_history import PackedHistory
+from services.contracts.topics.dead_letters import stored_letters
+from services.contracts.topics.histories import KeptHistory
 from services.encoder.domain import MAX_RECORDS_PER_USER, Arrival, EncodeJob, merge, read_arrival
 from services.encoder.encoding import Vocabulary, encode_job, turned_down, user_state
 from services.encoder.forgetting import Forgotten, erase, packed, seen_in
 from services.encoder.handlers.keep_histories import KeepHistories, read_between
 from services.encoder.ports import SequenceEncoder, Store
+from services.platform.stream.ports import Offsets, Reader
+from services.platform.stream.record import SourceRecord
+from services.user_state.layout import home_of
+from services.user_state.store import StoredState, UserHistory, UserUpdate, now_ms
 
 log = structlog.get_logger()
 

@@ -11,10 +11,10 @@ from collections.abc import Callable
 
 import structlog
 
-from services.common.errors import FreshetError
-from services.common.kafka import Brokers, BulkProducer, Record
-from services.common.pseudonyms import pseudonym_of
-from services.common.stream.topics.exposures import EXPOSURES, Exposure, encode_exposure
+from services.contracts.pseudonyms import pseudonym_of
+from services.contracts.topics.exposures import EXPOSURES, Exposure, encode_exposure
+from services.platform.errors import FreshetError
+from services.platform.stream.kafka import Brokers, BulkProducer, Record
 
 log = structlog.get_logger()
 

@@ -4,7 +4,7 @@ from typing import Any, Protocol
 
 import grpc
 
-from services.common import rpc_client
+from services.platform.rpc import client as rpc_client
 
 
 class Peer(Protocol):

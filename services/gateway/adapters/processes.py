@@ -21,18 +21,18 @@ from freshet.v1 import (
 
 from services.algorithms.filters import ItemFilter
 from services.algorithms.rules import Rule
-from services.common import rpc_client
-from services.common.errors import FreshetError, PreconditionFailed
-from services.common.query_state import PackedQueryState, from_message, to_message
-from services.common.shards import WHOLE, Shard
-from services.common.stream.times import set_ms
 from services.contracts.explanations import ExplainedScore, ItemVotes
+from services.contracts.query_state import PackedQueryState, from_message, to_message
+from services.contracts.shards import WHOLE, Shard
 from services.contracts.wire import certificate_of, explained_of, filter_message, rule_message, votes_of
 from services.gateway.adapters.peer import Peer
 from services.gateway.domain import Encoded, HistoryEvent, IndexFreshness, Pool, Ranking, ScoredItem, Seen
 from services.gateway.forgetting import Contributions, StoredUser
 from services.gateway.freshness import PartitionProgress, ServedIndex
 from services.gateway.searching import Hit, SourceHits
+from services.platform.errors import FreshetError, PreconditionFailed
+from services.platform.rpc import client as rpc_client
+from services.platform.stream.times import set_ms
 
 log = structlog.get_logger()
 

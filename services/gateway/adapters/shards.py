@@ -20,14 +20,14 @@ from typing import Generic, TypeVar
 
 from services.algorithms.filters import ItemFilter
 from services.algorithms.indexes.protocol import ESTIMATE, EXACT, Certificate
-from services.common.errors import DependencyUnavailable, FreshetError
-from services.common.query_state import PackedQueryState
-from services.common.shards import home_shard
 from services.contracts.explanations import ItemVotes
+from services.contracts.query_state import PackedQueryState
+from services.contracts.shards import home_shard
 from services.gateway.adapters.processes import RemoteCandidates
 from services.gateway.breaker import Breaker
 from services.gateway.domain import IndexFreshness, Pool, Ranking, Seen
 from services.gateway.freshness import ServedIndex
+from services.platform.errors import DependencyUnavailable, FreshetError
 
 # Kept of a call's time for what comes of the answers.
 _OWN_SHARE = 0.1

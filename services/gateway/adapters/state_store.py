@@ -1,9 +1,9 @@
-"""The user state store, through `services.common.state_store`."""
+"""The user state store, through `services.user_state.store`."""
 
 from collections.abc import Mapping, Sequence
 
-from services.common.state_store import StateReader, UserView
 from services.gateway.domain import HistoryEvent
+from services.user_state.store import StateReader, UserView
 
 
 class RedisUserStates:

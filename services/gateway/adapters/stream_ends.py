@@ -5,11 +5,11 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from services.common.errors import DeadlineExceeded
-from services.common.kafka import Brokers
-from services.common.stream.reader import TopicReader
-from services.common.stream.topics.attributions import ATTRIBUTIONS
-from services.common.stream.topics.interactions import INTERACTIONS
+from services.contracts.topic_reader import TopicReader
+from services.contracts.topics.attributions import ATTRIBUTIONS
+from services.contracts.topics.interactions import INTERACTIONS
+from services.platform.errors import DeadlineExceeded
+from services.platform.stream.kafka import Brokers
 
 T = TypeVar("T")
 

@@ -1,11 +1,11 @@
 """The topics that the gateway writes, through its one producer: interactions, items, forgets."""
 
-from services.common.kafka import EventProducer
-from services.common.stream.position import Position
-from services.common.stream.topics.forgets import FORGETS, Forget, encode_forget
-from services.common.stream.topics.interactions import INTERACTIONS, Interaction, encode_interaction
-from services.common.stream.topics.items import ITEMS, CatalogueItem, encode_item
-from services.common.tracing import OFF, Tracing
+from services.contracts.topics.forgets import FORGETS, Forget, encode_forget
+from services.contracts.topics.interactions import INTERACTIONS, Interaction, encode_interaction
+from services.contracts.topics.items import ITEMS, CatalogueItem, encode_item
+from services.platform.stream.kafka import EventProducer
+from services.platform.stream.position import Position
+from services.platform.tracing import OFF, Tracing
 
 
 class KafkaInteractionLog:

@@ -13,12 +13,12 @@ from services.algorithms.attributes import Kinds
 from services.algorithms.event_schema import EventSchema
 from services.algorithms.packed_state import after_absence
 from services.algorithms.rules import Rule
-from services.common.large_requests import in_turn
 from services.gateway.domain import HistoryEvent, Seen, last_event_ms, now_ms, seen_in, turned_down_in
 from services.gateway.explanation import ExplainQuery, Explanation, PastInteraction
 from services.gateway.ports import Ports
 from services.gateway.stages import FoundState, Limits
 from services.gateway.validation import check_explain, with_times
+from services.platform.large_requests import in_turn
 
 MAX_PAST = 10
 

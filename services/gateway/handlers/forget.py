@@ -10,16 +10,16 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from services.common import request_context
-from services.common.errors import DeadlineExceeded, DependencyUnavailable, FreshetError
-from services.common.stream.retraction import covers
-from services.common.stream.topics.forgets import Forget
-from services.common.validation import validate_id
+from services.contracts.retraction import covers
+from services.contracts.topics.forgets import Forget
 from services.gateway.domain import now_ms
 from services.gateway.forgetting import Contributions, ForgetReport, StoredUser
 from services.gateway.ports import Ports, Refreshers
 from services.gateway.remains import REMAINS
 from services.gateway.writes import RETRY_AFTER_MS
+from services.platform.errors import DeadlineExceeded, DependencyUnavailable, FreshetError
+from services.platform.rpc import request_context
+from services.platform.validation import validate_id
 
 # For callers that set no deadline.
 DEFAULT_WAIT_S = 10.0

@@ -10,10 +10,10 @@ from typing import TypeVar
 
 import structlog
 
-from services.common.errors import FreshetError
 from services.gateway.domain import Degradation
 from services.gateway.freshness import UNKNOWN, FreshnessReport, PartitionProgress
 from services.gateway.ports import Ports
+from services.platform.errors import FreshetError
 
 log = structlog.get_logger()
 

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from services.algorithms.event_schema import EventSchema, Role
-from services.common.errors import InvalidRequest, PreconditionFailed
-from services.common.stream.topics.interactions import Interaction
-from services.common.validation import validate_id
+from services.contracts.topics.interactions import Interaction
 from services.gateway.domain import Impression, Receipt
 from services.gateway.exposures import Exposures
 from services.gateway.handlers.record import RecordInteractions
 from services.gateway.validation import MAX_BATCH
+from services.platform.errors import InvalidRequest, PreconditionFailed
+from services.platform.validation import validate_id
 
 IMPRESSION = "impression"
 MAX_POSITION = 10_000

@@ -7,11 +7,11 @@ a failed one may have written some.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from services.common.errors import DependencyUnavailable, FreshetError, InvalidRequest
-from services.common.large_requests import in_turn, side_by_side
-from services.common.stream.topics.items import CatalogueItem, check_kinds, validate_item
+from services.contracts.topics.items import CatalogueItem, check_kinds, validate_item
 from services.gateway.ports import ItemLog
 from services.gateway.writes import RETRY_AFTER_MS, write_timeout_s
+from services.platform.errors import DependencyUnavailable, FreshetError, InvalidRequest
+from services.platform.large_requests import in_turn, side_by_side
 
 MAX_ITEMS = 1000
 

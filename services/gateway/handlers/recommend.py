@@ -21,12 +21,7 @@ from services.algorithms.indexes.protocol import ESTIMATE
 from services.algorithms.rank_fusion import reciprocal_rank_fusion
 from services.algorithms.reserved import MAX_POSITIONS, draw_slots
 from services.algorithms.rules import Rule
-from services.common import admission
-from services.common.errors import DependencyUnavailable
-from services.common.large_requests import in_turn
-from services.common.query_state import PackedQueryState
-from services.common.state_layout import ANSWERS, IMPRESSIONS, PAGES
-from services.common.state_store import StoredState, UserView
+from services.contracts.query_state import PackedQueryState
 from services.gateway.domain import (
     Degradation,
     FreshnessToken,
@@ -71,6 +66,11 @@ from services.gateway.stages import FoundState, Limits, Stages, Work
 from services.gateway.text_retrieval import TextRetrieval, without_seen
 from services.gateway.token_waits import TokenWaits, is_reached
 from services.gateway.validation import MAX_K, check_query, with_times
+from services.platform.errors import DependencyUnavailable
+from services.platform.large_requests import in_turn
+from services.platform.rpc import admission
+from services.user_state.layout import ANSWERS, IMPRESSIONS, PAGES
+from services.user_state.store import StoredState, UserView
 
 MAX_POOL = 10_000
 # How often a pool is widened for an answer that limits left short. One more is rare on catalogues with 18 categories.

@@ -13,19 +13,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import replace
 
 from services.algorithms.event_schema import EventSchema, Role
-from services.common import admission
-from services.common.errors import (
-    DeadlineExceeded,
-    DependencyUnavailable,
-    FreshetError,
-    InvalidRequest,
-    PermissionDenied,
-)
-from services.common.large_requests import in_turn, side_by_side
-from services.common.state_layout import IMPRESSIONS
-from services.common.stream.position import Position
-from services.common.stream.topics.interactions import Interaction
-from services.common.validation import validate_id
+from services.contracts.topics.interactions import Interaction
 from services.gateway.breaker import Breaker
 from services.gateway.domain import FreshnessToken, Receipt, now_ms
 from services.gateway.exposures import Exposures
@@ -36,6 +24,18 @@ from services.gateway.shown_before import HALF_LIVES_KEPT, MAX_DISCOUNTED, MAX_I
 from services.gateway.stages import Limits
 from services.gateway.validation import check_interaction, check_interactions
 from services.gateway.writes import RETRY_AFTER_MS, write_timeout_s
+from services.platform.errors import (
+    DeadlineExceeded,
+    DependencyUnavailable,
+    FreshetError,
+    InvalidRequest,
+    PermissionDenied,
+)
+from services.platform.large_requests import in_turn, side_by_side
+from services.platform.rpc import admission
+from services.platform.stream.position import Position
+from services.platform.validation import validate_id
+from services.user_state.layout import IMPRESSIONS
 
 MAX_STREAM = 100_000
 MAX_IN_FLIGHT = 256

@@ -12,9 +12,7 @@ from dataclasses import dataclass, replace
 
 from services.algorithms.attributes import Kinds
 from services.algorithms.rank_fusion import Fused, reciprocal_rank_fusion
-from services.common.large_requests import in_turn
-from services.common.query_state import PackedQueryState
-from services.common.state_store import UserView
+from services.contracts.query_state import PackedQueryState
 from services.gateway.domain import Degradation, Pool, Ranking, Seen, now_ms
 from services.gateway.exposures import Exposures
 from services.gateway.metrics import GatewayMetrics
@@ -22,6 +20,8 @@ from services.gateway.searching import PERSONAL, SearchAnswer, SearchQuery, Sear
 from services.gateway.stages import Limits, Stages, Work
 from services.gateway.text_retrieval import SourceAnswer, TextRetrieval, no_source, without_seen
 from services.gateway.validation import MAX_K, check_search
+from services.platform.large_requests import in_turn
+from services.user_state.store import UserView
 
 # So many of the items that the user had last may be what they look for again.
 RECENT = 10

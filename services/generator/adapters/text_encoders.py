@@ -20,9 +20,9 @@ from tritonclient.utils import InferenceServerException
 
 from services.algorithms.states import FloatArray
 from services.algorithms.word_pieces import WordPieces
-from services.common.errors import DeadlineExceeded, DependencyUnavailable, FreshetError, PreconditionFailed
-from services.common.rpc_client import PEER_OPTIONS
-from services.common.transport import Tls, inference_options
+from services.platform.errors import DeadlineExceeded, DependencyUnavailable, FreshetError, PreconditionFailed
+from services.platform.rpc.client import PEER_OPTIONS
+from services.platform.transport import Tls, inference_options
 
 INPUTS = ("input_ids", "attention_mask")
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from services.algorithms.attributes import AttributeColumns, AttributeTable, Kinds, no_attributes
 from services.algorithms.filters import ItemFilter
-from services.common.stream.topics.items import CatalogueItem
+from services.contracts.topics.items import CatalogueItem
 
 Mask = npt.NDArray[np.bool_]
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from services.common.stream.topics.items import CatalogueItem
+from services.contracts.topics.items import CatalogueItem
 from services.generator.domain.items import ItemTable
 from services.generator.domain.lexical import Lexical
 from services.generator.domain.phrases import Phrases

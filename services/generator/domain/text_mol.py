@@ -22,10 +22,10 @@ from services.algorithms.pefa.query_feedback import Click, Encode, QueryFeedback
 from services.algorithms.pefa.votes import VotingIndex
 from services.algorithms.states import FloatArray, QueryStates
 from services.algorithms.voted_answers import joined_answer, num_negative
-from services.common.stream.retraction import ForgetUpTo, Undo
-from services.common.stream.topics.index_deltas import ItemDelta
-from services.common.stream.topics.items import CatalogueItem
-from services.common.stream.topics.search_clicks import ClickRecord, SearchClick
+from services.contracts.retraction import ForgetUpTo, Undo
+from services.contracts.topics.index_deltas import ItemDelta
+from services.contracts.topics.items import CatalogueItem
+from services.contracts.topics.search_clicks import ClickRecord, SearchClick
 from services.generator.domain.requests import Asked, TextScored
 
 # Queries (B,) to components (B, P_q, d), and which of them hold a word at all (B,).

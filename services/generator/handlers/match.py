@@ -11,17 +11,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from services.common.batching import Batcher
-from services.common.errors import (
+from services.generator.domain.requests import MAX_K, Asked, Scored, TextSource
+from services.generator.metrics import GeneratorMetrics
+from services.platform.batching import Batcher
+from services.platform.errors import (
     DeadlineExceeded,
     DependencyUnavailable,
     FreshetError,
     InvalidRequest,
     PreconditionFailed,
 )
-from services.common.validation import validate_query
-from services.generator.domain.requests import MAX_K, Asked, Scored, TextSource
-from services.generator.metrics import GeneratorMetrics
+from services.platform.validation import validate_query
 
 A = TypeVar("A", bound=Scored)
 

@@ -20,9 +20,9 @@ from typing import Any, Self, TypeVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from services.common.errors import PreconditionFailed
-from services.common.stream.record import SourceRecord
-from services.common.stream.topics.interactions import INTERACTIONS
+from services.contracts.topics.interactions import INTERACTIONS
+from services.platform.errors import PreconditionFailed
+from services.platform.stream.record import SourceRecord
 
 MANIFEST = "archive.json"
 FORMAT = 1

@@ -15,12 +15,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from services.common.errors import DependencyUnavailable, PreconditionFailed
-from services.common.stream.ports import Reader
-from services.common.stream.reader import SILENCE_S
-from services.common.stream.record import DeadLetter, SourceRecord
-from services.common.stream.retraction import is_covered
-from services.common.stream.topics.interactions import INTERACTIONS
+from services.contracts.retraction import is_covered
+from services.contracts.topic_reader import SILENCE_S
+from services.contracts.topics.interactions import INTERACTIONS
 from services.encoder.domain import read_arrival
 from services.encoder.forgetting import Forgotten, check_same_log
 from services.encoder.log_identity import Anchor, Anchors, same_logs
@@ -34,6 +31,9 @@ from services.offline.archive.files import (
     is_archive,
     open_whole,
 )
+from services.platform.errors import DependencyUnavailable, PreconditionFailed
+from services.platform.stream.ports import Reader
+from services.platform.stream.record import DeadLetter, SourceRecord
 
 # Of a file's records: keys, values and headers, and what each weighs in memory beside them.
 FILE_BYTES, _RECORD_BYTES = 64 << 20, 256

@@ -19,20 +19,20 @@ import numpy as np
 import numpy.typing as npt
 
 from services.algorithms.history import trim, windows
-from services.common.errors import Conflict, InvalidRequest, PreconditionFailed
-from services.common.kafka import Record
-from services.common.pseudonyms import pseudonym_of
-from services.common.state_store import AdvanceStep, StoredState, UserUpdate, now_ms
-from services.common.stored_history import RecentId, StoredEvent, hash_event_id
-from services.common.stream.ports import Reader
-from services.common.stream.position import Position
-from services.common.stream.topics.attributions import Attribution
-from services.common.stream.topics.interactions import INTERACTIONS, decode_interaction, encode_interaction
+from services.contracts.pseudonyms import pseudonym_of
+from services.contracts.stored_history import RecentId, StoredEvent, hash_event_id
+from services.contracts.topics.attributions import Attribution
+from services.contracts.topics.interactions import INTERACTIONS, decode_interaction, encode_interaction
 from services.encoder.domain import RECENT_IDS, EncodedStates, EncodeJob, Outcome
 from services.encoder.encoding import Vocabulary, attributed_state, encode_job, turned_down, user_state
 from services.encoder.forgetting import Forgotten, check_same_log
 from services.encoder.ports import ForgetLog, Outbox, SequenceEncoder, Store
 from services.offline.backfill.past_interactions import Layout, PastInteractions, check, lay_out
+from services.platform.errors import Conflict, InvalidRequest, PreconditionFailed
+from services.platform.stream.kafka import Record
+from services.platform.stream.ports import Reader
+from services.platform.stream.position import Position
+from services.user_state.store import AdvanceStep, StoredState, UserUpdate, now_ms
 
 _CONSUMED = "something consumes the stream during the import: stop the encoder process, and import again"
 

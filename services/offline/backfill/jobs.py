@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from services.algorithms.bundle import load_bundle
-from services.common.kafka import BulkProducer
-from services.common.pseudonyms import pseudonym_key, pseudonym_of
+from services.contracts.pseudonyms import pseudonym_key, pseudonym_of
 from services.encoder.adapters.kafka_outbox import KafkaOutbox
 from services.encoder.bootstrap import (
     forget_log,
@@ -29,6 +28,7 @@ from services.offline.backfill.reattribution import POLL_RECORDS, Reattribution,
 from services.offline.backfill.rebuild import Rebuild, RebuildReport
 from services.offline.backfill.warming import Warmth, measure, warm
 from services.offline.datasets import Interactions
+from services.platform.stream.kafka import BulkProducer
 from services.refresher.bootstrap import checkpoint_topic, fold_rules, kafka_log
 from services.refresher.config import RefresherSettings
 

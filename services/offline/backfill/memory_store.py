@@ -7,9 +7,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from services.algorithms import popularity
-from services.common import state_layout, stored_history
-from services.common.errors import Conflict
-from services.common.state_store import (
+from services.contracts import stored_history
+from services.platform.errors import Conflict
+from services.user_state import layout as state_layout
+from services.user_state.store import (
     AdvanceStep,
     Dump,
     ForgetsApplied,

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from services.common.errors import InvalidRequest
-from services.common.kafka import partition_for
-from services.common.state_store import now_ms
-from services.common.stream.topics.interactions import Interaction, validate
-from services.common.validation import validate_id
+from services.contracts.topics.interactions import Interaction, validate
+from services.platform.errors import InvalidRequest
+from services.platform.stream.kafka import partition_for
+from services.platform.validation import validate_id
+from services.user_state.store import now_ms
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

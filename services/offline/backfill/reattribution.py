@@ -11,16 +11,16 @@ Letters: L = max_history.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from services.common.errors import DependencyUnavailable
-from services.common.stream.ports import Reader
-from services.common.stream.record import DeadLetter, SourceRecord
-from services.common.stream.topics.attributions import Attributed
-from services.common.stream.topics.search_clicks import ClickRecord
+from services.contracts.topics.attributions import Attributed
+from services.contracts.topics.search_clicks import ClickRecord
 from services.encoder.encoding import Vocabulary
 from services.encoder.forgetting import Forgotten
 from services.encoder.handlers.apply_records import ApplyRecords
 from services.encoder.ports import ForgetLog, Outbox, SequenceEncoder, Store
 from services.offline.archive.files import Archive
+from services.platform.errors import DependencyUnavailable
+from services.platform.stream.ports import Reader
+from services.platform.stream.record import DeadLetter, SourceRecord
 
 # Of one user at once: nothing is ever delivered again here, and one pass of the model gives the states of all of them.
 RECORDS_PER_USER = 4_096

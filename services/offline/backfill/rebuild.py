@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from services.common.errors import DependencyUnavailable
+from services.platform.errors import DependencyUnavailable
 from services.refresher.domain.partition import Partition
 from services.refresher.domain.rules import Rules
 from services.refresher.handlers.checkpoints import snapshot

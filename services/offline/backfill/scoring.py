@@ -23,14 +23,11 @@ from services.candidates.bootstrap import Live, load_catalogue, make_follower, m
 from services.candidates.config import CandidatesSettings
 from services.candidates.domain import Found, SearchQuery, Stage
 from services.candidates.metrics import CandidatesMetrics
+from services.catalogue.gate import CatalogueGate
 from services.cli.row_parts import SCHEMA
-from services.common.catalogue_gate import CatalogueGate
-from services.common.errors import DependencyUnavailable
-from services.common.query_state import PackedQueryState
-from services.common.rpc_server import HealthState
-from services.common.shards import WHOLE
-from services.common.stream.reader import SILENCE_S
-from services.common.tracing import OFF
+from services.contracts.query_state import PackedQueryState
+from services.contracts.shards import WHOLE
+from services.contracts.topic_reader import SILENCE_S
 from services.encoder.bootstrap import forget_log, in_process_encoder, kafka_stream, vocabulary_of
 from services.encoder.config import EncoderSettings
 from services.encoder.encoding import Vocabulary
@@ -42,6 +39,9 @@ from services.offline.archive.writing import check_continues
 from services.offline.backfill.memory_store import MemoryStore
 from services.offline.backfill.reattribution import POLL_RECORDS, RECORDS_PER_USER, read_partition
 from services.offline.backfill.warming import query_states
+from services.platform.errors import DependencyUnavailable
+from services.platform.rpc.server import HealthState
+from services.platform.tracing import OFF
 
 # Of one call of the model, and of one scan.
 _USERS = 32

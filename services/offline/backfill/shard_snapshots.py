@@ -8,8 +8,8 @@ import time
 from dataclasses import dataclass
 
 from services.candidates.config import CandidatesSettings
-from services.common.errors import InvalidRequest
 from services.offline.backfill.scoring import caught_up
+from services.platform.errors import InvalidRequest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,12 +7,12 @@ those of both sets, is not disturbed. So it can be cut off and called again; who
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from services.common.errors import PreconditionFailed
-from services.common.query_state import PackedQueryState
-from services.common.state_layout import num_partitions_of
-from services.common.state_store import ModelState, StateWriter, StoredState, UserHistory, now_ms
+from services.contracts.query_state import PackedQueryState
 from services.encoder.encoding import Vocabulary, encode_job, user_state
 from services.encoder.ports import SequenceEncoder
+from services.platform.errors import PreconditionFailed
+from services.user_state.layout import num_partitions_of
+from services.user_state.store import ModelState, StateWriter, StoredState, UserHistory, now_ms
 
 # Together in one call of the model, and asked for in one trip.
 _USERS, _ASKED = 32, 512

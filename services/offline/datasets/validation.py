@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from services.algorithms.event_schema import EventSchema
 from services.algorithms.pefa.policy import TypeWeight
-from services.common.stream.topics.interactions import MAX_TYPE_BYTES, SEARCH_CLICK
+from services.contracts.topics.interactions import MAX_TYPE_BYTES, SEARCH_CLICK
 
 from .interactions import Interactions
 

@@ -15,8 +15,8 @@ import numpy as np
 from services.algorithms.bundle import Bundle
 from services.algorithms.states import QueryStates
 from services.cli.lag import Buckets, quantile_ms, read_histogram
-from services.common.processes import HTTP_STEP
-from services.common.stream.topics.interactions import INTERACTIONS
+from services.contracts.processes import HTTP_STEP
+from services.contracts.topics.interactions import INTERACTIONS
 from services.offline.datasets import GlobalTimeSplit, Interactions, global_time_split, load_dataset
 from services.offline.demo import (
     baselines,

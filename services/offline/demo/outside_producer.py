@@ -12,7 +12,7 @@ from typing import Any
 from kafka import KafkaProducer
 from kafka.errors import KafkaError
 
-from services.common.kafka import Brokers, kafka_options
+from services.platform.stream.kafka import Brokers, kafka_options
 
 OnAcknowledged = Callable[[str, int, int, float], None]
 

@@ -25,10 +25,10 @@ import grpc.aio
 from freshet.v1 import common_pb2, events_pb2, gateway_pb2, gateway_pb2_grpc
 
 from loadtest.open_loop import NOT_SENT, OpenLoop
-from services.common import rpc_client
-from services.common.config import environment_kafka, environment_tls
 from services.offline.demo.outside_producer import OnAcknowledged, OutsideProducer
 from services.offline.demo.plan import Prediction, ReplayEvent, ReplayPlan, ReplayResult
+from services.platform.config import environment_kafka, environment_tls
+from services.platform.rpc import client as rpc_client
 
 _BROKEN_VALUE = b"\x0a\x7ftruncated"
 _RESEND_AFTER_EVENTS = 400

@@ -16,10 +16,10 @@ from typing import Any, TypeVar
 
 from services.algorithms.packed_state import unpack_query_state
 from services.algorithms.states import QueryStates
-from services.common.state_store import Progress, StateReader
 from services.offline.datasets import Interactions
 from services.offline.demo.plan import ReplayEvent, ReplayPlan, ReplayResult
 from services.offline.demo.schedule import Schedule
+from services.user_state.store import Progress, StateReader
 
 OnProgress = Callable[[Mapping[str, Any]], None]
 

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from services.common.errors import DependencyUnavailable
+from services.platform.errors import DependencyUnavailable
 from services.refresher.checkpoint import from_file
 from services.refresher.ports import Kept
 

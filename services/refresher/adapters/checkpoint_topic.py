@@ -13,11 +13,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from services.common.errors import Conflict, DependencyUnavailable, InvalidRequest
-from services.common.kafka import BulkProducer, Record
-from services.common.stream.ports import Reader
-from services.common.stream.reader import SILENCE_S
-from services.common.stream.topics.refresher_checkpoints import (
+from services.contracts.topic_reader import SILENCE_S
+from services.contracts.topics.refresher_checkpoints import (
     HEADS,
     PART_BYTES,
     REFRESHER_CHECKPOINTS,
@@ -28,6 +25,9 @@ from services.common.stream.topics.refresher_checkpoints import (
     encode_head,
     prefix_of,
 )
+from services.platform.errors import Conflict, DependencyUnavailable, InvalidRequest
+from services.platform.stream.kafka import BulkProducer, Record
+from services.platform.stream.ports import Reader
 from services.refresher.adapters.checkpoint_files import CheckpointFiles
 from services.refresher.checkpoint import CheckpointError
 from services.refresher.ports import Kept

@@ -12,14 +12,14 @@ from freshet.v1 import events_pb2
 from google.protobuf.message import DecodeError
 
 from services.algorithms.states import check_sizes
-from services.common.errors import InvalidRequest
-from services.common.query_state import PackedQueryState, from_message
-from services.common.stream.position import pack_position, read_position, read_up_to
-from services.common.stream.record import DeadLetter, SourceRecord
-from services.common.stream.times import MOST_MS, read_ms
-from services.common.stream.topics.interactions import MAX_TYPE_BYTES
-from services.common.stream.topics.items import decode_item
-from services.common.validation import validate_id
+from services.contracts.query_state import PackedQueryState, from_message
+from services.contracts.topics.interactions import MAX_TYPE_BYTES
+from services.contracts.topics.items import decode_item
+from services.platform.errors import InvalidRequest
+from services.platform.stream.position import pack_position, read_position, read_up_to
+from services.platform.stream.record import DeadLetter, SourceRecord
+from services.platform.stream.times import MOST_MS, read_ms
+from services.platform.validation import validate_id
 from services.refresher.domain.records import Entry, Forgetting, Interaction, Listing, Undo
 
 _HALF_BYTES = 2

@@ -10,13 +10,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import structlog
 
-from services.common.errors import DependencyUnavailable, PreconditionFailed
-from services.common.stream.ports import Reader
-from services.common.stream.reader import SILENCE_S
-from services.common.stream.record import DeadLetter, SourceRecord
-from services.common.stream.topics.attributions import ATTRIBUTIONS
-from services.common.stream.topics.items import ITEMS
-from services.common.tracing import OFF, Tracing
+from services.contracts.topic_reader import SILENCE_S
+from services.contracts.topics.attributions import ATTRIBUTIONS
+from services.contracts.topics.items import ITEMS
+from services.platform.errors import DependencyUnavailable, PreconditionFailed
+from services.platform.stream.ports import Reader
+from services.platform.stream.record import DeadLetter, SourceRecord
+from services.platform.tracing import OFF, Tracing
 from services.refresher.adapters.decoding import QueryShape, decode_attribution, decode_listing
 from services.refresher.domain.records import Interaction, Listing
 from services.refresher.ports import Polled

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from services.common.kafka import BulkProducer, Record
-from services.common.stream.record import DeadLetter
-from services.common.stream.topics import index_deltas
-from services.common.stream.topics.dead_letters import dead_letter
-from services.common.stream.topics.index_deltas import INDEX_DELTAS
-from services.common.tracing import OFF, Tracing
+from services.contracts.topics import index_deltas
+from services.contracts.topics.dead_letters import dead_letter
+from services.contracts.topics.index_deltas import INDEX_DELTAS
+from services.platform.stream.kafka import BulkProducer, Record
+from services.platform.stream.record import DeadLetter
+from services.platform.tracing import OFF, Tracing
 
 
 class KafkaOutbox:

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from services.common.stream.position import MAX_OFFSET, unpack_position
-from services.common.stream.retraction import furthest, is_covered
+from services.contracts.retraction import furthest, is_covered
+from services.platform.stream.position import MAX_OFFSET, unpack_position
 from services.refresher.domain.records import IntArray, hash_text
 
 Rows = Mapping[str, npt.NDArray[np.generic]]

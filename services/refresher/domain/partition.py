@@ -22,7 +22,7 @@ from services.algorithms.pefa.policy import NEW_ITEM_SHARE, SharePolicy
 from services.algorithms.pefa.share_choice import new_item_share_from_sums
 from services.algorithms.pefa.sums import ItemSums
 from services.algorithms.states import QueryStates
-from services.common.stream.position import unpack_position
+from services.platform.stream.position import unpack_position
 from services.refresher.domain.ledger import NO_ITEM, Ledger, Standing
 from services.refresher.domain.pending import Pending
 from services.refresher.domain.records import Interaction, hash_text

@@ -13,8 +13,8 @@ from hashlib import blake2b
 import numpy as np
 import numpy.typing as npt
 
-from services.common.query_state import PackedQueryState
-from services.common.stream.record import DeadLetter
+from services.contracts.query_state import PackedQueryState
+from services.platform.stream.record import DeadLetter
 
 IntArray = npt.NDArray[np.int64]
 

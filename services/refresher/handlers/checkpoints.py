@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from services.algorithms.pefa.memory import MemoryEntry, QueryMemory, arrays_of, entries_of_arrays
 from services.algorithms.pefa.policy import SharePolicy
-from services.common.stream.position import MAX_OFFSET
+from services.platform.stream.position import MAX_OFFSET
 from services.refresher.checkpoint import (
     MALFORMED,
     CheckpointError,

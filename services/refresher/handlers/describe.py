@@ -11,7 +11,7 @@ from threading import Lock
 
 import numpy as np
 
-from services.common.stream.retraction import PSEUDONYMS_BETWEEN
+from services.contracts.retraction import PSEUDONYMS_BETWEEN
 from services.refresher.domain.partition import Partition, entry_id_of
 from services.refresher.domain.rules import Rules
 from services.refresher.handlers.publish import NOTHING, UNKNOWN, Publisher

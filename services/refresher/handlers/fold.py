@@ -11,9 +11,9 @@ from itertools import groupby
 
 import structlog
 
-from services.common.errors import PreconditionFailed
-from services.common.stream.record import DeadLetter
-from services.common.stream.retraction import furthest
+from services.contracts.retraction import furthest
+from services.platform.errors import PreconditionFailed
+from services.platform.stream.record import DeadLetter
 from services.refresher.domain.partition import Partition
 from services.refresher.domain.records import Entry, Forgetting, Interaction, Undo
 from services.refresher.ports import Log

@@ -10,9 +10,9 @@ from itertools import islice
 
 import structlog
 
-from services.common.errors import Conflict, PreconditionFailed
-from services.common.kafka import partition_for
-from services.common.stream.topics.attributions import ATTRIBUTIONS
+from services.contracts.topics.attributions import ATTRIBUTIONS
+from services.platform.errors import Conflict, PreconditionFailed
+from services.platform.stream.kafka import partition_for
 from services.refresher.checkpoint import CheckpointError
 from services.refresher.domain.partition import Partition
 from services.refresher.domain.rules import Rules

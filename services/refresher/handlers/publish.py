@@ -15,7 +15,7 @@ import numpy.typing as npt
 from services.algorithms.pefa.policy import SharePolicy
 from services.algorithms.pefa.refresh import refreshed
 from services.algorithms.pefa.sums import SumsOf
-from services.common.stream.topics.index_deltas import IndexDelta, ItemDelta, MemoryDelta
+from services.contracts.topics.index_deltas import IndexDelta, ItemDelta, MemoryDelta
 from services.refresher.domain.partition import Partition
 from services.refresher.handlers.content import ContentStates
 

@@ -18,8 +18,8 @@ import uvloop
 from freshet.v1 import gateway_pb2
 from rpcs import MAX_REQUEST_BYTES, Service, rpc_targets
 
-from services.common.http_server import HttpServer
 from services.gateway.config import GatewaySettings
+from services.platform.http.server import HttpServer
 
 
 async def serve(name: str) -> None:
@@ -60,5 +60,5 @@ async def serve(name: str) -> None:
 
 if __name__ == "__main__":
     structlog.configure(processors=[lambda *_: (_ for _ in ()).throw(structlog.DropEvent)])
-    sys.setswitchinterval(0.0005)  # as services.common.process
+    sys.setswitchinterval(0.0005)  # as services.platform.process
     uvloop.run(serve(sys.argv[1]))

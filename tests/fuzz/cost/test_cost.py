@@ -11,9 +11,9 @@ import pytest
 from freshet.v1 import candidates_pb2, encoder_pb2, gateway_pb2, generator_pb2, refresher_pb2, reranker_pb2
 from google.protobuf.descriptor import MethodDescriptor
 
-from services.common.errors import InvalidRequest
-from services.common.request_counts import LIMITS, OF_CLIENTS
-from services.common.rpc_guard import Body, reader
+from services.platform.errors import InvalidRequest
+from services.platform.rpc.guard import Body, reader
+from services.platform.rpc.request_counts import LIMITS, OF_CLIENTS
 
 sys.path.insert(0, str(Path(__file__).parent))
 from inputs import LIMITS as DOCUMENTED

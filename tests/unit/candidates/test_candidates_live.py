@@ -29,10 +29,10 @@ from services.candidates.config import CandidatesSettings
 from services.candidates.domain import Stage
 from services.candidates.metrics import CandidatesMetrics
 from services.candidates.server import SERVICE, CandidatesServicer
-from services.common.catalogue_changes import CatalogueChanges
-from services.common.rpc_server import RpcServer
-from services.common.stream.topics.index_deltas import Batch, IndexDelta, ItemDelta, MemoryDelta
-from services.common.stream.topics.items import CatalogueItem
+from services.catalogue.changes import CatalogueChanges
+from services.contracts.topics.index_deltas import Batch, IndexDelta, ItemDelta, MemoryDelta
+from services.contracts.topics.items import CatalogueItem
+from services.platform.rpc.server import RpcServer
 
 FIRST, FULL = candidates_pb2.STAGE_FIRST, candidates_pb2.STAGE_FULL
 P_Q, P_X, D = 4, 2, 8

@@ -26,8 +26,8 @@ from services.candidates.config import CandidatesSettings
 from services.candidates.metrics import CandidatesMetrics
 from services.candidates.on_device import DeviceBuild
 from services.candidates.server import SERVICE, CandidatesServicer
-from services.common.config import ConfigError
-from services.common.rpc_server import RpcServer
+from services.platform.config import ConfigError
+from services.platform.rpc.server import RpcServer
 
 FIRST, FULL = candidates_pb2.STAGE_FIRST, candidates_pb2.STAGE_FULL
 

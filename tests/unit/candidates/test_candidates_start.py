@@ -9,8 +9,8 @@ import pytest
 from retrieval_scene import make_bundle
 
 from services.candidates.config import CandidatesSettings
-from services.common.config import ConfigError, load_settings
-from services.common.memory import available_bytes, require_memory
+from services.platform.config import ConfigError, load_settings
+from services.platform.memory import available_bytes, require_memory
 from services.reranker.config import RerankerSettings
 
 

@@ -21,13 +21,13 @@ from services.algorithms.indexes.mutable.lookup import find_items
 from services.algorithms.indexes.mutable.snapshot import SnapshotError, load_snapshot, snapshots
 from services.algorithms.live_catalogue import LiveCatalogue
 from services.candidates.bootstrap import load_shard_snapshot
-from services.common.catalogue_changes import CatalogueChanges
-from services.common.catalogue_follower import CatalogueFollower
-from services.common.catalogue_metrics import CatalogueMetrics
-from services.common.catalogue_snapshots import MAX_AGE_S, CatalogueSnapshots
-from services.common.shards import Shard
-from services.common.stream.topics.index_deltas import INDEX_DELTAS, IndexDelta, ItemDelta, encode
-from services.common.stream.topics.items import ITEMS, CatalogueItem, encode_item
+from services.catalogue.changes import CatalogueChanges
+from services.catalogue.follower import CatalogueFollower
+from services.catalogue.metrics import CatalogueMetrics
+from services.catalogue.snapshots import MAX_AGE_S, CatalogueSnapshots
+from services.contracts.shards import Shard
+from services.contracts.topics.index_deltas import INDEX_DELTAS, IndexDelta, ItemDelta, encode
+from services.contracts.topics.items import ITEMS, CatalogueItem, encode_item
 
 MODEL, IDS = "m1", [f"i{row}" for row in range(6)]
 STATES = make_items(np.random.default_rng(0), len(IDS), 2, 6, 4)

@@ -25,9 +25,9 @@ from services.candidates.handlers import Search
 from services.candidates.metrics import CandidatesMetrics
 from services.candidates.server import CandidatesServicer
 from services.candidates.votes import Voting
-from services.common.stream.topics.index_deltas import ItemDelta
-from services.common.stream.topics.items import CatalogueItem
 from services.contracts.explanations import ItemVotes
+from services.contracts.topics.index_deltas import ItemDelta
+from services.contracts.topics.items import CatalogueItem
 from services.reranker.domain import RerankQuery
 from services.reranker.handlers import Rerank
 from services.reranker.metrics import RerankerMetrics

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from services.cli.certificates import NAMES, Authority, make_certificates
 from services.cli.main import app
-from services.common.processes import PROCESSES
+from services.contracts.processes import PROCESSES
 
 
 def run(*arguments: str) -> tuple[int, str]:

@@ -261,7 +261,7 @@ def test_a_proxy_of_the_environment_is_not_asked_for_this_machine(
 def test_a_health_check_asks_no_proxy(gateway: tuple[str, MemoryGateway], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     target, _ = gateway
-    command = [sys.executable, "-m", "services.common.health_check", target]
+    command = [sys.executable, "-m", "services.platform.rpc.health_check", target]
     said = subprocess.run(command, capture_output=True, text=True, check=False).stderr
     assert "UNIMPLEMENTED" in said  # this gateway has no health service, and it answered
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from services.common import admission
-from services.common.admission import Admission, Slot
-from services.common.errors import Overloaded
+from services.platform.errors import Overloaded
+from services.platform.rpc import admission
+from services.platform.rpc.admission import Admission, Slot
 
 CORES, WORK_S = 2, 0.015
 CAPACITY = CORES / WORK_S

@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from services.common.batching import Batcher
-from services.common.errors import DependencyUnavailable, Overloaded
+from services.platform.batching import Batcher
+from services.platform.errors import DependencyUnavailable, Overloaded
 
 
 class Gate:

@@ -15,16 +15,16 @@ from services.algorithms.indexes.brute_force import BruteForce
 from services.algorithms.indexes.mutable.index import only
 from services.algorithms.live_catalogue import LiveCatalogue
 from services.algorithms.states import ItemStates, QueryStates
-from services.common import catalogue_follower
-from services.common.catalogue_changes import CatalogueChanges
-from services.common.catalogue_follower import CatalogueFollower, age_seconds
-from services.common.catalogue_metrics import CatalogueMetrics
-from services.common.errors import DependencyUnavailable
-from services.common.stream import topic_follower
-from services.common.stream.record import SourceRecord
-from services.common.stream.topics.index_deltas import INDEX_DELTAS, Batch, IndexDelta, ItemDelta, MemoryDelta, encode
-from services.common.stream.topics.items import ITEMS, CatalogueItem, encode_item
-from services.common.turn_clock import TurnClock
+from services.catalogue import follower as catalogue_follower
+from services.catalogue.changes import CatalogueChanges
+from services.catalogue.follower import CatalogueFollower, age_seconds
+from services.catalogue.metrics import CatalogueMetrics
+from services.contracts.topics.index_deltas import INDEX_DELTAS, Batch, IndexDelta, ItemDelta, MemoryDelta, encode
+from services.contracts.topics.items import ITEMS, CatalogueItem, encode_item
+from services.platform.errors import DependencyUnavailable
+from services.platform.stream import topic_follower
+from services.platform.stream.record import SourceRecord
+from services.platform.turn_clock import TurnClock
 
 MODEL = "m1"
 

@@ -5,10 +5,10 @@ import math
 import pytest
 from freshet.v1 import events_pb2
 
-from services.common.errors import InvalidRequest
-from services.common.stream.record import DeadLetter, SourceRecord
-from services.common.stream.topics.dead_letters import MAX_COPIED_BYTES, dead_letter
-from services.common.stream.topics.items import CatalogueItem, decode_item, encode_item, validate_item
+from services.contracts.topics.dead_letters import MAX_COPIED_BYTES, dead_letter
+from services.contracts.topics.items import CatalogueItem, decode_item, encode_item, validate_item
+from services.platform.errors import InvalidRequest
+from services.platform.stream.record import DeadLetter, SourceRecord
 
 KINDS = {"price": "number", "released": "time", "maker": "tag"}
 

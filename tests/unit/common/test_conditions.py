@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.algorithms.attributes import Condition
-from services.common.attributes import Said, condition_message
-from services.common.conditions import parse_condition, parse_value
-from services.common.errors import InvalidRequest
+from services.contracts.attributes import Said, condition_message
+from services.contracts.conditions import parse_condition, parse_value
 from services.contracts.wire import conditions_of
+from services.platform.errors import InvalidRequest
 
 DAY_MS = int(datetime(2026, 1, 1, tzinfo=UTC).timestamp() * 1000)
 

@@ -11,11 +11,11 @@ import pytest
 import structlog
 from pydantic import Field, SecretStr
 
-from services.common.config import ConfigError, ProcessSettings, load_settings
-from services.common.errors import PreconditionFailed
-from services.common.logging import configure_logging
-from services.common.process import configure_tracing, run_process
-from services.common.processes import PROCESSES
+from services.contracts.processes import PROCESSES
+from services.platform.config import ConfigError, ProcessSettings, load_settings
+from services.platform.errors import PreconditionFailed
+from services.platform.logging import configure_logging
+from services.platform.process import configure_tracing, run_process
 
 
 class DemoSettings(ProcessSettings):

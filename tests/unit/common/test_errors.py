@@ -3,8 +3,8 @@
 import grpc
 import pytest
 
-from services.common import errors
-from services.common.rpc_client import translate
+from services.platform import errors
+from services.platform.rpc.client import translate
 
 EXPECTED = {
     errors.InvalidRequest: (grpc.StatusCode.INVALID_ARGUMENT, False),

@@ -10,14 +10,14 @@ from freshet.v1 import events_pb2
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from services.common.errors import InvalidRequest
-from services.common.stream.topics.interactions import (
+from services.contracts.topics.interactions import (
     MAX_FUTURE_MS,
     Interaction,
     decode_interaction,
     encode_interaction,
     validate,
 )
+from services.platform.errors import InvalidRequest
 
 NOW_MS = 1_800_000_000_000
 JSON = (("content-type", b"application/json"),)

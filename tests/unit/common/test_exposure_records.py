@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from freshet.v1 import events_pb2
 
-from services.common.errors import InvalidRequest
-from services.common.stream.topics.exposures import Exposure, decode_exposure, encode_exposure
+from services.contracts.topics.exposures import Exposure, decode_exposure, encode_exposure
+from services.platform.errors import InvalidRequest
 
 
 def exposure(**changes: Any) -> Exposure:

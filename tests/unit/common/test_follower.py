@@ -11,10 +11,10 @@ import pytest
 from grpc_health.v1 import health_pb2
 from structlog.testing import capture_logs
 
-from services.common.errors import DependencyUnavailable
-from services.common.rpc_server import HealthState
-from services.common.stream.follower import Follower
-from services.common.turn_clock import TurnClock
+from services.platform.errors import DependencyUnavailable
+from services.platform.rpc.server import HealthState
+from services.platform.stream.follower import Follower
+from services.platform.turn_clock import TurnClock
 
 SERVICES = Path(__file__).parents[3] / "services"
 

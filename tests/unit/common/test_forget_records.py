@@ -3,8 +3,8 @@
 import pytest
 from freshet.v1 import common_pb2, events_pb2
 
-from services.common.errors import InvalidRequest
-from services.common.stream.topics.forgets import Forget, decode_forget, encode_forget
+from services.contracts.topics.forgets import Forget, decode_forget, encode_forget
+from services.platform.errors import InvalidRequest
 
 FORGET = Forget(forget_id="f1", user_id="日本", up_to={0: -1, 7: 2**40}, requested_ms=1_800_000_000_123)
 

@@ -5,9 +5,8 @@ from freshet.v1 import events_pb2
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.common.errors import InvalidRequest
-from services.common.stored_history import RecentId, StoredEvent, pack_history
-from services.common.stream.topics.histories import (
+from services.contracts.stored_history import RecentId, StoredEvent, pack_history
+from services.contracts.topics.histories import (
     MARK_KEY,
     MAX_RECORD_BYTES,
     Mark,
@@ -17,6 +16,7 @@ from services.common.stream.topics.histories import (
     encode_history,
     encode_mark,
 )
+from services.platform.errors import InvalidRequest
 
 EVENTS = [StoredEvent(1_800_000_000_000 + n, 3, 40 + n, 2**63 + n, f"item-{n}", "click", 1.0, "s") for n in range(5)]
 RECENT = [RecentId(2**64 - 1, 3, 41, 1), RecentId(7, 3, 42, 0, "日本")]

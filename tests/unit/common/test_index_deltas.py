@@ -9,9 +9,8 @@ from freshet.v1 import events_pb2
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.common.errors import InvalidRequest
-from services.common.stream.topics import index_deltas
-from services.common.stream.topics.index_deltas import (
+from services.contracts.topics import index_deltas
+from services.contracts.topics.index_deltas import (
     MAX_BATCH_RECORDS,
     Batches,
     IndexDelta,
@@ -24,6 +23,7 @@ from services.common.stream.topics.index_deltas import (
     joined,
     memory_key,
 )
+from services.platform.errors import InvalidRequest
 
 MODEL = "0123abcd"
 

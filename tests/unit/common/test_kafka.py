@@ -8,10 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from services.common import kafka
-from services.common.errors import DependencyUnavailable, InvalidRequest, Overloaded
-from services.common.kafka import BulkProducer, EventProducer, Record, build_consumer, partition_for
-from services.common.stream.topics import ensure_topics
+from services.contracts.topics import ensure_topics
+from services.platform.errors import DependencyUnavailable, InvalidRequest, Overloaded
+from services.platform.stream import kafka
+from services.platform.stream.kafka import BulkProducer, EventProducer, Record, build_consumer, partition_for
 
 
 @pytest.fixture
@@ -159,6 +159,6 @@ def test_a_broker_that_is_paused_is_absent_too(monkeypatch: pytest.MonkeyPatch) 
     def of_old(**options: object) -> None:
         raise AssertionError("Transactional/Idempotent producer requires >= Kafka 0.11 Brokers")
 
-    monkeypatch.setattr("services.common.kafka.KafkaProducer", of_old)
+    monkeypatch.setattr("services.platform.stream.kafka.KafkaProducer", of_old)
     with pytest.raises(DependencyUnavailable, match="cannot be reached"):
         BulkProducer("127.0.0.1:1").send_many([Record("interactions", b"ann", b"v")])

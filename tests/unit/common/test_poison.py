@@ -5,8 +5,8 @@ from collections.abc import Callable, Collection, Iterator
 import pytest
 from structlog.testing import capture_logs
 
-from services.common.errors import DependencyUnavailable, FreshetError, PreconditionFailed
-from services.common.stream.poison import FEW, NEIGHBOURS, WINDOW, PoisonPolicy, depends_on_record
+from services.platform.errors import DependencyUnavailable, FreshetError, PreconditionFailed
+from services.platform.stream.poison import FEW, NEIGHBOURS, WINDOW, PoisonPolicy, depends_on_record
 
 
 @pytest.fixture(autouse=True)

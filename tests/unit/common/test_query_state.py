@@ -6,8 +6,8 @@ from freshet.v1 import common_pb2
 
 from services.algorithms.packed_state import pack_query_state, unpack_query_state
 from services.algorithms.states import QueryStates
-from services.common.errors import InvalidRequest
-from services.common.query_state import PackedQueryState, from_message, to_message, unpacked
+from services.contracts.query_state import PackedQueryState, from_message, to_message, unpacked
+from services.platform.errors import InvalidRequest
 
 
 def packed(num_pairs: int) -> PackedQueryState:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from services.common.leases import Holding
-from services.common.redis_leases import RedisLeases
+from services.platform.leases import Holding
+from services.user_state.leases import RedisLeases
 
 WAIT_S = 20.0
 

@@ -12,7 +12,7 @@ import pytest
 from freshet.v1 import candidates_pb2, candidates_pb2_grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from services.common import rpc_client
+from services.platform.rpc import client as rpc_client
 
 SLOW_S = 0.4
 

@@ -19,14 +19,16 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
-from services.common import errors, health_check, request_context, rpc_client
-from services.common.admission import Admission
-from services.common.config import ProcessSettings
-from services.common.health_check import WHY_NOT_READY
-from services.common.ports import PortTaken
-from services.common.rpc_guard import Door
-from services.common.rpc_server import HealthState, RpcServer, serve
-from services.common.turn_clock import TurnClock
+from services.platform import errors
+from services.platform.config import ProcessSettings
+from services.platform.ports import PortTaken
+from services.platform.rpc import client as rpc_client
+from services.platform.rpc import health_check, request_context
+from services.platform.rpc.admission import Admission
+from services.platform.rpc.guard import Door
+from services.platform.rpc.health_check import WHY_NOT_READY
+from services.platform.rpc.server import HealthState, RpcServer, serve
+from services.platform.turn_clock import TurnClock
 
 NAME = "freshet.v1.EncoderService"
 Answer = Callable[[Any, Any], Awaitable[Any]]

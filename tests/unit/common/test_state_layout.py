@@ -5,10 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from redis.crc import key_slot
 
-from services.common import state_layout as layout
-from services.common import stored_history
-from services.common.errors import PreconditionFailed
-from services.common.stored_history import RecentId, StoredEvent
+from services.contracts import stored_history
+from services.contracts.stored_history import RecentId, StoredEvent
+from services.platform.errors import PreconditionFailed
+from services.user_state import layout
 
 ids = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=20)
 offsets = st.integers(0, 2**63 - 1)

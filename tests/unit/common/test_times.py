@@ -8,12 +8,12 @@ import pytest
 from freshet.v1 import common_pb2, events_pb2
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from services.common.errors import InvalidRequest
-from services.common.stream.times import MOST_MS, read_ms
-from services.common.stream.topics.forgets import decode_forget
-from services.common.stream.topics.index_deltas import IndexDelta, ItemDelta, decode, encode
-from services.common.stream.topics.interactions import decode_interaction
-from services.common.stream.topics.search_clicks import decode_click
+from services.contracts.topics.forgets import decode_forget
+from services.contracts.topics.index_deltas import IndexDelta, ItemDelta, decode, encode
+from services.contracts.topics.interactions import decode_interaction
+from services.contracts.topics.search_clicks import decode_click
+from services.platform.errors import InvalidRequest
+from services.platform.stream.times import MOST_MS, read_ms
 
 POSITION = common_pb2.StreamPosition(partition=0, offset=1)
 BAD = {

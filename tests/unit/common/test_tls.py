@@ -16,13 +16,13 @@ from fakes import certificates
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import CollectorRegistry
 
-from services.common import rpc_client
-from services.common.config import ProcessSettings
-from services.common.health_check import probe_grpc
-from services.common.metrics import serve_metrics
-from services.common.rpc_server import RpcServer
-from services.common.transport import Tls
 from services.gateway.config import GatewaySettings
+from services.platform.config import ProcessSettings
+from services.platform.metrics import serve_metrics
+from services.platform.rpc import client as rpc_client
+from services.platform.rpc.health_check import probe_grpc
+from services.platform.rpc.server import RpcServer
+from services.platform.transport import Tls
 
 
 @pytest.fixture(scope="module")

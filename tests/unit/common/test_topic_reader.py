@@ -7,8 +7,8 @@ import pytest
 from kafka import TopicPartition
 from kafka.errors import KafkaConnectionError
 
-from services.common.errors import DependencyUnavailable
-from services.common.stream.reader import TopicReader
+from services.contracts.topic_reader import TopicReader
+from services.platform.errors import DependencyUnavailable
 
 TOPIC = TopicPartition("interactions", 0)
 
@@ -28,7 +28,7 @@ class Scripted:
 @pytest.fixture
 def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     found: list[float] = []
-    monkeypatch.setattr("services.common.stream.reader.time.sleep", found.append)
+    monkeypatch.setattr("services.contracts.topic_reader.time.sleep", found.append)
     return found
 
 

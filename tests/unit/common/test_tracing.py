@@ -9,12 +9,12 @@ import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from services.common.errors import InvalidRequest
-from services.common.exported_spans import MAX_LINKS, ExportedSpans
-from services.common.process import configure_tracing
-from services.common.state_layout import trace_text, traceparent_of
-from services.common.stream.record import SourceRecord
-from services.common.tracing import OFF
+from services.platform.errors import InvalidRequest
+from services.platform.exported_spans import MAX_LINKS, ExportedSpans
+from services.platform.process import configure_tracing
+from services.platform.stream.record import SourceRecord
+from services.platform.tracing import OFF
+from services.user_state.layout import trace_text, traceparent_of
 
 
 def carrier(headers: Sequence[tuple[str, bytes | None]], offset: int = 0) -> SourceRecord:
@@ -127,7 +127,7 @@ def test_off_does_nothing_and_loads_nothing() -> None:
     assert not OFF.sampled([carrier([("traceparent", parent(5).encode())])])
     with OFF.batch("batch", [parent(5)]) as span, OFF.stage("part"):
         assert span == ""
-    loaded = "import sys, services.encoder.bootstrap; print('services.common.exported_spans' in sys.modules)"
+    loaded = "import sys, services.encoder.bootstrap; print('services.platform.exported_spans' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "False"
 

@@ -8,10 +8,10 @@ from fakes import certificates
 from pydantic import SecretStr
 from redis.connection import parse_url
 
-from services.common.config import ConfigError, ProcessSettings, environment_kafka, environment_tls, load_settings
-from services.common.kafka import kafka_options
-from services.common.transport import cluster_nodes, node_url
 from services.encoder.config import EncoderSettings
+from services.platform.config import ConfigError, ProcessSettings, environment_kafka, environment_tls, load_settings
+from services.platform.stream.kafka import kafka_options
+from services.platform.transport import cluster_nodes, node_url
 
 PASSWORD = "hunter2-hunter2"
 

@@ -3,11 +3,11 @@
 import pytest
 from fakes.stream import MemoryTopics
 
-from services.common.errors import DependencyUnavailable
-from services.common.stream import topic_follower
-from services.common.stream.topics.version_sets import VERSION_SETS, Operation, encode_operation
-from services.common.version_set_follower import VersionSetFollower
-from services.common.version_sets import VersionSet, VersionSets
+from services.contracts.topics.version_sets import VERSION_SETS, Operation, encode_operation
+from services.contracts.version_set_follower import VersionSetFollower
+from services.contracts.version_sets import VersionSet, VersionSets
+from services.platform.errors import DependencyUnavailable
+from services.platform.stream import topic_follower
 
 
 class Scene:

@@ -2,10 +2,10 @@
 
 import pytest
 
-from services.common.errors import InvalidRequest, NotFound, PreconditionFailed
-from services.common.stream.record import SourceRecord
-from services.common.stream.topics.version_sets import Counted, Operation, decode_operation, encode_operation
-from services.common.version_sets import Share, VersionSet, VersionSets
+from services.contracts.topics.version_sets import Counted, Operation, decode_operation, encode_operation
+from services.contracts.version_sets import Share, VersionSet, VersionSets
+from services.platform.errors import InvalidRequest, NotFound, PreconditionFailed
+from services.platform.stream.record import SourceRecord
 
 
 def _set(name: str, model: str = "") -> VersionSet:

@@ -19,15 +19,16 @@ from services.candidates import bootstrap as candidates
 from services.candidates.config import CandidatesSettings
 from services.candidates.metrics import CandidatesMetrics
 from services.candidates.server import CandidatesServicer
-from services.common import request_context, rpc_client
-from services.common.catalogue_gate import CatalogueGate
-from services.common.errors import DeadlineExceeded, FreshetError
-from services.common.query_state import PackedQueryState
-from services.common.rpc_server import HealthState, RpcServer
+from services.catalogue.gate import CatalogueGate
 from services.compact.in_process import InProcess
+from services.contracts.query_state import PackedQueryState
 from services.gateway.adapters.peer import Remote
 from services.gateway.adapters.processes import RemoteCandidates, RemoteReranker
 from services.gateway.domain import Pool, Seen
+from services.platform.errors import DeadlineExceeded, FreshetError
+from services.platform.rpc import client as rpc_client
+from services.platform.rpc import request_context
+from services.platform.rpc.server import HealthState, RpcServer
 from services.reranker import bootstrap as reranker
 from services.reranker.config import RerankerSettings
 from services.reranker.metrics import RerankerMetrics

@@ -11,9 +11,9 @@ from services.algorithms.attributes import Comparison, Condition
 from services.algorithms.filters import ItemFilter
 from services.algorithms.indexes.protocol import ESTIMATE, EXACT, Certificate
 from services.algorithms.rules import Rule
-from services.common.errors import InvalidRequest
 from services.contracts import wire
 from services.contracts.explanations import ExplainedPair, ExplainedScore, ItemVotes, VotingInteractions
+from services.platform.errors import InvalidRequest
 
 NAMES = st.lists(st.text(min_size=1, max_size=5), max_size=3).map(tuple)
 WHERE = st.lists(

@@ -5,8 +5,8 @@ from typing import Any
 
 from fakes.encoder import HashEncoder, MemoryForgetLog, MemoryOutbox, MemoryStream
 
-from services.common.stream.topics.forgets import Forget
-from services.common.stream.topics.interactions import Interaction, encode_interaction
+from services.contracts.topics.forgets import Forget
+from services.contracts.topics.interactions import Interaction, encode_interaction
 from services.encoder.encoding import Vocabulary
 from services.encoder.forgetting import Forgotten
 from services.encoder.handlers.apply_records import ApplyRecords

@@ -16,8 +16,8 @@ from test_bulk_import import MemoryWriter, past
 
 from services.algorithms.absence import AbsenceRows
 from services.algorithms.packed_state import after_absence
-from services.common.stream.topics.attributions import Attribution
-from services.common.stream.topics.interactions import INTERACTIONS, Interaction
+from services.contracts.topics.attributions import Attribution
+from services.contracts.topics.interactions import INTERACTIONS, Interaction
 from services.encoder.encoding import Vocabulary
 from services.encoder.models import Model
 from services.offline.backfill.bulk_import import BulkImport

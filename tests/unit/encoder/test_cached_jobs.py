@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from services.common.errors import DependencyUnavailable
 from services.encoder.adapters.inference_server import InferenceServerEncoder
 from services.encoder.domain import EncodeJob
+from services.platform.errors import DependencyUnavailable
 
 
 class KeepingServer:

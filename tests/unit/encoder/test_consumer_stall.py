@@ -10,13 +10,13 @@ from fakes.encoder import HashEncoder, MemoryForgetLog, MemoryOutbox, MemoryStre
 from prometheus_client import CollectorRegistry
 from streams import NOW_MS, VOCABULARY, append, forgets_on, interaction
 
-from services.common.errors import DependencyUnavailable
-from services.common.turn_clock import TurnClock
 from services.encoder.consumer import Consumer, ConsumerLimits
 from services.encoder.forgetting import Forgotten
 from services.encoder.handlers.apply_records import ApplyRecords
 from services.encoder.metrics import EncoderMetrics
 from services.offline.backfill.memory_store import MemoryStore
+from services.platform.errors import DependencyUnavailable
+from services.platform.turn_clock import TurnClock
 
 
 class Away(HashEncoder):

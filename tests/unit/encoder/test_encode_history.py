@@ -12,10 +12,8 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from prometheus_client import CollectorRegistry
 from streams import VOCABULARY
 
-from services.common.errors import DependencyUnavailable
-from services.common.pseudonyms import pseudonym_of
-from services.common.rpc_server import RpcServer
-from services.common.stored_history import StoredEvent
+from services.contracts.pseudonyms import pseudonym_of
+from services.contracts.stored_history import StoredEvent
 from services.encoder.config import EncoderSettings
 from services.encoder.encoding import encode_job, pack_state
 from services.encoder.handlers.describe_user import DescribeUser
@@ -23,6 +21,8 @@ from services.encoder.handlers.encode_history import MAX_EVENTS, EncodeHistory
 from services.encoder.metrics import EncoderMetrics
 from services.encoder.server import SERVICE, EncoderServicer
 from services.offline.backfill.memory_store import MemoryStore
+from services.platform.errors import DependencyUnavailable
+from services.platform.rpc.server import RpcServer
 
 
 class Model(HashEncoder):

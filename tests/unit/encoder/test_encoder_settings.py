@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from services.algorithms.filters import MAX_IDS
-from services.common.config import ConfigError, load_settings
-from services.common.pseudonyms import DEVELOPMENT_PSEUDONYM_KEY, pseudonym_key
+from services.contracts.pseudonyms import DEVELOPMENT_PSEUDONYM_KEY, pseudonym_key
 from services.encoder.bootstrap import earlier_keys
 from services.encoder.config import MAX_SEEN, EncoderSettings
 from services.gateway.validation import MAX_HISTORY
+from services.platform.config import ConfigError, load_settings
 
 
 def test_seen_items_and_a_requests_history_fit_into_one_search(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,12 +10,12 @@ from tritonclient.utils import InferenceServerException
 from services.algorithms.actions import STRIDE, Actions
 from services.algorithms.event_schema import default_schema
 from services.algorithms.item_buckets import item_bucket
-from services.common.errors import DeadlineExceeded, DependencyUnavailable, PreconditionFailed
-from services.common.stored_history import StoredEvent
+from services.contracts.stored_history import StoredEvent
 from services.encoder.adapters.batches import length_buckets, pad_jobs
 from services.encoder.adapters.inference_server import InferenceServerEncoder
 from services.encoder.domain import EncodedStates, EncodeJob
 from services.encoder.encoding import cache_key, encode_job, pack_state
+from services.platform.errors import DeadlineExceeded, DependencyUnavailable, PreconditionFailed
 
 
 def history(*items: str) -> list[StoredEvent]:

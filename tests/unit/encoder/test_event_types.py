@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry
 from streams import NOW_MS, VOCABULARY, append, drain, handler_on, interaction
 
 from services.algorithms.event_schema import EventSchema
-from services.common.stream.topics.attributions import Attribution
+from services.contracts.topics.attributions import Attribution
 from services.encoder.encoding import Vocabulary
 from services.encoder.handlers.apply_records import Applied
 from services.encoder.metrics import EncoderMetrics

@@ -14,14 +14,14 @@ from streams import NOW_MS, VOCABULARY, Crash, append, drain, handler_on, intera
 
 from services.algorithms.event_schema import EventSchema
 from services.algorithms.popularity import count_at
-from services.common.errors import Conflict
-from services.common.stream.record import DeadLetter
-from services.common.stream.retraction import ForgetUpTo, Undo
-from services.common.stream.topics.attributions import Attributed, Attribution
-from services.common.stream.topics.interactions import Interaction, decode_interaction
-from services.common.stream.topics.search_clicks import ClickRecord
+from services.contracts.retraction import ForgetUpTo, Undo
+from services.contracts.topics.attributions import Attributed, Attribution
+from services.contracts.topics.interactions import Interaction, decode_interaction
+from services.contracts.topics.search_clicks import ClickRecord
 from services.encoder.domain import MAX_RECORDS_PER_USER
 from services.offline.backfill.memory_store import MemoryStore
+from services.platform.errors import Conflict
+from services.platform.stream.record import DeadLetter
 
 PARTITIONS = 2
 

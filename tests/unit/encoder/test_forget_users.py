@@ -10,19 +10,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from streams import NOW_MS, VOCABULARY, Crash, append, forget, forgets_on, handler_on, interaction
 
-from services.common.errors import Conflict, DependencyUnavailable, PreconditionFailed
-from services.common.pseudonyms import pseudonym_of
-from services.common.state_layout import home_of
-from services.common.state_store import UserHistory
-from services.common.stream.retraction import ForgetUpTo, Undo
-from services.common.stream.topics.attributions import Attribution
-from services.common.stream.topics.forgets import Forget
-from services.common.stream.topics.interactions import Interaction
+from services.contracts.pseudonyms import pseudonym_of
+from services.contracts.retraction import ForgetUpTo, Undo
+from services.contracts.topics.attributions import Attribution
+from services.contracts.topics.forgets import Forget
+from services.contracts.topics.interactions import Interaction
 from services.encoder.domain import EncodedStates, EncodeJob
 from services.encoder.encoding import cache_key
 from services.encoder.forgetting import Forgotten
 from services.encoder.handlers.describe_user import DescribeUser
 from services.offline.backfill.memory_store import MemoryStore
+from services.platform.errors import Conflict, DependencyUnavailable, PreconditionFailed
+from services.user_state.layout import home_of
+from services.user_state.store import UserHistory
 
 USERS = [f"user-{number}" for number in range(3)]
 

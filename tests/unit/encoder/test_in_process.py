@@ -13,9 +13,8 @@ from onnx import TensorProto, helper
 from streams import NOW_MS
 
 from services.algorithms.manifest import EncoderShape, HeadShape
-from services.common.errors import PreconditionFailed
-from services.common.stream.topics.attributions import Attribution
-from services.common.stream.topics.interactions import Interaction, encode_interaction
+from services.contracts.topics.attributions import Attribution
+from services.contracts.topics.interactions import Interaction, encode_interaction
 from services.encoder.adapters.in_process import InProcessEncoder
 from services.encoder.domain import EncodedStates, EncodeJob
 from services.encoder.encoding import Vocabulary
@@ -24,6 +23,7 @@ from services.offline.backfill.memory_store import MemoryStore
 from services.offline.training.export import write_onnx
 from services.offline.training.models.sequential import SequentialModel
 from services.offline.training.step_export import write_step_onnx
+from services.platform.errors import PreconditionFailed
 
 L, NUM_ITEMS, NUM_BUCKETS = 16, 20, 3
 SHAPE = EncoderShape(

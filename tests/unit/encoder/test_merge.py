@@ -6,10 +6,10 @@ import pytest
 from streams import NOW_MS, interaction
 
 from services.algorithms.event_schema import EventSchema
-from services.common.state_store import UserHistory
-from services.common.stream.position import Position
 from services.encoder.domain import RECENT_IDS, Arrival, Merge, Outcome, Prefix, Undone, rounds
 from services.encoder.domain import merge as merge_by
+from services.platform.stream.position import Position
+from services.user_state.store import UserHistory
 
 L = 8
 SCHEMA = EventSchema.parse(

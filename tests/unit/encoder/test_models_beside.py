@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from streams import VOCABULARY, append, drain, handler_on, interaction
 from test_exactly_once import filled, sizes, streams_of_records
 
-from services.common.errors import DependencyUnavailable
-from services.common.stream.topics.attributions import Attribution
-from services.common.stream.topics.interactions import Interaction
-from services.common.version_sets import VersionSet, VersionSets
+from services.contracts.topics.attributions import Attribution
+from services.contracts.topics.interactions import Interaction
+from services.contracts.version_sets import VersionSet, VersionSets
 from services.encoder.domain import EncodedStates, EncodeJob
 from services.encoder.encoding import Vocabulary
 from services.encoder.models import Model, Models
 from services.offline.backfill.memory_store import MemoryStore
+from services.platform.errors import DependencyUnavailable
 
 # It knows fewer items, so some events mean nothing to it.
 OTHER = replace(VOCABULARY, model_version="model-2", item_index={f"item-{n}": 49 - n for n in range(50)})

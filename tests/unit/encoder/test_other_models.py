@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from streams import NOW_MS, VOCABULARY, append, forget, forgets_on, handler_on, interaction
 
-from services.common.stream.topics.attributions import Attributed, Attribution, encode_attribution
-from services.common.stream.topics.interactions import Interaction
+from services.contracts.topics.attributions import Attributed, Attribution, encode_attribution
+from services.contracts.topics.interactions import Interaction
 from services.encoder.domain import EncodedStates, EncodeJob
 from services.encoder.encoding import Vocabulary
 from services.encoder.forgetting import Forgotten

@@ -9,15 +9,15 @@ import pytest
 from fakes.encoder import HashEncoder, MemoryForgetLog, MemoryOutbox, MemoryStream
 from streams import NOW_MS, VOCABULARY, append, drain, forget, handler_on, interaction
 
-from services.common.errors import DependencyUnavailable
-from services.common.stream.retraction import Undo
-from services.common.stream.topics.attributions import Attribution
-from services.common.stream.topics.interactions import INTERACTIONS
+from services.contracts.retraction import Undo
+from services.contracts.topics.attributions import Attribution
+from services.contracts.topics.interactions import INTERACTIONS
 from services.encoder.forgetting import Forgotten
 from services.offline.archive.files import Archive, open_whole
 from services.offline.archive.writing import ArchiveInteractions
 from services.offline.backfill.memory_store import MemoryStore
 from services.offline.backfill.reattribution import Reattribution, ReattributionReport
+from services.platform.errors import DependencyUnavailable
 
 PARTITIONS = 3
 NEXT = replace(VOCABULARY, model_version="model-2", item_index={f"item-{n}": n for n in range(10, 60)}, max_history=12)

@@ -6,15 +6,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from streams import NOW_MS, VOCABULARY, append, drain, forget, forgets_on, handler_on, interaction
 
-from services.common.errors import InvalidRequest
-from services.common.pseudonyms import pseudonym_of
-from services.common.stream.retraction import ForgetUpTo, Undo
-from services.common.stream.topics.attributions import Attribution
-from services.common.stream.topics.interactions import Interaction
-from services.common.stream.topics.search_clicks import ClickRecord, SearchClick, decode_click, encode_click, key_of
+from services.contracts.pseudonyms import pseudonym_of
+from services.contracts.retraction import ForgetUpTo, Undo
+from services.contracts.topics.attributions import Attribution
+from services.contracts.topics.interactions import Interaction
+from services.contracts.topics.search_clicks import ClickRecord, SearchClick, decode_click, encode_click, key_of
 from services.encoder.forgetting import Forgotten
 from services.offline.backfill.memory_store import MemoryStore
 from services.offline.backfill.reattribution import Reattribution
+from services.platform.errors import InvalidRequest
 
 PSEUDONYM = pseudonym_of("user-0", b"key")
 

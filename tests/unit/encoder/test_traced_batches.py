@@ -7,10 +7,10 @@ from fakes.encoder import MemoryOutbox, MemoryStream
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from streams import NOW_MS, append, drain, handler_on, interaction
 
-from services.common.exported_spans import ExportedSpans
-from services.common.state_store import UserUpdate
-from services.common.stream.topics.interactions import Interaction, encode_interaction
+from services.contracts.topics.interactions import Interaction, encode_interaction
 from services.offline.backfill.memory_store import MemoryStore
+from services.platform.exported_spans import ExportedSpans
+from services.user_state.store import UserUpdate
 
 TRACEPARENT = f"00-{5:032x}-{6:016x}-01"
 

@@ -24,8 +24,7 @@ from prometheus_client import CollectorRegistry
 from services.algorithms.absence import AbsenceRows
 from services.algorithms.attributes import AttributeTable, Kind
 from services.algorithms.event_schema import EventSchema, default_schema
-from services.common.query_state import PackedQueryState
-from services.common.state_store import StoredState
+from services.contracts.query_state import PackedQueryState
 from services.gateway.bootstrap import make_handlers
 from services.gateway.domain import now_ms
 from services.gateway.exposures import Exposures
@@ -39,6 +38,7 @@ from services.gateway.routes import Routes
 from services.gateway.searching import Hit
 from services.gateway.server import GatewayServicer
 from services.gateway.stages import Limits
+from services.user_state.store import StoredState
 
 ITEMS = ["a", "b", "c", "d", "e", "f"]
 COUNTS = np.array([10, 60, 30, 60, 20, 20], dtype=np.int64)

@@ -13,9 +13,8 @@ from test_by_http import doors
 from services.algorithms.absence import AbsenceRows
 from services.algorithms.packed_state import after_absence, pack_query_state
 from services.algorithms.states import QueryStates
-from services.common.errors import DependencyUnavailable, InvalidRequest
-from services.common.query_state import PackedQueryState
-from services.common.version_sets import VersionSet, VersionSets
+from services.contracts.query_state import PackedQueryState
+from services.contracts.version_sets import VersionSet, VersionSets
 from services.gateway.api_keys import create_key
 from services.gateway.domain import Degradation, HistoryEvent, Recommendation, RecommendQuery
 from services.gateway.explanation import ExplainQuery
@@ -23,6 +22,7 @@ from services.gateway.pages import PageTokens, Place
 from services.gateway.roles import Role
 from services.gateway.routes import Held, Routes
 from services.gateway.searching import SearchQuery
+from services.platform.errors import DependencyUnavailable, InvalidRequest
 
 # When the last event in ann's state happened, and a moment far from any bucket's edge: 97 floors later.
 LAST_MS = 1_600_000_000_000

@@ -29,10 +29,6 @@ from structlog.testing import capture_logs
 from services.algorithms.filters import ItemFilter
 from services.algorithms.indexes.protocol import Certificate
 from services.algorithms.rules import Rule
-from services.common import rpc_client
-from services.common.config import ProcessSettings
-from services.common.errors import DeadlineExceeded, DependencyUnavailable, PreconditionFailed
-from services.common.rpc_server import HealthState, RpcServer
 from services.gateway.adapters.peer import Remote
 from services.gateway.adapters.processes import (
     RemoteCandidates,
@@ -46,6 +42,10 @@ from services.gateway.adapters.stream_status import ProbedStreamStatus
 from services.gateway.domain import HistoryEvent, IndexFreshness, Pool, Ranking, ScoredItem, Seen
 from services.gateway.freshness import PartitionProgress
 from services.gateway.searching import Hit, SourceHits
+from services.platform.config import ProcessSettings
+from services.platform.errors import DeadlineExceeded, DependencyUnavailable, PreconditionFailed
+from services.platform.rpc import client as rpc_client
+from services.platform.rpc.server import HealthState, RpcServer
 
 GENERATED = [("i1", "Space", -1.0), ("i2", "Movies", -2.0)]
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from services.common.config import ConfigError
 from services.gateway import api_keys
 from services.gateway.api_keys import create_key, digest, read_keys, remove_key
 from services.gateway.first_keys import make_first_keys
 from services.gateway.roles import Role
+from services.platform.config import ConfigError
 
 GOOD: dict[str, Any] = {"id": "shop", "sha256": "0a" * 32, "roles": ["recommend"]}
 

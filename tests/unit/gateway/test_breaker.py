@@ -6,17 +6,17 @@ import time
 import pytest
 from structlog.testing import capture_logs
 
-from services.common.errors import (
+from services.gateway.breaker import Breaker
+from services.gateway.lag import AcknowledgedLag
+from services.gateway.loop_stalls import LoopStalls
+from services.platform.errors import (
     DeadlineExceeded,
     DependencyUnavailable,
     FreshetError,
     Overloaded,
     PreconditionFailed,
 )
-from services.common.stream.position import Position
-from services.gateway.breaker import Breaker
-from services.gateway.lag import AcknowledgedLag
-from services.gateway.loop_stalls import LoopStalls
+from services.platform.stream.position import Position
 
 
 class Clock:

@@ -17,15 +17,15 @@ from google.protobuf import json_format
 from grpc_health.v1 import health_pb2
 from prometheus_client import CollectorRegistry
 
-from services.common import rpc_client
-from services.common.errors import DependencyUnavailable, FreshetError
-from services.common.http_server import HttpServer
-from services.common.request_counts import OF_CLIENTS
-from services.common.rpc_server import RpcServer
 from services.gateway.api_keys import Role, create_key
 from services.gateway.bootstrap import MAX_REQUEST_BYTES, admissions, opened_door
 from services.gateway.config import GatewaySettings
 from services.gateway.server import SERVICE
+from services.platform.errors import DependencyUnavailable, FreshetError
+from services.platform.http.server import HttpServer
+from services.platform.rpc import client as rpc_client
+from services.platform.rpc.request_counts import OF_CLIENTS
+from services.platform.rpc.server import RpcServer
 
 _SERVICE = gateway_pb2.DESCRIPTOR.services_by_name["GatewayService"]
 _HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"]
@@ -258,6 +258,6 @@ async def test_a_wrong_question_to_health_is_no_bug(
 
 
 def test_every_status_of_ours_has_a_connect_code() -> None:
-    from services.common.http_server import _CODES
+    from services.platform.http.server import _CODES
 
     assert {kind.status.name for kind in FreshetError.__subclasses__()} <= _CODES.keys()

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from services.common.config import ConfigError
-from services.common.errors import FreshetError, Overloaded, PermissionDenied, Unauthenticated
 from services.gateway.api_keys import ApiKey, digest
 from services.gateway.audit import MAX_REFUSALS, WINDOW_S, AuditLog
 from services.gateway.door import Door, Rate
 from services.gateway.roles import AUDITED, ROLES_OF, Role
+from services.platform.config import ConfigError
+from services.platform.errors import FreshetError, Overloaded, PermissionDenied, Unauthenticated
 
 PEER = "ipv4:10.0.0.7:999"
 

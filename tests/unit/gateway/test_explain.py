@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 from gateway_scene import ITEMS, Scene
 
-from services.common.errors import DependencyUnavailable, InvalidRequest, NotFound
 from services.gateway.domain import HistoryEvent, RecommendQuery
 from services.gateway.explanation import ExplainQuery, Explanation
+from services.platform.errors import DependencyUnavailable, InvalidRequest, NotFound
 
 DOWN = DependencyUnavailable("away")
 NOW_MS = time.time_ns() // 1_000_000

@@ -4,7 +4,7 @@ import asyncio
 import socket
 import time
 
-from services.common.stream.topics.exposures import Exposure
+from services.contracts.topics.exposures import Exposure
 from services.gateway.adapters.exposure_log import MAX_WAITING, KafkaExposureLog
 
 ONE = Exposure(exposure_id="e", shown_ms=5, surface="recommend", model_version="m1")

@@ -7,11 +7,11 @@ import pytest
 from gateway_scene import Scene
 
 from services.algorithms.event_schema import EventSchema
-from services.common.errors import InvalidRequest, PermissionDenied, PreconditionFailed
-from services.common.stream.topics.interactions import Interaction
+from services.contracts.topics.interactions import Interaction
 from services.gateway.domain import Impression, RecommendQuery, SimilarQuery
 from services.gateway.exposures import Exposures
 from services.gateway.searching import SearchQuery
+from services.platform.errors import InvalidRequest, PermissionDenied, PreconditionFailed
 
 
 async def shown(scene: Scene, user_id: str = "ann") -> str:

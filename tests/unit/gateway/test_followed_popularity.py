@@ -8,10 +8,10 @@ import pytest
 
 from services.algorithms.filters import ItemFilter
 from services.algorithms.popularity import level_of
-from services.common.errors import DependencyUnavailable
-from services.common.state_store import Popularity
 from services.gateway.popular import PopularItems
 from services.gateway.popular_now import FollowedPopularity
+from services.platform.errors import DependencyUnavailable
+from services.user_state.store import Popularity
 
 NOW_MS, HOUR_S = 1_800_000_000_000, 3600.0
 

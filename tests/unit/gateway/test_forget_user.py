@@ -11,14 +11,14 @@ from freshet.v1 import gateway_pb2
 from gateway_scene import Scene
 from test_server import gateway
 
-from services.common import request_context
-from services.common.errors import DependencyUnavailable, InvalidRequest
-from services.common.state_layout import Home, history_key, users_key
-from services.common.stream.topic import NUM_PARTITIONS, Topic
-from services.common.stream.topics import TOPICS
-from services.common.stream.topics.forgets import Forget
+from services.contracts.topics import TOPICS
+from services.contracts.topics.forgets import Forget
 from services.gateway.forgetting import Contributions, ForgetReport, StoredUser
 from services.gateway.remains import HOLDS, NOTHING_OF_USERS, REMAINS, until
+from services.platform.errors import DependencyUnavailable, InvalidRequest
+from services.platform.rpc import request_context
+from services.platform.stream.topic import NUM_PARTITIONS, Topic
+from services.user_state.layout import Home, history_key, users_key
 
 FOUND = {
     "history_events": 5,

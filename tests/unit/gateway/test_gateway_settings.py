@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from fakes.certificates import made, of, settings_of
 
-from services.common.config import ConfigError, load_settings
 from services.gateway.config import GatewaySettings, shard_addresses
 from services.gateway.handlers.recommend import Recommend
 from services.gateway.handlers.search import Search
+from services.platform.config import ConfigError, load_settings
 
 
 def test_several_refreshers_are_named_in_one_variable(monkeypatch: pytest.MonkeyPatch) -> None:

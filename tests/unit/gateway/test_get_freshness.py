@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 from gateway_scene import Scene
 
-from services.common.errors import DependencyUnavailable
-from services.common.stream.topic import NUM_PARTITIONS
 from services.gateway.domain import Degradation
 from services.gateway.freshness import UNKNOWN, PartitionProgress
+from services.platform.errors import DependencyUnavailable
+from services.platform.stream.topic import NUM_PARTITIONS
 
 DOWN = DependencyUnavailable("away")
 

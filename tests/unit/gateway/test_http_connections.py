@@ -10,8 +10,8 @@ import pytest
 from gateway_scene import Scene
 from test_by_http import Door, doors
 
-from services.common import http_connections
 from services.gateway.api_keys import Role, create_key
+from services.platform.http import connections as http_connections
 
 _PATH = "/freshet.v1.GatewayService/Recommend"
 _HEAD = f"POST {_PATH} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"

@@ -6,11 +6,11 @@ import pytest
 from gateway_scene import Scene
 
 from services.algorithms.filters import ItemFilter
-from services.common.errors import DependencyUnavailable
-from services.common.stream.topics.items import CatalogueItem
+from services.contracts.topics.items import CatalogueItem
 from services.gateway.catalogue import DescribedItems
 from services.gateway.domain import RecommendQuery, now_ms
 from services.gateway.stages import Limits
+from services.platform.errors import DependencyUnavailable
 
 HOUR_MS = 3600 * 1000
 

@@ -9,9 +9,7 @@ from hypothesis import strategies as st
 
 from services.algorithms.filters import ItemFilter
 from services.algorithms.indexes.protocol import Certificate
-from services.common.errors import DependencyUnavailable, InvalidRequest, PermissionDenied, PreconditionFailed
-from services.common.state_layout import PAGES
-from services.common.stream.topics.items import CatalogueItem
+from services.contracts.topics.items import CatalogueItem
 from services.gateway.catalogue import DescribedItems
 from services.gateway.domain import (
     Degradation,
@@ -24,6 +22,8 @@ from services.gateway.domain import (
     ScoredItem,
 )
 from services.gateway.pages import KEPT_S, MAX_LISTS, Place, ServedList, find_list, packed_list
+from services.platform.errors import DependencyUnavailable, InvalidRequest, PermissionDenied, PreconditionFailed
+from services.user_state.layout import PAGES
 
 # Seen items are not answered: five of six are.
 ANN = RecommendQuery(user_id="ann", k=2, page_depth=10)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from services.algorithms.attributes import Comparison, Condition
 from services.algorithms.filters import ItemFilter
-from services.common.stream.topics.items import CatalogueItem
+from services.contracts.topics.items import CatalogueItem
 from services.gateway.catalogue import DescribedItems
 from services.gateway.domain import Degradation, RecommendQuery
 from services.gateway.popular import TRAINING_COUNTS, PopularItems

@@ -6,9 +6,9 @@ from freshet.v1 import events_pb2, gateway_pb2
 from gateway_scene import Scene
 from test_server import gateway
 
-from services.common.errors import DependencyUnavailable, InvalidRequest
-from services.common.stream.topics.items import CatalogueItem
+from services.contracts.topics.items import CatalogueItem
 from services.gateway.handlers.items import MAX_ITEMS
+from services.platform.errors import DependencyUnavailable, InvalidRequest
 
 
 async def test_items_cross_the_wire_with_all_that_they_say() -> None:

@@ -8,19 +8,19 @@ from gateway_scene import ITEMS, POPULAR, STORED, Scene
 
 from services.algorithms.filters import ItemFilter
 from services.algorithms.indexes.protocol import ESTIMATE, EXACT
-from services.common import admission, request_context
-from services.common.admission import Admission
-from services.common.errors import (
+from services.gateway.domain import Degradation, FreshnessToken, HistoryEvent, Recommendation, RecommendQuery
+from services.gateway.explanation import ExplainQuery
+from services.gateway.stages import COMPONENTS, Limits
+from services.platform.errors import (
     DeadlineExceeded,
     DependencyUnavailable,
     InvalidRequest,
     Overloaded,
     PreconditionFailed,
 )
-from services.common.stream.position import Position
-from services.gateway.domain import Degradation, FreshnessToken, HistoryEvent, Recommendation, RecommendQuery
-from services.gateway.explanation import ExplainQuery
-from services.gateway.stages import COMPONENTS, Limits
+from services.platform.rpc import admission, request_context
+from services.platform.rpc.admission import Admission
+from services.platform.stream.position import Position
 
 DOWN = DependencyUnavailable("away")
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from gateway_scene import Scene
 
-from services.common import request_context
-from services.common.errors import DeadlineExceeded, DependencyUnavailable, InvalidRequest
-from services.common.stream.topics.interactions import Interaction
+from services.contracts.topics.interactions import Interaction
 from services.gateway.domain import FreshnessToken
 from services.gateway.stages import Limits
+from services.platform.errors import DeadlineExceeded, DependencyUnavailable, InvalidRequest
+from services.platform.rpc import request_context
 
 DOWN = DependencyUnavailable("Kafka is away")
 

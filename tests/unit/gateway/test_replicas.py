@@ -13,15 +13,15 @@ from gateway_scene import query_state
 from prometheus_client import CollectorRegistry
 
 from services.algorithms.filters import ItemFilter
-from services.common import rpc_client
-from services.common.config import ProcessSettings
-from services.common.errors import DependencyUnavailable, FreshetError, PreconditionFailed
-from services.common.processes import PROCESSES
-from services.common.rpc_server import HealthState, RpcServer
-from services.common.shards import WHOLE, Shard
+from services.contracts.processes import PROCESSES
+from services.contracts.shards import WHOLE, Shard
 from services.gateway.adapters.peer import Remote
 from services.gateway.adapters.processes import RemoteCandidates, RemoteEncoder
 from services.gateway.domain import HistoryEvent, Pool, Seen
+from services.platform.config import ProcessSettings
+from services.platform.errors import DependencyUnavailable, FreshetError, PreconditionFailed
+from services.platform.rpc import client as rpc_client
+from services.platform.rpc.server import HealthState, RpcServer
 
 ROW = PROCESSES["candidates"]
 

@@ -8,11 +8,11 @@ import pytest
 from freshet.v1 import events_pb2, gateway_pb2
 from gateway_scene import Scene
 
-from services.common.errors import DependencyUnavailable
-from services.common.version_sets import VersionSet, VersionSets
+from services.contracts.version_sets import VersionSet, VersionSets
 from services.gateway.domain import RecommendQuery
 from services.gateway.routes import Held, Routes
 from services.gateway.server import GatewayServicer
+from services.platform.errors import DependencyUnavailable
 
 A = VersionSet(name="a", model_version="m1", bundle="/a")
 B = VersionSet(name="b", model_version="m2", bundle="/b")

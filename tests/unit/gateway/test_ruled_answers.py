@@ -24,21 +24,21 @@ from services.candidates import bootstrap as candidates
 from services.candidates.config import CandidatesSettings
 from services.candidates.metrics import CandidatesMetrics
 from services.candidates.server import CandidatesServicer
-from services.common.errors import DependencyUnavailable
-from services.common.query_state import PackedQueryState
-from services.common.state_layout import IMPRESSIONS
-from services.common.stream.topics.items import CatalogueItem
 from services.compact.in_process import InProcess
+from services.contracts.query_state import PackedQueryState
+from services.contracts.topics.items import CatalogueItem
 from services.gateway.adapters.processes import RemoteCandidates, RemoteReranker
 from services.gateway.catalogue import DescribedItems
 from services.gateway.domain import Recommendation, RecommendQuery, now_ms
 from services.gateway.popular import PopularItems
 from services.gateway.shown_before import packed_items
 from services.gateway.stages import Limits
+from services.platform.errors import DependencyUnavailable
 from services.reranker import bootstrap as reranker
 from services.reranker.config import RerankerSettings
 from services.reranker.metrics import RerankerMetrics
 from services.reranker.server import RerankerServicer
+from services.user_state.layout import IMPRESSIONS
 
 POOL, NEW, DISCOUNT = 10, 12, 0.05
 ALL = ItemFilter(exclude_seen=False)

@@ -24,10 +24,8 @@ from services.candidates import bootstrap as candidates
 from services.candidates.config import CandidatesSettings
 from services.candidates.metrics import CandidatesMetrics
 from services.candidates.server import CandidatesServicer
-from services.common.config import ConfigError
-from services.common.errors import DependencyUnavailable
-from services.common.query_state import PackedQueryState
 from services.compact.in_process import InProcess
+from services.contracts.query_state import PackedQueryState
 from services.gateway.adapters.processes import RemoteCandidates, RemoteReranker
 from services.gateway.bootstrap import standing_rules
 from services.gateway.config import GatewaySettings
@@ -35,6 +33,8 @@ from services.gateway.domain import Degradation, Pool, RecommendQuery
 from services.gateway.explanation import ExplainQuery
 from services.gateway.ruled_pools import searched_for, with_own_pools
 from services.gateway.stages import Limits
+from services.platform.config import ConfigError
+from services.platform.errors import DependencyUnavailable
 from services.reranker import bootstrap as reranker
 from services.reranker.config import RerankerSettings
 from services.reranker.metrics import RerankerMetrics

@@ -9,18 +9,18 @@ from fakes.gateway import MemoryTextSources
 from gateway_scene import FOUND, Scene, query_state
 
 from services.algorithms.filters import ItemFilter
-from services.common import request_context
-from services.common.errors import (
+from services.gateway.domain import Degradation, HistoryEvent, RecommendQuery
+from services.gateway.handlers.search import RECENT
+from services.gateway.searching import SearchAnswer, SearchQuery
+from services.gateway.stages import Limits
+from services.platform.errors import (
     DeadlineExceeded,
     DependencyUnavailable,
     InvalidRequest,
     Overloaded,
     PreconditionFailed,
 )
-from services.gateway.domain import Degradation, HistoryEvent, RecommendQuery
-from services.gateway.handlers.search import RECENT
-from services.gateway.searching import SearchAnswer, SearchQuery
-from services.gateway.stages import Limits
+from services.platform.rpc import request_context
 
 
 def ids(answer: SearchAnswer) -> list[str]:

@@ -16,13 +16,13 @@ from freshet.v1 import common_pb2, events_pb2, gateway_pb2, gateway_pb2_grpc
 from gateway_scene import Scene
 from prometheus_client import CollectorRegistry
 
-from services.common import rpc_client
-from services.common.errors import DependencyUnavailable
-from services.common.rpc_server import RpcServer
 from services.gateway.bootstrap import MAX_REQUEST_BYTES, admissions
 from services.gateway.config import GatewaySettings
 from services.gateway.domain import HistoryEvent, IndexFreshness
 from services.gateway.server import SERVICE
+from services.platform.errors import DependencyUnavailable
+from services.platform.rpc import client as rpc_client
+from services.platform.rpc.server import RpcServer
 
 SERVICE_CONFIG = Path(__file__).parents[3] / "protos" / "freshet" / "v1" / "service_config.json"
 

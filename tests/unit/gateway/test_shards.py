@@ -22,17 +22,17 @@ from services.candidates.bootstrap import Live, make_live
 from services.candidates.config import CandidatesSettings
 from services.candidates.metrics import CandidatesMetrics
 from services.candidates.server import CandidatesServicer
-from services.common.catalogue_changes import CatalogueChanges
-from services.common.config import ConfigError
-from services.common.errors import DependencyUnavailable, NotFound
-from services.common.query_state import PackedQueryState
-from services.common.shards import Shard, home_shard
-from services.common.stream.topics.index_deltas import Batch, IndexDelta, ItemDelta
-from services.common.stream.topics.items import CatalogueItem
+from services.catalogue.changes import CatalogueChanges
 from services.compact.in_process import InProcess
+from services.contracts.query_state import PackedQueryState
+from services.contracts.shards import Shard, home_shard
+from services.contracts.topics.index_deltas import Batch, IndexDelta, ItemDelta
+from services.contracts.topics.items import CatalogueItem
 from services.gateway.adapters.processes import RemoteCandidates
 from services.gateway.adapters.shards import ShardedCandidates, share_of_pool
 from services.gateway.domain import Pool, Ranking, Seen
+from services.platform.config import ConfigError
+from services.platform.errors import DependencyUnavailable, NotFound
 
 X, N, MODEL = 200, 4, "m"
 IDS = [f"item-{row}" for row in range(X)]

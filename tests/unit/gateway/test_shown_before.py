@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.algorithms.filters import ItemFilter
-from services.common.errors import DependencyUnavailable, InvalidRequest
-from services.common.query_state import PackedQueryState
-from services.common.state_layout import ANSWERS, IMPRESSIONS
-from services.common.stream.topics.interactions import Interaction
+from services.contracts.query_state import PackedQueryState
+from services.contracts.topics.interactions import Interaction
 from services.gateway.domain import Degradation, Impression, NotAgain, Ranking, RecommendQuery, ScoredItem, now_ms
 from services.gateway.shown_before import discounted, discounts_of, not_again, packed_items
 from services.gateway.stages import Limits
+from services.platform.errors import DependencyUnavailable, InvalidRequest
+from services.user_state.layout import ANSWERS, IMPRESSIONS
 
 LAST = NotAgain(answers=1)
 DAY_MS = 24 * 3600 * 1000

@@ -4,8 +4,8 @@ import pytest
 from gateway_scene import Scene
 
 from services.algorithms.filters import ItemFilter
-from services.common.errors import DependencyUnavailable, InvalidRequest, NotFound
 from services.gateway.domain import Degradation, SimilarQuery
+from services.platform.errors import DependencyUnavailable, InvalidRequest, NotFound
 
 DOWN = DependencyUnavailable("away")
 

@@ -9,13 +9,13 @@ import pytest
 from freshet.v1 import common_pb2, encoder_pb2, encoder_pb2_grpc, refresher_pb2, refresher_pb2_grpc
 from prometheus_client import CollectorRegistry
 
-from services.common import rpc_client
-from services.common.config import ProcessSettings
-from services.common.errors import DependencyUnavailable
-from services.common.rpc_server import RpcServer
 from services.gateway.adapters.peer import Remote
 from services.gateway.adapters.processes import RemoteEncoder, RemoteRefreshers
 from services.gateway.forgetting import Contributions, StoredUser
+from services.platform.config import ProcessSettings
+from services.platform.errors import DependencyUnavailable
+from services.platform.rpc import client as rpc_client
+from services.platform.rpc.server import RpcServer
 
 NOWHERE = "127.0.0.1:9"
 

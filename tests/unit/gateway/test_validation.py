@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from services.algorithms.attributes import Comparison, Condition
 from services.algorithms.filters import ItemFilter
-from services.common.errors import InvalidRequest
 from services.gateway.domain import FreshnessToken, HistoryEvent, NotAgain, RecommendQuery
 from services.gateway.validation import check_query, with_times
+from services.platform.errors import InvalidRequest
 
 TOMORROW_AND_MORE = int(time.time() * 1000) + 25 * 3600 * 1000
 LONG = "x" * 129

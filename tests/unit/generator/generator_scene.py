@@ -19,10 +19,9 @@ from services.algorithms.generation.phrases_part import PhraseParts, save_phrase
 from services.algorithms.states import ItemStates, PairGate
 from services.algorithms.text_bundle import TextBundle, TextBundleWriter
 from services.algorithms.word_pieces import WordPieces
-from services.common.rpc_server import HealthState, RpcServer
-from services.common.stream.retraction import ForgetUpTo, Undo
-from services.common.stream.topics.items import CatalogueItem
-from services.common.stream.topics.search_clicks import SearchClick, encode_click
+from services.contracts.retraction import ForgetUpTo, Undo
+from services.contracts.topics.items import CatalogueItem
+from services.contracts.topics.search_clicks import SearchClick, encode_click
 from services.generator.bootstrap import Ready, load_sources, make_servicer, make_watch
 from services.generator.changes import ItemChanges
 from services.generator.clicks import ClicksFollower
@@ -31,6 +30,7 @@ from services.generator.domain.sources import Sources
 from services.generator.metrics import GeneratorMetrics
 from services.generator.server import SERVICE, GeneratorServicer
 from services.offline.training.phrases.vocabulary_fit import build_vocabulary
+from services.platform.rpc.server import HealthState, RpcServer
 from tests.unit.retrieval_scene import make_items, make_pair_gate
 
 TITLES = {

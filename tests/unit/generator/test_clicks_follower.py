@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from services.algorithms.filters import ItemFilter
-from services.common.errors import DependencyUnavailable
-from services.common.stream import topic_follower
-from services.common.stream.topics.search_clicks import SearchClick
+from services.contracts.topics.search_clicks import SearchClick
 from services.generator.clicks import ClicksFollower
 from services.generator.domain.requests import Asked, TextScored
 from services.generator.domain.text_mol import TextMol
+from services.platform.errors import DependencyUnavailable
+from services.platform.stream import topic_follower
 
 
 def text_of(running: Running) -> TextMol:

@@ -1,7 +1,7 @@
 """The items by row: what each is found by, and who may be answered."""
 
 from services.algorithms.filters import ItemFilter
-from services.common.stream.topics.items import CatalogueItem
+from services.contracts.topics.items import CatalogueItem
 from services.generator.domain.items import ItemTable
 
 

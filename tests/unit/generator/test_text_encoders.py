@@ -17,7 +17,6 @@ from prometheus_client import CollectorRegistry
 from services.algorithms.filters import ItemFilter
 from services.algorithms.text_bundle import SHARED_INT8, add_text_files
 from services.algorithms.word_pieces import WordPieces
-from services.common.errors import DependencyUnavailable, PreconditionFailed
 from services.generator.adapters import text_parts
 from services.generator.adapters.text_encoders import InferenceServerText, InProcessText, OneOutput, SharedText
 from services.generator.adapters.text_parts import Queries, open_text_bundle
@@ -25,6 +24,7 @@ from services.generator.bootstrap import load_sources
 from services.generator.config import GeneratorSettings
 from services.generator.domain.requests import Asked
 from services.generator.metrics import GeneratorMetrics
+from services.platform.errors import DependencyUnavailable, PreconditionFailed
 
 PIECES = WordPieces(WORDS)
 

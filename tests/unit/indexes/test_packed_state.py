@@ -7,7 +7,7 @@ from retrieval_scene import half, make_queries
 from services.algorithms.absence import AbsenceRows
 from services.algorithms.packed_state import after_absence, pack_query_state, unpack_query_state
 from services.algorithms.states import QueryStates
-from services.common.query_state import PackedQueryState
+from services.contracts.query_state import PackedQueryState
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 16), (4, 2, 8)])

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from retrieval_scene import make_bundle
 
-from services.common.processes import PROCESSES
+from services.contracts.processes import PROCESSES
 
 
 @pytest.fixture
@@ -86,8 +86,8 @@ def test_a_model_without_memory_is_refused_with_need_and_limit(tmp_path: Path) -
 
 
 OUT_OF_MEMORY = """
-from services.common.config import ProcessSettings
-from services.common.process import run_process
+from services.platform.config import ProcessSettings
+from services.platform.process import run_process
 
 async def run(settings):
     raise MemoryError("unable to allocate 64 GiB")

@@ -11,7 +11,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from services.cli.stack.folders import REPOSITORY
-from services.common.processes import PROCESSES, Process
+from services.contracts.processes import PROCESSES, Process
 
 _SCRIPT = """
 import sys

@@ -15,11 +15,11 @@ from services.algorithms.packed_state import pack_query_state
 from services.algorithms.pefa.decay import ForwardDecay
 from services.algorithms.pefa.policy import DEFAULT_SHARE, SharePolicy
 from services.algorithms.states import ItemStates, PairGate, QueryStates
-from services.common.leases import Leases
-from services.common.query_state import PackedQueryState
-from services.common.stream.position import pack_position
-from services.common.stream.topics.index_deltas import Batches, IndexDelta, ItemDelta, MemoryDelta
-from services.common.turn_clock import TurnClock
+from services.contracts.query_state import PackedQueryState
+from services.contracts.topics.index_deltas import Batches, IndexDelta, ItemDelta, MemoryDelta
+from services.platform.leases import Leases
+from services.platform.stream.position import pack_position
+from services.platform.turn_clock import TurnClock
 from services.refresher.consumer import Refresher, RefresherLimits
 from services.refresher.domain.partition import Partition
 from services.refresher.domain.records import Entry, Forgetting, Interaction, Undo

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from fakes.stream import MemoryTopics
 
-from services.common.errors import InvalidRequest
-from services.common.stream.topics.refresher_checkpoints import (
+from services.contracts.topics.refresher_checkpoints import (
     HEADS,
     REFRESHER_CHECKPOINTS,
     Head,
@@ -17,6 +16,7 @@ from services.common.stream.topics.refresher_checkpoints import (
     decode_head,
     encode_head,
 )
+from services.platform.errors import InvalidRequest
 from services.refresher.adapters.checkpoint_topic import CheckpointTopic
 
 GOOD = Head(owner="o", next_piece=3, values={"format": 2}, parts={"rest": (Piece("o/1", 0, 5, "d"),)})

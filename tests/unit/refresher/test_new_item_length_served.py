@@ -14,7 +14,7 @@ from services.algorithms.packed_state import pack_query_state
 from services.algorithms.pefa.decay import ForwardDecay
 from services.algorithms.pefa.policy import SharePolicy
 from services.algorithms.states import ItemStates, QueryStates
-from services.common.query_state import PackedQueryState
+from services.contracts.query_state import PackedQueryState
 from services.refresher.bootstrap import new_item_policy
 from services.refresher.config import RefresherSettings
 from services.refresher.domain.rules import ModelItems, Rules

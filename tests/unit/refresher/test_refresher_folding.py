@@ -20,8 +20,8 @@ from refresher_scene import (
     survivors,
 )
 
-from services.common.errors import DependencyUnavailable, PreconditionFailed
-from services.common.stream.position import pack_position
+from services.platform.errors import DependencyUnavailable, PreconditionFailed
+from services.platform.stream.position import pack_position
 from services.refresher.domain.partition import Partition
 from services.refresher.domain.records import Entry, Forgetting, Undo
 from services.refresher.handlers.fold import FoldRecords

@@ -30,10 +30,10 @@ from structlog.testing import capture_logs
 
 from services.algorithms.pefa.policy import SharePolicy
 from services.algorithms.states import ItemStates
-from services.common.errors import DependencyUnavailable
-from services.common.kafka import partition_for
-from services.common.stream.record import DeadLetter, SourceRecord
-from services.common.turn_clock import TurnClock
+from services.platform.errors import DependencyUnavailable
+from services.platform.stream.kafka import partition_for
+from services.platform.stream.record import DeadLetter, SourceRecord
+from services.platform.turn_clock import TurnClock
 from services.refresher.consumer import RefresherLimits
 from services.refresher.domain.records import Entry, Forgetting, Undo
 from services.refresher.handlers.content import ContentStates

@@ -5,8 +5,8 @@ import pytest
 from freshet.v1 import refresher_pb2
 from refresher_scene import START_MS, World, interaction, make_rules
 
-from services.common.config import ConfigError, load_settings
-from services.common.errors import InvalidRequest
+from services.platform.config import ConfigError, load_settings
+from services.platform.errors import InvalidRequest
 from services.refresher.config import RefresherSettings
 from services.refresher.domain.records import Forgetting
 from services.refresher.server import RefresherServicer

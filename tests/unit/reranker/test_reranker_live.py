@@ -18,10 +18,10 @@ from services.algorithms.indexes.mutable.index import IndexFullError
 from services.algorithms.live_catalogue import VERSIONS_KEPT
 from services.algorithms.ops.mol_scores.reference import mol_scores_reference
 from services.algorithms.states import ItemStates
-from services.common.catalogue_changes import CatalogueChanges
-from services.common.rpc_server import RpcServer
-from services.common.stream.topics.index_deltas import Batch, IndexDelta, ItemDelta
-from services.common.stream.topics.items import CatalogueItem
+from services.catalogue.changes import CatalogueChanges
+from services.contracts.topics.index_deltas import Batch, IndexDelta, ItemDelta
+from services.contracts.topics.items import CatalogueItem
+from services.platform.rpc.server import RpcServer
 from services.reranker.bootstrap import load_catalogue, make_rerank
 from services.reranker.config import RerankerSettings
 from services.reranker.metrics import RerankerMetrics

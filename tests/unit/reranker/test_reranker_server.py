@@ -15,7 +15,7 @@ from retrieval_scene import half, make_bundle, make_queries, state_fields
 
 from services.algorithms.bundle import Bundle
 from services.algorithms.ops.mol_scores.reference import mol_scores_reference
-from services.common.rpc_server import RpcServer
+from services.platform.rpc.server import RpcServer
 from services.reranker.bootstrap import load_catalogue, make_rerank
 from services.reranker.config import RerankerSettings
 from services.reranker.metrics import RerankerMetrics

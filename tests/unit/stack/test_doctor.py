@@ -24,14 +24,14 @@ from services.cli.stack.findings import Finding
 from services.cli.stack.ports import PARTS
 from services.cli.stack.running import COSTS
 from services.cli.stack.settings_check import OF_COMMANDS, settings_of, variables_of
-from services.common.config import ProcessSettings
-from services.common.metrics import serve_metrics
-from services.common.processes import PROCESSES
-from services.common.rpc_server import HealthState, RpcServer
-from services.common.turn_clock import TurnClock
+from services.contracts.processes import PROCESSES
 from services.encoder.metrics import EncoderMetrics
 from services.gateway.api_keys import create_key
 from services.gateway.roles import Role
+from services.platform.config import ProcessSettings
+from services.platform.metrics import serve_metrics
+from services.platform.rpc.server import HealthState, RpcServer
+from services.platform.turn_clock import TurnClock
 from tests.unit.bundle.bundle_scene import content
 
 

@@ -27,7 +27,7 @@ from services.cli.stack.folders import build_once, cache_root, recipe_key
 from services.cli.stack.memory import needed_bytes, require_stack_memory
 from services.cli.stack.ports import DEFAULTS, INFRASTRUCTURE, PARTS, owner, stop_order
 from services.cli.stack.probes import probe_inference_server, probe_kafka, probe_redis
-from services.common.health_check import main, probe_grpc
+from services.platform.rpc.health_check import main, probe_grpc
 
 SLEEP = "import time; time.sleep(60)"
 

@@ -14,12 +14,9 @@ from fakes.stream import MemoryTopics
 from gateway.gateway_scene import ITEMS
 from prometheus_client import CollectorRegistry
 
-from services.common import stored_history
-from services.common.errors import FreshetError
-from services.common.leases import Leases
-from services.common.state_store import UserHistory
-from services.common.stream.topics.histories import HISTORIES
-from services.common.stream.topics.interactions import Interaction, encode_interaction
+from services.contracts import stored_history
+from services.contracts.topics.histories import HISTORIES
+from services.contracts.topics.interactions import Interaction, encode_interaction
 from services.encoder.consumer import Consumer, ConsumerLimits
 from services.encoder.encoding import Vocabulary
 from services.encoder.forgetting import Forgotten
@@ -29,6 +26,9 @@ from services.encoder.handlers.keep_histories import KeepHistories
 from services.encoder.handlers.restore_users import RestoreUsers
 from services.encoder.metrics import EncoderMetrics
 from services.offline.backfill.memory_store import MemoryStore
+from services.platform.errors import FreshetError
+from services.platform.leases import Leases
+from services.user_state.store import UserHistory
 
 NOW_MS = 1_800_000_000_000
 ANN = "ann"

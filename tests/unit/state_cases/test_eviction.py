@@ -15,9 +15,9 @@ from fakes.leases import MemoryLeases
 from refresher.refresher_scene import World, make_rules
 from state_scene import ANN, NOW_MS, EncoderProcess, FragileStore, append, append_all, interaction, replay
 
-from services.common.state_store import DEFAULT_TTL_SECONDS
 from services.encoder.handlers import apply_records
 from services.refresher.config import RefresherSettings
+from services.user_state.store import DEFAULT_TTL_SECONDS
 
 COMPOSE = Path(__file__).parents[3] / "docker-compose.yml"
 

@@ -9,15 +9,15 @@ from refresher.refresher_scene import World, make_rules
 from refresher.refresher_scene import interaction as attributed
 from state_scene import ANN, NOW_MS, EncoderProcess, FragileStore, append, append_all, interaction
 
-from services.common.pseudonyms import pseudonym_of
-from services.common.stream.position import pack_position
-from services.common.stream.topics import TOPICS
-from services.common.stream.topics.dead_letters import SUFFIX
-from services.common.stream.topics.forgets import Forget
-from services.common.stream.topics.index_deltas import INDEX_DELTAS, MemoryDelta
-from services.common.stream.topics.interactions import INTERACTIONS
-from services.common.stream.topics.search_clicks import SEARCH_CLICKS, SearchClick
+from services.contracts.pseudonyms import pseudonym_of
+from services.contracts.topics import TOPICS
+from services.contracts.topics.dead_letters import SUFFIX
+from services.contracts.topics.forgets import Forget
+from services.contracts.topics.index_deltas import INDEX_DELTAS, MemoryDelta
+from services.contracts.topics.interactions import INTERACTIONS
+from services.contracts.topics.search_clicks import SEARCH_CLICKS, SearchClick
 from services.gateway.forgetting import StoredUser
+from services.platform.stream.position import pack_position
 from services.refresher.domain.partition import entry_id_of
 from services.refresher.domain.records import Forgetting
 

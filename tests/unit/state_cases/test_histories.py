@@ -15,12 +15,12 @@ from fakes.stream import MemoryTopics
 from state_scene import ANN, NOW_MS, EncoderProcess, FragileStore, append, append_all, interaction, replay
 from structlog.testing import capture_logs
 
-from services.common.errors import DependencyUnavailable
-from services.common.state_layout import home_of
-from services.common.stream.topics.dead_letters import SUFFIX, dead_letter
-from services.common.stream.topics.forgets import Forget
-from services.common.stream.topics.histories import HISTORIES, MARK_KEY, decode_history, decode_mark
-from services.common.stream.topics.interactions import INTERACTIONS
+from services.contracts.topics.dead_letters import SUFFIX, dead_letter
+from services.contracts.topics.forgets import Forget
+from services.contracts.topics.histories import HISTORIES, MARK_KEY, decode_history, decode_mark
+from services.contracts.topics.interactions import INTERACTIONS
+from services.platform.errors import DependencyUnavailable
+from services.user_state.layout import home_of
 
 BOB = "bob"
 SEEDS = int(os.environ.get("FRESHET_HISTORY_SEEDS", "40"))

@@ -11,10 +11,10 @@ from fakes.encoder import MemoryStream
 from kafka_fakes import OnePartition, PartitionConsumer, RecordingAdmin
 from state_scene import NOW_MS, EncoderProcess, FragileStore, append_all, interaction, replay
 
-from services.common import kafka
-from services.common.stream import topics
-from services.common.stream.reader import TopicReader
-from services.common.stream.topics.interactions import INTERACTIONS, encode_interaction
+from services.contracts import topics
+from services.contracts.topic_reader import TopicReader
+from services.contracts.topics.interactions import INTERACTIONS, encode_interaction
+from services.platform.stream import kafka
 
 
 @pytest.fixture

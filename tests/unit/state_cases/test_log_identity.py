@@ -8,11 +8,11 @@ from kafka_fakes import OnePartition, PartitionConsumer
 from state_scene import ANN, NOW_MS, EncoderProcess, FragileStore, append_all, interaction, replay
 from structlog.testing import capture_logs
 
-from services.common.errors import Conflict, DependencyUnavailable, PreconditionFailed
-from services.common.stream.reader import TopicReader
-from services.common.stream.topics.forgets import Forget
-from services.common.stream.topics.interactions import INTERACTIONS, encode_interaction
+from services.contracts.topic_reader import TopicReader
+from services.contracts.topics.forgets import Forget
+from services.contracts.topics.interactions import INTERACTIONS, encode_interaction
 from services.encoder.log_identity import Anchor, Anchors
+from services.platform.errors import Conflict, DependencyUnavailable, PreconditionFailed
 
 
 @pytest.fixture(autouse=True)
@@ -178,7 +178,9 @@ def test_what_aborted_transactions_left_at_the_end_is_passed_over(monkeypatch: p
     for number, item in enumerate("abc"):
         event = interaction(item, event_id=f"e{number}", second=number)
         partition.append(event.user_id.encode(), encode_interaction(event), NOW_MS, aborted=item != "a")
-    monkeypatch.setattr("services.common.kafka.KafkaConsumer", lambda **config: PartitionConsumer(partition, **config))
+    monkeypatch.setattr(
+        "services.platform.stream.kafka.KafkaConsumer", lambda **config: PartitionConsumer(partition, **config)
+    )
     process = EncoderProcess(TopicReader("broker:9092", INTERACTIONS, group_id="test"), store).settle()
     assert store.history() == "a"
     assert process.consumer._handler.watermarks == {0: 2}

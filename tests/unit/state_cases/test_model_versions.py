@@ -10,9 +10,9 @@ from gateway.gateway_scene import ITEMS, Scene
 from state_scene import EncoderProcess, FragileStore, append_all, replay, vocabulary
 
 from services.algorithms.filters import ItemFilter
-from services.common.errors import PreconditionFailed
-from services.common.query_state import PackedQueryState
+from services.contracts.query_state import PackedQueryState
 from services.gateway.domain import Ranking, RecommendQuery
+from services.platform.errors import PreconditionFailed
 
 V1, V2 = vocabulary("m1"), vocabulary("m2", shift=100)
 

@@ -13,12 +13,12 @@ from fakes.refresher import MemoryLog
 from gateway.gateway_scene import Scene
 from refresher.refresher_scene import NUM_ITEMS, World, fold_all, interaction, make_rules, readers_view
 
-from services.common import request_context
-from services.common.errors import PreconditionFailed
-from services.common.kafka import partition_for
-from services.common.stream.topic import NUM_PARTITIONS
-from services.common.stream.topics.index_deltas import IndexDelta, ItemDelta
+from services.contracts.topics.index_deltas import IndexDelta, ItemDelta
 from services.gateway.forgetting import Contributions, StoredUser
+from services.platform.errors import PreconditionFailed
+from services.platform.rpc import request_context
+from services.platform.stream.kafka import partition_for
+from services.platform.stream.topic import NUM_PARTITIONS
 
 # An item whose records move from partition 0 to partition 1 when there are two.
 MOVED = next(f"item-{row}" for row in range(NUM_ITEMS) if partition_for(f"item-{row}".encode(), 2) == 1)

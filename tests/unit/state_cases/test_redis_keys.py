@@ -14,13 +14,13 @@ from redis.crc import key_slot
 from refresher.refresher_scene import World, fold_all, interaction, make_rules
 from state_scene import ANN, NOW_MS, EncoderProcess, FragileStore, append_all
 
-from services.common import state_layout
-from services.common.pseudonyms import pseudonym_of
-from services.common.state_store import AdvanceStep, StateWriter, UserUpdate
-from services.common.stored_history import StoredEvent
-from services.common.stream.retraction import ForgetUpTo
-from services.common.stream.topics.forgets import Forget
+from services.contracts.pseudonyms import pseudonym_of
+from services.contracts.retraction import ForgetUpTo
+from services.contracts.stored_history import StoredEvent
+from services.contracts.topics.forgets import Forget
 from services.refresher.domain.records import Forgetting
+from services.user_state import layout as state_layout
+from services.user_state.store import AdvanceStep, StateWriter, UserUpdate
 
 # An epoch of a stream with one partition.
 EPOCH = "epoch-1"

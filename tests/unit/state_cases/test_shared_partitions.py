@@ -15,11 +15,11 @@ from fakes.leases import LeaseTable, MemoryLeases
 from state_scene import EncoderProcess, FragileStore, append, interaction, replay
 from structlog.testing import capture_logs
 
-from services.common.errors import Conflict
-from services.common.state_layout import home_of
-from services.common.stream.topics.attributions import Attribution
-from services.common.stream.topics.forgets import Forget
+from services.contracts.topics.attributions import Attribution
+from services.contracts.topics.forgets import Forget
 from services.encoder.domain import EncodedStates, EncodeJob
+from services.platform.errors import Conflict
+from services.user_state.layout import home_of
 
 PARTITIONS = 4
 LEASE_MS = 1_000

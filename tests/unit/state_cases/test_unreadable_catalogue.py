@@ -21,13 +21,13 @@ from services.candidates import bootstrap as candidates
 from services.candidates.config import CandidatesSettings
 from services.candidates.domain import SearchQuery, Stage
 from services.candidates.metrics import CandidatesMetrics
-from services.common.catalogue_changes import CatalogueChanges
-from services.common.catalogue_follower import CatalogueFollower
-from services.common.errors import DependencyUnavailable, FreshetError
-from services.common.stream.topics.index_deltas import INDEX_DELTAS
-from services.common.stream.topics.items import ITEMS, CatalogueItem, encode_item
+from services.catalogue.changes import CatalogueChanges
+from services.catalogue.follower import CatalogueFollower
+from services.contracts.topics.index_deltas import INDEX_DELTAS
+from services.contracts.topics.items import ITEMS, CatalogueItem, encode_item
 from services.gateway.catalogue import DescribedItems
 from services.gateway.domain import Degradation, RecommendQuery
+from services.platform.errors import DependencyUnavailable, FreshetError
 from services.reranker import bootstrap as reranker
 from services.reranker.config import RerankerSettings
 from services.reranker.domain import RerankQuery

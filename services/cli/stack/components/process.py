@@ -13,10 +13,10 @@ from services.cli.stack.components.component import Component, Place, inherited_
 from services.cli.stack.compose import local_environment
 from services.cli.stack.errors import StackError
 from services.cli.stack.folders import REPOSITORY
-from services.common.config import environment_tls
-from services.common.health_check import probe_grpc
-from services.common.version import freshet_version
 from services.gateway.api_keys import write_private
+from services.platform.config import environment_tls
+from services.platform.rpc.health_check import probe_grpc
+from services.platform.version import freshet_version
 
 TLS_VARIABLES = ("FRESHET_TLS_CERT", "FRESHET_TLS_KEY", "FRESHET_TLS_CA")
 # Keys are the gateway's to read, and its audit log to write.

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from services.algorithms.bundle import Bundle
 from services.algorithms.ops.mol_scores import MolScorer
-from services.common.stored_history import StoredEvent
+from services.contracts.stored_history import StoredEvent
 from services.offline.datasets import Interactions
 from services.offline.evaluation.actions.states import Person, ServedStates, stored_events
 from services.offline.training.neighbours import learn_neighbours

@@ -18,7 +18,7 @@ from services.algorithms.pefa.contribution import SCALE, Contributions
 from services.algorithms.pefa.policy import DEFAULT_SHARE
 from services.algorithms.pefa.refresh import refreshed, unit
 from services.algorithms.states import ItemStates, QueryStates
-from services.common.stored_history import StoredEvent
+from services.contracts.stored_history import StoredEvent
 from services.offline.evaluation.actions.states import Person, ServedStates
 
 NEAREST = 20

@@ -13,8 +13,8 @@ from services.algorithms.bundle import ENCODER_ONNX, Bundle
 from services.algorithms.history import trim
 from services.algorithms.packed_state import after_absence, unpack_query_state
 from services.algorithms.states import QueryStates
-from services.common.query_state import PackedQueryState
-from services.common.stored_history import StoredEvent
+from services.contracts.query_state import PackedQueryState
+from services.contracts.stored_history import StoredEvent
 from services.encoder.adapters.in_process import InProcessEncoder
 from services.encoder.bootstrap import vocabulary_of
 from services.encoder.encoding import Vocabulary, encode_job, user_state

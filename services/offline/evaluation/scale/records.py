@@ -16,16 +16,16 @@ from freshet.v1 import candidates_pb2
 from services.algorithms.bundle import Bundle
 from services.algorithms.packed_state import pack_query_state
 from services.cli.stack import Ports, Stack
-from services.common.query_state import PackedQueryState, to_message
-from services.common.state_store import StateReader, StateWriter, StoredState, UserUpdate
-from services.common.stored_history import RecentId, StoredEvent, pack_history
-from services.common.stream.topic import NUM_PARTITIONS
-from services.common.stream.topics.attributions import Attribution, encode_attribution
-from services.common.stream.topics.exposures import Exposure, encode_exposure
-from services.common.stream.topics.histories import encode_history
-from services.common.stream.topics.index_deltas import IndexDelta, ItemDelta, encode
-from services.common.stream.topics.interactions import Interaction, encode_interaction
+from services.contracts.query_state import PackedQueryState, to_message
+from services.contracts.stored_history import RecentId, StoredEvent, pack_history
+from services.contracts.topics.attributions import Attribution, encode_attribution
+from services.contracts.topics.exposures import Exposure, encode_exposure
+from services.contracts.topics.histories import encode_history
+from services.contracts.topics.index_deltas import IndexDelta, ItemDelta, encode
+from services.contracts.topics.interactions import Interaction, encode_interaction
 from services.offline.evaluation.large.catalogue import queries
+from services.platform.stream.topic import NUM_PARTITIONS
+from services.user_state.store import StateReader, StateWriter, StoredState, UserUpdate
 
 # Events in the history, seen items; the first is what `freshet plan` takes a user for.
 USERS = ((100, 100), (20, 20), (100, 1_000))

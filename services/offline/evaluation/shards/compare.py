@@ -16,16 +16,16 @@ from services.algorithms.filters import ItemFilter
 from services.algorithms.packed_state import pack_query_state
 from services.algorithms.states import QueryStates
 from services.cli.stack import Stack
-from services.common import rpc_client
-from services.common.kafka import BulkProducer, Record
-from services.common.processes import PROCESSES
-from services.common.query_state import PackedQueryState
-from services.common.shards import Shard
-from services.common.stream.topics.index_deltas import INDEX_DELTAS, IndexDelta, ItemDelta, encode
+from services.contracts.processes import PROCESSES
+from services.contracts.query_state import PackedQueryState
+from services.contracts.shards import Shard
+from services.contracts.topics.index_deltas import INDEX_DELTAS, IndexDelta, ItemDelta, encode
 from services.gateway.adapters.peer import Remote
 from services.gateway.adapters.processes import RemoteCandidates
 from services.gateway.adapters.shards import ShardedCandidates
 from services.gateway.domain import Pool, Ranking, Seen
+from services.platform.rpc import client as rpc_client
+from services.platform.stream.kafka import BulkProducer, Record
 
 _CONCURRENT = 8
 _TIMEOUT_S = 10.0

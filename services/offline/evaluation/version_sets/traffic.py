@@ -17,8 +17,8 @@ import numpy as np
 from freshet.v1 import events_pb2, gateway_pb2, gateway_pb2_grpc
 
 from loadtest.open_loop import NOT_SENT, OpenLoop, arrivals
-from services.common import rpc_client
-from services.common.state_store import StateReader
+from services.platform.rpc import client as rpc_client
+from services.user_state.store import StateReader
 
 TIMEOUT_S = 2.0
 K = 10

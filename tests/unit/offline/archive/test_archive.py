@@ -15,13 +15,13 @@ import pytest
 from encoder.streams import NOW_MS, append, forget, interaction
 from fakes.encoder import MemoryForgetLog, MemoryStream
 
-from services.common.errors import FreshetError, PreconditionFailed
-from services.common.stream.record import SourceRecord
-from services.common.stream.topics.interactions import INTERACTIONS, encode_interaction
+from services.contracts.topics.interactions import INTERACTIONS, encode_interaction
 from services.offline.archive import files
 from services.offline.archive.files import MANIFEST, Archive, open_whole
 from services.offline.archive.writing import ArchiveInteractions, ArchiveReport
 from services.offline.datasets import load_dataset
+from services.platform.errors import FreshetError, PreconditionFailed
+from services.platform.stream.record import SourceRecord
 
 PARTITIONS = 3
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from services.algorithms.bundle import load_bundle, write_bundle
-from services.common.errors import PreconditionFailed
-from services.common.version import freshet_version
 from services.offline.backfill.in_parts import _on_worker, run_parts
+from services.platform.errors import PreconditionFailed
+from services.platform.version import freshet_version
 from tests.unit.bundle.bundle_scene import content
 
 

@@ -1,0 +1,1 @@
+"""The catalogue as processes follow it: changes, snapshots, readiness."""

@@ -1,0 +1,152 @@
+"""What the stream changes, applied in the follower's thread: refreshed items, remembered interactions, metadata.
+
+The same for candidates and the reranker, whatever serves the items. Searches go on meanwhile. Where the memory limit
+leaves no room, a change waits and the process says so: it serves what it has, under the position that it has.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import structlog
+
+from services.catalogue.follower import age_seconds
+from services.catalogue.merge_reports import MergeReports, Merging
+from services.catalogue.metrics import CatalogueMetrics
+from services.contracts.topics.index_deltas import Batch, ItemDelta, MemoryDelta
+from services.contracts.topics.items import CatalogueItem
+
+log = structlog.get_logger()
+
+
+class ServedItems(Protocol):
+    """Where items are served from."""
+
+    def apply(
+        self,
+        position: int,
+        changes: Sequence[ItemDelta],
+        *,
+        mark: str,
+        newest_recorded_ms: int | None,
+        lag_s: float | None,
+    ) -> Sequence[str]:
+        """Serve a batch under its position and mark; return the ids of states that do not fit the model."""
+
+    def describe(self, descriptions: Sequence[CatalogueItem]) -> None:
+        """Take titles, categories, withdrawals and returns."""
+
+    def reset(self) -> None:
+        """Back to before any batch."""
+
+
+class Remembered(Protocol):
+    """Where remembered interactions are kept."""
+
+    def apply(self, changes: Sequence[MemoryDelta]) -> int:
+        """Take what entered and what left; return how many do not fit the model."""
+
+    def clear(self) -> None:
+        """Remember nothing."""
+
+
+class CatalogueChanges:
+    """A `Listener` of the catalogue's follower.
+
+    `full_error`: what `items` and `remembered` raise, nothing having changed, when a change does not fit their memory
+    limit. `on_change` is called after each change; failures of `merges` are reported.
+    """
+
+    def __init__(
+        self,
+        items: ServedItems,
+        metrics: CatalogueMetrics,
+        *,
+        full_error: type[Exception],
+        remembered: Remembered | None = None,
+        merges: Sequence[Merging] = (),
+        on_change: Callable[[], None] = lambda: None,
+        holds: Callable[[str], bool] = lambda item_id: True,
+    ) -> None:
+        """holds: whether an item is one of those that are served here; what changes of others is passed over."""
+        self._holds = holds
+        self._items, self._remembered, self._metrics = items, remembered, metrics
+        self._full_error, self._merges, self._on_change = full_error, MergeReports(merges), on_change
+        self._is_full = False
+        metrics.merge_failed.set_function(lambda: self._merges.is_failing)
+
+    def apply(self, batch: Batch, *, is_live: bool) -> bool:
+        """Serve a batch; False, to be tried again, when there is no room for it."""
+        started = time.perf_counter()
+        changes = [delta.change for delta in batch.deltas]
+        items = [one for one in changes if isinstance(one, ItemDelta) and self._holds(one.item_id)]
+        remembered = [one for one in changes if isinstance(one, MemoryDelta)]
+        lag_s = age_seconds(batch.newest_recorded_ms)
+        misfits = 0
+        try:
+            if self._remembered is not None:
+                misfits += self._remembered.apply(remembered)
+            ids = self._items.apply(
+                batch.offset, items, mark=batch.mark, newest_recorded_ms=batch.newest_recorded_ms, lag_s=lag_s
+            )
+        except self._full_error as exc:
+            self._say_full(str(exc), waits_at=batch.offset)
+            return False
+        misfits += len(ids)
+        if misfits:
+            log.error("states_do_not_fit", num_states=misfits, item_ids=list(ids[:10]), offset=batch.offset)
+        self._say_room()
+        self._count(items, remembered, misfits)
+        self._metrics.position.set(batch.offset)
+        seconds = time.perf_counter() - started
+        self._metrics.apply.observe(seconds)
+        if is_live and lag_s is not None:
+            self._metrics.lag.observe(lag_s + seconds)
+        self._done()
+        return True
+
+    def describe(self, items: Sequence[CatalogueItem]) -> None:
+        """Take metadata. What returns and finds no room stays out until it is put again; withdrawals always work."""
+        items = [one for one in items if self._holds(one.item_id)]
+        try:
+            self._items.describe(items)
+        except self._full_error as exc:
+            self._say_full(str(exc), waits_at=None)
+        self._metrics.counted("described", len(items))
+        self._done()
+
+    def reset(self) -> None:
+        """The topic is another one: back to the bundle."""
+        self._items.reset()
+        if self._remembered is not None:
+            self._remembered.clear()
+        self._metrics.position.set(-1)
+        self._done()
+
+    def counted(self, kind: str, records: int) -> None:
+        """Records that the follower could not use."""
+        self._metrics.counted(kind, records)
+
+    def _count(self, items: Sequence[ItemDelta], remembered: Sequence[MemoryDelta], misfits: int) -> None:
+        self._metrics.counted("item", sum(not one.dropped for one in items))
+        self._metrics.counted("dropped_item", sum(one.dropped for one in items))
+        if self._remembered is not None:
+            self._metrics.counted("remembered", sum(not one.dropped for one in remembered))
+            self._metrics.counted("forgotten", sum(one.dropped for one in remembered))
+        self._metrics.counted("misfit", misfits)
+
+    def _done(self) -> None:
+        self._merges.look()
+        self._on_change()
+
+    def _say_full(self, reason: str, *, waits_at: int | None) -> None:
+        self._metrics.full.set(1)
+        if not self._is_full:
+            self._is_full = True
+            log.error("index_full", reason=reason, waits_at=waits_at)
+
+    def _say_room(self) -> None:
+        if self._is_full:
+            self._is_full = False
+            self._metrics.full.set(0)
+            log.info("index_has_room")

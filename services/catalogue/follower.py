@@ -1,0 +1,291 @@
+"""What changes the catalogue, as it comes: `index-deltas` in whole batches, and `items`.
+
+For candidates and the reranker. A thread reads both topics from the start. Until it has reached their ends once, it
+hands over what many polls brought as one batch, later what one poll brought where it is behind again, else each batch
+by itself, so that two followers pass through the same positions. It is ready when both ends were reached once: before,
+nobody knows what was withdrawn. Deltas that find no room wait in order and are tried again; items go on being read. It
+knows neither what an index is nor Kafka's client.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Protocol
+
+import structlog
+
+from services.catalogue.snapshots import CatalogueSnapshots
+from services.contracts.topic_reader import TopicReader
+from services.contracts.topics.index_deltas import (
+    INDEX_DELTAS,
+    Batch,
+    Batches,
+    decode,
+    is_of_model,
+    joined,
+    mark_of,
+)
+from services.contracts.topics.items import ITEMS, CatalogueItem, decode_item
+from services.platform.errors import InvalidRequest
+from services.platform.stream.kafka import Brokers, BulkProducer
+from services.platform.stream.ports import Reader
+from services.platform.stream.record import SourceRecord
+from services.platform.stream.topic import Replicas
+from services.platform.stream.topic_follower import TopicFollower
+from services.platform.tracing import OFF, Tracing
+from services.platform.turn_clock import TurnClock
+
+log = structlog.get_logger()
+
+_MAX_RECORDS = 4_096
+_MAX_PENDING = 4_096  # deltas that may wait for room before they are read no further
+# Before anybody is answered, so many deltas are applied at once. An index takes them in blocks and merges what has
+# grown long: 200,000 items of 8x4x64 took 12 s of processor time in blocks of 4,096, and 6.5 s in these (80 MB).
+_GATHERED = 32_768
+# Beside searches, so many records are read between pauses of a millisecond: candidates and reranker
+# read the same batch at the same moment, and without pauses they use both cores of a small machine until it is applied.
+# However much comes, a poll pauses so often at most: keeping up comes first.
+_SLICE, _PAUSE_S, _MAX_PAUSES = 16, 0.001, 32
+
+
+def catalogue_reader(
+    bootstrap: Brokers,
+    process: str,
+    *topics: str,
+    makes_topics: Replicas | None = None,
+    writes_dead_letters: bool = False,
+) -> TopicReader:
+    """Reads the catalogue's topics (none named: both) for a process.
+
+    Malformed records of `items` go to the dead letters where it `writes_dead_letters`; one process does.
+    """
+    name = f"{process}-catalogue"
+    return TopicReader(
+        bootstrap,
+        *(topics or (INDEX_DELTAS, ITEMS)),
+        group_id=name,
+        client_id=name,
+        partitions=[0],
+        makes_topics=makes_topics,
+        max_poll_records=_MAX_RECORDS,
+        rest_ms=1_000,
+        dead_letters=BulkProducer(bootstrap, client_id=f"{process}-items") if writes_dead_letters else None,
+    )
+
+
+_Described = tuple[SourceRecord, CatalogueItem]
+
+
+class Listener(Protocol):
+    """What the process does with the changes, in the follower's thread."""
+
+    def apply(self, batch: Batch, *, is_live: bool) -> bool:
+        """Serve a batch; False, and nothing has changed, when there is no room for it now."""
+
+    def describe(self, items: Sequence[CatalogueItem]) -> None:
+        """Take what the catalogue says of items."""
+
+    def reset(self) -> None:
+        """Forget all batches: `index-deltas` is another topic."""
+
+    def counted(self, kind: str, records: int) -> None:
+        """Records that were not taken: "other_model", "unreadable_delta", "unreadable_item", "poison_item"."""
+
+
+class CatalogueFollower(TopicFollower):
+    """Follows both topics. A batch of deltas that cannot be applied is never set aside: an index without it would be
+    wrong under a position that says otherwise."""
+
+    def __init__(
+        self,
+        topics: Reader,
+        listener: Listener,
+        *,
+        model_version: str,
+        on_ready: Callable[[], None] = lambda: None,
+        follows_deltas: bool = True,
+        kinds: Mapping[str, str] = MappingProxyType({}),
+        snapshots: CatalogueSnapshots | None = None,
+        poll_s: float = 1.0,
+        backoff_s: float = 0.5,
+        turns: TurnClock | None = None,
+        tracing: Tracing = OFF,
+    ) -> None:
+        """Without `follows_deltas`, `items` alone is followed. `kinds`: of the attributes that the bundle declares; an
+        item with one of another kind is unreadable. `items` is read from its start with a snapshot, too."""
+        super().__init__(
+            "catalogue-follower",
+            topics,
+            (INDEX_DELTAS, ITEMS) if follows_deltas else (ITEMS,),
+            poll_s=poll_s,
+            on_ready=on_ready,
+            backoff_s=backoff_s,
+            turns=turns,
+        )
+        self._listener, self._model_version, self._kinds = listener, model_version, kinds
+        self._snapshots, self._looked_for_one = snapshots, False
+        self._batches = Batches()
+        self._pending: list[Batch] = []
+        # By offset, of deltas that are not served yet.
+        self._tracing, self._traceparents = tracing, dict[int, str]()
+        # The last batch that is served, and the traceparent of what applied it.
+        self._applied_in = (-1, "")
+
+    @property
+    def next_item(self) -> int:
+        """The next record of `items` to be taken."""
+        return self._next[ITEMS]
+
+    def applied_in(self, position: int) -> str:
+        """The traceparent of what applied the batch that made this position; "" where that is not known."""
+        offset, traceparent = self._applied_in
+        return traceparent if offset == position else ""
+
+    def finish(self) -> None:
+        """The next start reads everything again, or on from the newest snapshot."""
+        if self._snapshots is not None:
+            self._snapshots.close()
+        super().finish()
+
+    def turn(self) -> int:
+        """As of any topic, from a snapshot on at first."""
+        if self._snapshots is not None and not self._looked_for_one:
+            position = self._snapshots.restore(self._is_in_place)
+            self._next[INDEX_DELTAS] = 0 if position is None else position + 1
+            self._looked_for_one = True
+        records = super().turn()
+        if self._snapshots is not None and not (self.is_behind or self._pending or self._batches.num_open):
+            self._snapshots.look(self._next[INDEX_DELTAS])
+        return records
+
+    def poll(self) -> Sequence[SourceRecord]:
+        """Of both topics; of `items` alone while deltas wait for room."""
+        room = _GATHERED if self._gathers else _MAX_PENDING
+        takes_deltas = INDEX_DELTAS in self._next and self._num_pending < room
+        wait_ms = 0 if self._pending and not self._gathers else round(1000 * self._poll_s)
+        return self._topics.poll(wait_ms, only="" if takes_deltas else ITEMS)
+
+    def take(self, records: Sequence[SourceRecord], ends: Mapping[str, int]) -> None:
+        """Decode deltas, describe items, apply whole batches."""
+        self._take([record for record in records if record.topic == INDEX_DELTAS])
+        self._describe([record for record in records if record.topic == ITEMS])
+        self._apply(ends)
+
+    def drop(self, topic: str) -> None:
+        """Deltas: back to the bundle. An item's newest description says all of it, so what the former `items` said of
+        one stays until the new one names it."""
+        if topic == INDEX_DELTAS:
+            self._batches, self._pending, self._traceparents = Batches(), [], {}
+            self._listener.reset()
+
+    def caught_up(self) -> None:
+        """Say so."""
+        log.info("catalogue_caught_up", next_offsets=dict(self._next))
+
+    @property
+    def _gathers(self) -> bool:
+        return self.is_behind and not self._is_ready
+
+    @property
+    def _num_pending(self) -> int:
+        return sum(len(batch.deltas) for batch in self._pending)
+
+    def _is_in_place(self, offset: int, mark: str) -> bool:
+        """Whether the topic has a record of that mark there."""
+        if self._topics.end_offsets(INDEX_DELTAS)[0] <= offset:
+            return False
+        record = self._topics.records_at({0: offset}, INDEX_DELTAS).get(0)
+        try:
+            return record is not None and mark_of(decode(record.key, record.value)) == mark
+        except InvalidRequest:
+            return False
+
+    def _take(self, records: Sequence[SourceRecord]) -> None:
+        skipped: Counter[str] = Counter()
+        closed: list[Batch] = []
+        traced = self._tracing.sampled(records)
+        self._traceparents.update({offset: traceparent for (_, offset), traceparent in traced.items()})
+        slice_size = max(_SLICE, len(records) // _MAX_PAUSES)
+        for number, record in enumerate(records, start=1):
+            self._next[INDEX_DELTAS] = record.offset + 1
+            if not is_of_model(record.key, self._model_version):
+                skipped["other_model"] += 1
+                continue
+            try:
+                if record.key is not None and record.value is None:
+                    closed += self._batches.gone(record.offset, record.key)
+                else:
+                    closed += self._batches.add(record.offset, decode(record.key, record.value))
+            except InvalidRequest as exc:
+                skipped["unreadable_delta"] += 1
+                log.error("delta_unreadable", offset=record.offset, reason=str(exc))
+                continue
+            if not self.is_behind and number % slice_size == 0:
+                time.sleep(_PAUSE_S)
+        # Live, each batch is a version of its own: two readers then pass through the same ones.
+        self._pending += [joined(closed)] if closed and self.is_behind and not self._gathers else closed
+        for kind, count in skipped.items():
+            self._listener.counted(kind, count)
+
+    def _describe(self, records: Sequence[SourceRecord]) -> None:
+        items: list[_Described] = []
+        for record in records:
+            try:
+                item = decode_item(record.key, record.value, self._kinds)
+                items.append((record, replace(item, written_ms=record.written_ms)))
+            except InvalidRequest as exc:
+                self._listener.counted("unreadable_item", 1)
+                log.warning("item_unreadable", offset=record.offset, reason=str(exc))
+                self._topics.dead_letter(record, str(exc))
+        if items and self.tries_alone:
+            self.one_by_one(
+                items,
+                key=lambda one: one[0].offset,
+                apply=self._describe_one,
+                set_aside=self._set_aside,
+                # Every record is the item whole, and what is described too early is described again in its turn.
+                rehearse=lambda one: self._listener.describe([one[1]]),
+            )
+        elif items:
+            self._listener.describe([item for _, item in items])
+            self.poison.applied(items)
+        if records:
+            self._next[ITEMS] = records[-1].offset + 1
+
+    def _describe_one(self, described: _Described) -> None:
+        self._listener.describe([described[1]])
+        self._next[ITEMS] = described[0].offset + 1
+
+    def _set_aside(self, described: _Described, reason: str) -> None:
+        self._listener.counted("poison_item", 1)
+        self._topics.dead_letter(described[0], reason)
+        self._next[ITEMS] = described[0].offset + 1
+
+    def _apply(self, ends: Mapping[str, int]) -> None:
+        if self._pending and self._gathers:
+            if self._num_pending < _GATHERED and not self.is_at(ends):
+                return
+            self._pending = [joined(self._pending)]
+        while self._pending:
+            if not self._serve(self._pending[0]):
+                self._stop.wait(self._first_backoff_s)
+                return
+            del self._pending[0]
+
+    def _serve(self, batch: Batch) -> bool:
+        made_of = [offset for offset in self._traceparents if offset <= batch.offset]
+        links = [self._traceparents[offset] for offset in made_of]
+        with self._tracing.batch("apply deltas", links, deltas=len(batch.deltas)) as span:
+            if not self._listener.apply(batch, is_live=not self.is_behind):
+                return False
+        self._applied_in = (batch.offset, span)
+        for offset in made_of:
+            del self._traceparents[offset]
+        return True
+
+
+def age_seconds(recorded_ms: int | None) -> float | None:
+    """Seconds since a moment in Unix milliseconds, never negative (clocks differ); None for None."""
+    return None if recorded_ms is None else max(0.0, time.time() - recorded_ms / 1000)

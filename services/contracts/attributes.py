@@ -1,0 +1,71 @@
+"""Attributes of items, and filters' conditions on them, as Protobuf says them and as plain values.
+
+A value's Python type says its kind: float a number, int a time in Unix milliseconds, str a tag. Which attributes there
+are is the bundle's matter; what a condition means, that of `services.algorithms.attributes`, which this package may not
+name.
+"""
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from freshet.v1 import common_pb2
+
+from services.platform.errors import InvalidRequest
+from services.platform.stream.times import MOST_MS, read_ms, set_ms
+from services.platform.validation import MAX_ID_BYTES, validate_text
+
+Value = float | int | str
+KINDS: dict[type, str] = {float: "number", int: "time", str: "tag"}
+# Numbers on the wire; the names are values of `Comparison` there.
+COMPARISONS = {
+    number: name.removeprefix("COMPARISON_").replace("_", " ").lower()
+    for name, number in common_pb2.AttributeCondition.Comparison.items()
+    if number
+}
+_NUMBERS: dict[str, Any] = {text: number for number, text in COMPARISONS.items()}
+
+# name, comparison, values
+Said = tuple[str, str, tuple[Value, ...]]
+
+
+def read_value(message: Any, name: str) -> Value:
+    """The value of an AttributeValue, the field `name`. Raises: InvalidRequest for none, and for an unfit time."""
+    match message.WhichOneof("value"):
+        case "number":
+            return float(message.number)
+        case "time":
+            return read_ms(message.time, f"{name}.time")
+        case "tag":
+            return str(message.tag)
+    raise InvalidRequest.of(name, "no value", "a number, a time or a tag")
+
+
+def set_value(message: Any, value: Value) -> None:
+    """Write a value into an AttributeValue."""
+    if isinstance(value, str):
+        message.tag = value
+    elif isinstance(value, float):
+        message.number = value
+    else:
+        set_ms(message.time, value)
+
+
+def validate_value(name: str, value: Value) -> None:
+    """Raise InvalidRequest for NaN, infinity, a tag that is not 1-128 bytes of UTF-8, and what is no value at all."""
+    if type(value) not in KINDS:
+        raise InvalidRequest.of(name, type(value).__name__, "a number, a time or a tag")
+    if isinstance(value, str):
+        validate_text(name, value, 1, MAX_ID_BYTES)
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise InvalidRequest.of(name, value, "a finite number")
+    elif isinstance(value, int) and value > MOST_MS:
+        raise InvalidRequest.of(name, value, f"at most {MOST_MS} ms: year 9999")
+
+
+def condition_message(name: str, comparison: str, values: Iterable[Value]) -> Any:
+    """The AttributeCondition that says it."""
+    message = common_pb2.AttributeCondition(name=name, comparison=_NUMBERS[comparison])
+    for value in values:
+        set_value(message.values.add(), value)
+    return message

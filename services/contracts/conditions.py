@@ -1,0 +1,60 @@
+"""Conditions on attributes as people write them, on a command line or in a file of rules.
+
+    price<=20   released >= 2026-01-01   language in en,de   brand not in "7",x   has price   has no price
+
+A value's form says its kind: 20 or -1.5e3 is a number, 2026-01-01 or 2026-01-01T08:00:00+02:00 a time (UTC where it
+says none), anything else or what stands in double quotes a tag.
+"""
+
+import re
+from datetime import UTC, datetime, timedelta
+
+from services.contracts.attributes import Said, Value
+from services.platform.errors import InvalidRequest
+
+_NAME = r"([A-Za-z_][A-Za-z0-9_]*)"
+_PRESENCE = re.compile(rf"\s*has\s+(no\s+)?{_NAME}\s*")
+_ORDERED = re.compile(rf"\s*{_NAME}\s*(<=|>=|<|>|=)\s*([^\s<>=].*?)\s*")
+_LISTED = re.compile(rf"\s*{_NAME}\s+(not\s+)?in\s+(.+?)\s*")
+_COMPARISONS = {"<=": "at most", ">=": "at least", "<": "below", ">": "above", "=": "one of"}
+_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
+_TIME = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d{1,6})?)?(Z|[-+]\d\d:\d\d)?)?")
+_VALUES = re.compile(r'\s*("[^"]*"|[^",]+?)\s*(,|$)')
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_ALLOWED = "e.g. price<=20, released>=2026-01-01, language in en,de, language not in fr, has price, has no price"
+
+
+def parse_condition(text: str) -> Said:
+    """Name, comparison and values. Raises: InvalidRequest with what is allowed."""
+    if match := _PRESENCE.fullmatch(text):
+        return match[2], "absent" if match[1] else "present", ()
+    if match := _ORDERED.fullmatch(text):
+        return match[1], _COMPARISONS[match[2]], (parse_value(match[3]),)
+    if match := _LISTED.fullmatch(text):
+        return match[1], "none of" if match[2] else "one of", _values(match[3], text)
+    raise InvalidRequest.of("condition", text[:200], _ALLOWED)
+
+
+def parse_value(text: str) -> Value:
+    """A number, a time in Unix milliseconds, or a tag. Raises: InvalidRequest for a day that no calendar has."""
+    if len(text) > 1 and text[0] == text[-1] == '"':
+        return text[1:-1]
+    if _NUMBER.fullmatch(text):
+        return float(text)
+    if not _TIME.fullmatch(text):
+        return text
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError as exc:
+        raise InvalidRequest.of("time", text, f"a date of the calendar ({exc}); a tag in double quotes") from exc
+    return ((time if time.tzinfo else time.replace(tzinfo=UTC)) - _EPOCH) // timedelta(milliseconds=1)
+
+
+def _values(text: str, condition: str) -> tuple[Value, ...]:
+    values, start = [], 0
+    while match := _VALUES.match(text, start):
+        values.append(parse_value(match[1]))
+        start = match.end()
+        if not match[2]:
+            return tuple(values)
+    raise InvalidRequest.of("condition", condition[:200], _ALLOWED)

@@ -1,0 +1,66 @@
+"""What stands for a user outside the encoder: a keyed hash, and the key that the processes who write it share."""
+
+from hashlib import blake2b
+from pathlib import Path
+
+from pydantic import Field, SecretStr, field_validator
+
+from services.platform.config import ConfigError, ProcessSettings
+
+DEVELOPMENT_PSEUDONYM_KEY = "freshet-development"
+
+
+class PseudonymSettings(ProcessSettings):
+    """Settings of a process that writes pseudonyms."""
+
+    # Key of the hash that stands for a user id in attributions, search clicks and exposures. Keep it secret. A new one
+    # goes here, and the old one to the encoder's earlier keys until `freshet rekey` has run: without it what came under
+    # the old one is found no more.
+    pseudonym_key: SecretStr = Field(
+        default=SecretStr(DEVELOPMENT_PSEUDONYM_KEY), validation_alias="FRESHET_PSEUDONYM_KEY"
+    )
+    # A file that holds it, where the variable does not.
+    pseudonym_key_file: Path | None = Field(default=None, validation_alias="FRESHET_PSEUDONYM_KEY_FILE")
+
+    @field_validator("pseudonym_key")
+    @classmethod
+    def _key(cls, value: SecretStr) -> SecretStr:
+        check_key(value.get_secret_value())
+        return value
+
+
+def pseudonym_of(user_id: str, key: bytes) -> str:
+    """What stands for a user: a keyed hash, 128 bits in hex. key: 1-64 bytes."""
+    return blake2b(user_id.encode(), key=key, digest_size=16).hexdigest()
+
+
+def pseudonym_key(settings: PseudonymSettings) -> bytes:
+    """The key of the hash that stands for users.
+
+    Raises: ConfigError for a file that holds none, and for the development key where other machines reach the process.
+    """
+    key = settings.pseudonym_key.get_secret_value()
+    if settings.pseudonym_key_file is not None and key == DEVELOPMENT_PSEUDONYM_KEY:
+        key = read_key("FRESHET_PSEUDONYM_KEY_FILE", settings.pseudonym_key_file)
+    if key == DEVELOPMENT_PSEUDONYM_KEY and not settings.is_on_loopback:
+        raise ConfigError(
+            f"FRESHET_PSEUDONYM_KEY={key!r}, which is public, allowed beside FRESHET_HOST={settings.host!r}: "
+            "a key of your own of 1-64 bytes; the public one only on a loopback address"
+        )
+    return key.encode()
+
+
+def check_key(key: str) -> str:
+    """The key, if it can be one. Raises: ValueError."""
+    if not 1 <= len(key.encode()) <= 64:
+        raise ValueError("must be 1-64 bytes")
+    return key
+
+
+def read_key(variable: str, file: Path) -> str:
+    """The key in a file that `variable` names. Raises: ConfigError."""
+    try:
+        return check_key(file.read_text(encoding="utf-8").strip())
+    except (OSError, ValueError) as exc:
+        reason = exc.strerror if isinstance(exc, OSError) else "it holds none"
+        raise ConfigError(f"{variable}='{file}' allowed: a file of 1-64 bytes ({reason})") from exc

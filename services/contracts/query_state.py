@@ -1,0 +1,68 @@
+"""A user's query state as bytes, the same in Redis, on the stream and between processes, and its Protobuf message.
+
+Who scores makes arrays of it (`unpacked`); everybody else carries the bytes. It does not know what the numbers mean.
+
+Letters: P_q query components, P component pairs, d component width.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from freshet.v1 import common_pb2
+
+from services.platform.errors import InvalidRequest
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedQueryState:
+    """Half-precision little-endian bytes: components row-major (P_q, d), gate (P,) or empty for a plain dot product.
+
+    model_version: the model that made it; only item states of the same version compare with it. Nothing is checked.
+    """
+
+    model_version: str
+    components: bytes
+    gate: bytes
+    num_components: int
+    component_width: int
+
+
+def to_message(state: PackedQueryState) -> common_pb2.QueryState:
+    """The message that says the same."""
+    return common_pb2.QueryState(
+        model_version=state.model_version,
+        components=state.components,
+        gate=state.gate,
+        num_components=state.num_components,
+        component_width=state.component_width,
+    )
+
+
+def from_message(message: common_pb2.QueryState) -> PackedQueryState:
+    """The inverse of `to_message`."""
+    return PackedQueryState(
+        model_version=message.model_version,
+        components=message.components,
+        gate=message.gate,
+        num_components=message.num_components,
+        component_width=message.component_width,
+    )
+
+
+def unpacked(message: common_pb2.QueryState, unpack: Callable[..., T]) -> T:
+    """The arrays of a message, by `services.algorithms.packed_state.unpack_query_state` (this package may not name it).
+
+    Raises: InvalidRequest naming the field where `unpack` raises ValueError.
+    """
+    try:
+        return unpack(
+            message.components,
+            message.gate,
+            num_components=message.num_components,
+            component_width=message.component_width,
+        )
+    except ValueError as exc:
+        raise InvalidRequest(f"query_state: {exc}") from exc

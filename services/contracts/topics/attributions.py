@@ -1,0 +1,41 @@
+"""The topic `attributions`: the query state that preceded each interaction, and what takes interactions back.
+
+The encoder writes it, keyed by item (a forget goes into every partition); each refresher reads its partitions and
+checks what it reads against its model: `services/refresher/adapters/decoding.py`.
+"""
+
+from dataclasses import dataclass
+
+from freshet.v1 import events_pb2
+
+from services.contracts.query_state import PackedQueryState, to_message
+from services.contracts.retraction import ForgetUpTo, OfInteraction, Undo, write_about
+from services.platform.stream.topic import FOREVER, Topic
+
+ATTRIBUTIONS = "attributions"
+# As long as a rebuild may need them: what is forgotten or undone is found here again, and a new memory is filled.
+TOPIC = Topic(name=ATTRIBUTIONS, settings=FOREVER, has_dead_letters=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attribution(OfInteraction):
+    """The query state that preceded an interaction, with its item."""
+
+    state: PackedQueryState
+    type: str
+    value: float
+
+
+Attributed = Attribution | Undo | ForgetUpTo
+
+
+def encode_attribution(record: Attributed) -> bytes:
+    """The value of a record."""
+    message = events_pb2.Attribution()
+    write_about(message, record)
+    if isinstance(record, Attribution):
+        message.type = record.type
+        message.value = record.value
+        message.query_state.CopyFrom(to_message(record.state))
+    data: bytes = message.SerializeToString()
+    return data

@@ -1,0 +1,134 @@
+"""The dead-letter topics: what becomes of a record that cannot be used, its bytes, its headers and the reason.
+
+One form for every topic: the original key, value and headers, and in further headers why and from where. What was
+replayed is noted in the same topic, by records that hold nothing else. It knows how large a dead letter and its reason
+may be, not who writes it.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from services.platform.stream.kafka import Headers, Record
+from services.platform.stream.position import Position
+from services.platform.stream.record import DeadLetter, SourceRecord
+from services.platform.stream.topic import FOREVER, Topic
+
+SUFFIX = ".dead-letter"
+# A dead letter is a whole record (Kafka's own limit: 1 MiB) with the reason beside it.
+MAX_DEAD_LETTER_BYTES = 2 << 20
+# The rest is for the headers that say why, and for what Kafka puts around a record.
+MAX_COPIED_BYTES = MAX_DEAD_LETTER_BYTES - 65_536
+MAX_REASON_BYTES = 512
+_OURS = "freshet-"
+_CUT = "freshet-original-bytes"
+_REPLAYED = "freshet-replayed-to"
+
+
+def dead_letter_topic(topic: Topic) -> Topic:
+    """Where a topic's dead letters go."""
+    settings = FOREVER | {"max.message.bytes": str(MAX_DEAD_LETTER_BYTES)}
+    return Topic(name=topic.name + SUFFIX, num_partitions=1, settings=settings)
+
+
+def dead_letter(dead: DeadLetter) -> Record:
+    """The record to write.
+
+    What no topic of ours could hold is cut, and says how long it was: one that cannot be sent would hold the
+    stream up for ever. The source position tells where the whole record lies.
+    """
+    record = dead.record
+    key, value = record.key or b"", record.value or b""
+    kept = [(name, text or b"") for name, text in record.headers]
+    size = len(key) + len(value) + sum(len(name.encode()) + len(text) for name, text in kept)
+    if size > MAX_COPIED_BYTES:
+        room = MAX_COPIED_BYTES // 2
+        key, value = key[:room], value[:room]
+        kept = [(_CUT, str(size).encode())]
+    return Record(
+        record.topic + SUFFIX,
+        key,
+        value,
+        [
+            *kept,
+            ("freshet-reason", dead.reason.encode()[:MAX_REASON_BYTES].decode(errors="ignore").encode()),
+            ("freshet-source-topic", record.topic.encode()),
+            ("freshet-source-partition", str(record.partition).encode()),
+            ("freshet-source-offset", str(record.offset).encode()),
+            # Absent where whoever set the record aside no longer had it.
+            *([("freshet-source-time", str(record.written_ms).encode())] if record.written_ms else []),
+        ],
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredLetter:
+    """A dead letter as it lies in its topic.
+
+    topic, position: of the original. written_ms: when the original was written, or set aside where that is not known.
+    is_whole: key, value and headers are the original's; else only the original itself has them. replayed_to: where the
+    record was written again.
+    """
+
+    topic: str
+    position: Position
+    written_ms: int
+    reason: str
+    key: bytes
+    value: bytes
+    headers: Headers
+    is_whole: bool
+    replayed_to: Position | None = None
+
+    @property
+    def name(self) -> str:
+        """topic:partition:offset, as commands take it."""
+        return f"{self.topic}:{self.position.partition}:{self.position.offset}"
+
+
+def stored_letters(records: Iterable[SourceRecord]) -> list[StoredLetter]:
+    """The dead letters in the records of dead-letter topics, one for each original, in the order of the first time that
+    it was set aside. What has not the form of a dead letter is passed over."""
+    found: dict[tuple[str, Position], StoredLetter] = {}
+    replayed: dict[tuple[str, Position], Position] = {}
+    for record in records:
+        ours = {name: text or b"" for name, text in record.headers if name.startswith(_OURS)}
+        try:
+            topic = ours["freshet-source-topic"].decode()
+            position = Position(int(ours["freshet-source-partition"]), int(ours["freshet-source-offset"]))
+            if _REPLAYED in ours:
+                partition, _, offset = ours[_REPLAYED].decode().partition(":")
+                replayed[topic, position] = Position(int(partition), int(offset))
+                continue
+            letter = StoredLetter(
+                topic=topic,
+                position=position,
+                written_ms=int(ours.get("freshet-source-time") or record.written_ms),
+                reason=ours["freshet-reason"].decode(errors="replace"),
+                key=record.key or b"",
+                value=record.value or b"",
+                headers=[(name, text or b"") for name, text in record.headers if not name.startswith(_OURS)],
+                # The refresher keeps no bytes of a record that it could read.
+                is_whole=_CUT not in ours and bool(record.key or record.value),
+            )
+        except (KeyError, ValueError):
+            continue
+        found.setdefault((topic, position), letter)
+    return [replace(letter, replayed_to=replayed.get(place)) for place, letter in found.items()]
+
+
+def replay_notes(letters: Sequence[tuple[StoredLetter, Position]]) -> list[Record]:
+    """The records that say that these dead letters were written again, and where."""
+    return [
+        Record(
+            letter.topic + SUFFIX,
+            letter.key,
+            b"",
+            [
+                (_REPLAYED, f"{to.partition}:{to.offset}".encode()),
+                ("freshet-source-topic", letter.topic.encode()),
+                ("freshet-source-partition", str(letter.position.partition).encode()),
+                ("freshet-source-offset", str(letter.position.offset).encode()),
+            ],
+        )
+        for letter, to in letters
+    ]

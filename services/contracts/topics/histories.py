@@ -1,0 +1,148 @@
+"""The topic `histories`: what is kept of each user for good, and up to where each partition of `interactions` is in it.
+
+The encoder process writes it and reads it back, in the partition where the user's interactions lie. The newest record
+of a user holds, as far as it is of the same reading of `interactions` as the partition's newest mark. Each value ends
+with a checksum: what was altered is refused, and the user's interactions are read again instead.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any, NamedTuple, TypeVar
+
+from freshet.v1 import events_pb2
+from google.protobuf.message import Message
+
+from services.contracts import stored_history
+from services.contracts.stored_history import PackedHistory, RecentId, StoredEvent
+from services.contracts.topics.interactions import INTERACTIONS
+from services.platform.errors import InvalidRequest
+from services.platform.stream.position import read_position, write_up_to
+from services.platform.stream.topic import COMPACTED, Topic, parse
+
+HISTORIES = "histories"
+MAX_RECORD_BYTES = 2 << 20
+_DAY_MS = 24 * 3600 * 1000
+TOPIC = Topic(
+    name=HISTORIES,
+    # Earlier records of a user leave within a day or so, also where little is written.
+    settings=COMPACTED | {"max.compaction.lag.ms": str(_DAY_MS), "max.message.bytes": str(MAX_RECORD_BYTES)},
+    as_many_as=INTERACTIONS,
+)
+# No user id is empty.
+MARK_KEY = b""
+_FORMAT = 1
+_CHECKSUM_BYTES = 8
+# Field 15, eight bytes.
+_CHECKSUM_TAG = b"\x79"
+
+_M = TypeVar("_M", bound=Message)
+
+
+class KeptRecord(NamedTuple):
+    """A record to write: where, key and value."""
+
+    partition: int
+    key: bytes
+    value: bytes | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptHistory:
+    """A user as a record has it. seen: item -> newest event time. The rest as in `state_store.UserHistory`."""
+
+    reading: int
+    positions: dict[int, int]
+    forgotten: dict[int, int]
+    events: list[StoredEvent]
+    recent: list[RecentId]
+    seen: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """Everything of a partition of `interactions` up to `covered` is in `histories` (-1: nothing yet).
+
+    reading: names one reading of the log from its beginning; 0 is none. num_partitions: of `interactions`. anchors: see
+    `state_store.Progress`, as are counts.
+    """
+
+    reading: int
+    covered: int
+    num_partitions: int
+    anchors: str = ""
+    counts: Mapping[str, int] = field(default_factory=dict)
+
+
+def encode_history(user_id: str, history: PackedHistory, reading: int) -> bytes:
+    """The value of a user's record; its key is the user id. Empty where Kafka would not take it: then the user's
+    records of `interactions` are read again."""
+    message = events_pb2.UserHistory(
+        format=_FORMAT, reading=reading, seen_item_ids=history.seen_item_ids, seen_time_ms=history.seen_times_ms
+    )
+    write_up_to(message.applied, history.positions)
+    write_up_to(message.forgotten_up_to, history.forgotten)
+    message.events.MergeFromString(history.events)
+    message.recent.MergeFromString(history.recent)
+    value = _sealed(user_id.encode(), message)
+    return value if len(value) < MAX_RECORD_BYTES - 1024 else b""
+
+
+def decode_history(key: bytes, value: bytes | None) -> KeptHistory:
+    """Read and check a user's record. Raises: InvalidRequest naming what is wrong."""
+    message = _opened(events_pb2.UserHistory, key, value)
+    try:
+        return KeptHistory(
+            reading=message.reading,
+            positions=dict(read_position("applied", one, least=-1) for one in message.applied),
+            forgotten=dict(read_position("forgotten_up_to", one, least=-1) for one in message.forgotten_up_to),
+            events=stored_history.events_of(message.events),
+            recent=stored_history.recent_of(message.recent),
+            seen=stored_history.seen_of(message.seen_item_ids, message.seen_time_ms),
+        )
+    except (ValueError, IndexError) as exc:
+        raise InvalidRequest.of("events", f"columns that do not fit: {exc}", "as many entries as events") from exc
+
+
+def encode_mark(mark: Mark) -> bytes:
+    """The value of a mark; its key is MARK_KEY."""
+    message = events_pb2.HistoriesMark(
+        format=_FORMAT,
+        reading=mark.reading,
+        covered=mark.covered,
+        num_partitions=mark.num_partitions,
+        anchors=mark.anchors,
+        counts={name: count for name, count in mark.counts.items() if count},
+    )
+    return _sealed(MARK_KEY, message)
+
+
+def decode_mark(value: bytes | None) -> Mark:
+    """Read and check a mark. Raises: InvalidRequest naming what is wrong."""
+    message = _opened(events_pb2.HistoriesMark, MARK_KEY, value)
+    return Mark(
+        reading=message.reading,
+        covered=message.covered,
+        num_partitions=message.num_partitions,
+        anchors=message.anchors,
+        counts=dict(message.counts),
+    )
+
+
+def _sealed(key: bytes, message: Any) -> bytes:
+    data: bytes = message.SerializeToString()
+    return data + _CHECKSUM_TAG + _checksum(key, data)
+
+
+def _opened(kind: type[_M], key: bytes, value: bytes | None) -> Any:
+    message: Any = parse(kind, value)
+    data, end = (value or b"")[: -_CHECKSUM_BYTES - 1], (value or b"")[-_CHECKSUM_BYTES - 1 :]
+    if end != _CHECKSUM_TAG + _checksum(key, data):
+        raise InvalidRequest.of("checksum", end[1:].hex(), "that of key and value: the record was altered")
+    if message.format != _FORMAT:
+        raise InvalidRequest.of("format", message.format, f"{_FORMAT}: a newer version of Freshet wrote it")
+    return message
+
+
+def _checksum(key: bytes, data: bytes) -> bytes:
+    return blake2b(len(key).to_bytes(4, "little") + key + data, digest_size=_CHECKSUM_BYTES).digest()

@@ -1,0 +1,370 @@
+"""The topic `index-deltas`: its records as dataclasses and bytes, and whole batches out of a stream of them.
+
+The refresher writes through this module, candidates and reranker read through it, so that both sides agree on keys,
+limits, and on what a position of the topic means: *+o* is every batch that a record at or before offset o closed. That
+is a function of the topic alone, so two readers that name the same position serve the same content. It knows neither
+Kafka nor what an item state is good for.
+
+Letters: P_q, P_x query and item components, P = P_q * P_x, d component width.
+"""
+
+import math
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from zlib import crc32
+
+import numpy as np
+import numpy.typing as npt
+from freshet.v1 import events_pb2
+
+from services.platform.errors import InvalidRequest
+from services.platform.stream.position import read_position
+from services.platform.stream.times import read_ms, set_ms
+from services.platform.stream.topic import COMPACTED, Topic, check_key, parse
+from services.platform.validation import validate_id
+
+INDEX_DELTAS = "index-deltas"
+# A broker compacts closed segments alone, by default of a gigabyte or a week: of 25,000 items published 20 times each
+# late reader read all 500,000 records, and reads 25,139 with these. What a forget took back is compacted within a day.
+TOPIC = Topic(
+    name=INDEX_DELTAS,
+    num_partitions=1,
+    settings=COMPACTED
+    | {
+        "segment.bytes": str(16 << 20),
+        "min.cleanable.dirty.ratio": "0.1",
+        "max.compaction.lag.ms": str(24 * 3600 * 1000),
+    },
+)
+
+FloatArray = npt.NDArray[np.float32]
+
+# A writer closes its batch at latest here; a reader closes it for a writer that does not.
+MAX_BATCH_RECORDS = 10_000
+MAX_DROPPED_KEYS = 16_384
+
+# What `algorithms.states` allows of an item's and a query's components and of gates, and `pefa.policy` of weights.
+_MAX_LENGTH, _MAX_GATE, _MAX_WEIGHT = 1.001, 65_504.0, 2.0**16
+
+_FLOAT = np.dtype("<f4")
+_HALF = np.dtype("<f2")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class ItemDelta:
+    """An item's state as refreshed, whole: components (P_x, d), of length 1 at most, gate (P,) or None for a plain dot
+    product.
+
+    model_share: lambda in [0, 1], 0 for an item that the model never saw. dropped: the refresher has no state for it
+    any more (then the arrays are empty): back to the bundle's, or gone where the bundle has none.
+    Raises: InvalidRequest naming the field.
+    """
+
+    item_id: str
+    components: FloatArray = field(default_factory=lambda: np.zeros((0, 0), dtype=np.float32))
+    gate: FloatArray | None = None
+    model_share: float = 1.0
+    num_interactions: int = 0
+    dropped: bool = False
+
+    def __post_init__(self) -> None:
+        validate_id("item_id", self.item_id)
+        if not 0 <= self.model_share <= 1:
+            raise InvalidRequest.of("model_share", self.model_share, "0-1")
+        if self.num_interactions < 0:
+            raise InvalidRequest.of("num_interactions", self.num_interactions, "0 or more")
+        if not self.dropped:
+            _check_matrix(self.components)
+            if self.gate is not None and (self.gate.ndim != 1 or not (np.abs(self.gate) <= _MAX_GATE).all()):
+                raise InvalidRequest.of("gate", self.gate.shape, f"(P,) numbers of at most {_MAX_GATE}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class MemoryDelta:
+    """One remembered interaction: a query state's components (P_q, d), in half precision on the wire, and its item.
+
+    event_time_ms: Unix milliseconds. dropped: the entry left the memory (then the array is empty).
+    Raises: InvalidRequest naming the field.
+    """
+
+    entry_id: str
+    item_id: str = ""
+    components: FloatArray = field(default_factory=lambda: np.zeros((0, 0), dtype=np.float32))
+    weight: float = 1.0
+    type: str = ""
+    event_time_ms: int = 0
+    dropped: bool = False
+
+    def __post_init__(self) -> None:
+        validate_id("entry_id", self.entry_id)
+        if not abs(self.weight) <= _MAX_WEIGHT:  # NaN too
+            raise InvalidRequest.of("weight", self.weight, f"a number of at most {_MAX_WEIGHT}")
+        if not self.dropped:
+            validate_id("item_id", self.item_id)
+            _check_matrix(self.components)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class IndexDelta:
+    """One record: a change, whose it is, and how far its writer was.
+
+    partition and offset: the record of `attributions` that it reflects; the partition names the writer, and `batch`
+    counts its batches. newest_recorded_ms: when the broker took the newest interaction that the batch reflects, Unix
+    milliseconds; None before any. A batch names each key once.
+    """
+
+    model_version: str
+    partition: int
+    offset: int
+    batch: int
+    last_of_batch: bool
+    change: ItemDelta | MemoryDelta
+    newest_recorded_ms: int | None = None
+
+    @property
+    def key(self) -> bytes:
+        """The record's key."""
+        if isinstance(self.change, ItemDelta):
+            return item_key(self.model_version, self.change.item_id)
+        return memory_key(self.model_version, self.change.entry_id)
+
+
+def item_key(model_version: str, item_id: str) -> bytes:
+    """The key of an item's record."""
+    return f"{model_version}/item/{item_id}".encode()
+
+
+def memory_key(model_version: str, entry_id: str) -> bytes:
+    """The key of a remembered interaction's record."""
+    return f"{model_version}/memory/{entry_id}".encode()
+
+
+def is_of_model(key: bytes | None, model_version: str) -> bool:
+    """Whether a record is of this model; the others are told from their keys, unread."""
+    return key is not None and key.startswith(f"{model_version}/".encode())
+
+
+def encode(delta: IndexDelta) -> bytes:
+    """The value of a record; its key is `delta.key`."""
+    message = events_pb2.IndexDelta(
+        model_version=delta.model_version, batch=delta.batch, last_of_batch=delta.last_of_batch
+    )
+    message.reflects.partition, message.reflects.offset = delta.partition, delta.offset
+    if delta.newest_recorded_ms is not None:
+        set_ms(message.newest_recorded_time, delta.newest_recorded_ms)
+    change = delta.change
+    num_components, width = change.components.shape
+    if isinstance(change, ItemDelta):
+        message.item.item_id = change.item_id
+        message.item.components = change.components.astype(_FLOAT).tobytes()
+        message.item.gate = b"" if change.gate is None else change.gate.astype(_FLOAT).tobytes()
+        message.item.num_components, message.item.component_width = num_components, width
+        message.item.model_share = change.model_share
+        message.item.num_interactions = change.num_interactions
+        message.item.dropped = change.dropped
+    else:
+        message.memory.entry_id, message.memory.item_id = change.entry_id, change.item_id
+        message.memory.components = change.components.astype(_HALF).tobytes()
+        message.memory.num_components, message.memory.component_width = num_components, width
+        message.memory.weight, message.memory.type = change.weight, change.type
+        set_ms(message.memory.event_time, change.event_time_ms)
+        message.memory.dropped = change.dropped
+    value: bytes = message.SerializeToString()
+    return value
+
+
+def decode(key: bytes | None, value: bytes | None) -> IndexDelta:
+    """Read a record. Raises: InvalidRequest naming the field when it is not what a refresher writes."""
+    message = parse(events_pb2.IndexDelta, value)
+    kind = message.WhichOneof("change")
+    if kind is None:
+        raise InvalidRequest.of("change", "absent", "item or memory")
+    if not message.HasField("reflects"):
+        raise InvalidRequest.of("reflects", "absent", "a partition and an offset")
+    partition, offset = read_position("reflects", message.reflects)
+    delta = IndexDelta(
+        model_version=message.model_version,
+        partition=partition,
+        offset=offset,
+        batch=message.batch,
+        last_of_batch=message.last_of_batch,
+        newest_recorded_ms=read_ms(message.newest_recorded_time, "newest_recorded_time")
+        if message.HasField("newest_recorded_time")
+        else None,
+        change=_item(message.item) if kind == "item" else _memory(message.memory),
+    )
+    check_key(key, delta.key, "model/kind/id")
+    return delta
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Batch:
+    """The changes of one batch, in order, to be applied as one; `offset` is the record that closed it.
+
+    mark: of that record, so that a record in the same place of another log has another one.
+    """
+
+    offset: int
+    deltas: Sequence[IndexDelta]
+    newest_recorded_ms: int | None
+    mark: str = ""
+
+
+def joined(batches: Sequence[Batch]) -> Batch:
+    """Several batches, at least one, as one that ends where the last one does; per key the last change counts."""
+    return Batch(
+        offset=batches[-1].offset,
+        deltas=tuple({delta.key: delta for batch in batches for delta in batch.deltas}.values()),
+        newest_recorded_ms=_newest_ms(batches),
+        mark=batches[-1].mark,
+    )
+
+
+class Batches:
+    """Whole batches of one model out of records in order of offset, whose writers may interleave.
+
+    A batch is closed by its last record, by the next batch of its writer (whoever wrote it ended in the middle, or
+    compaction took its last record), or at `MAX_BATCH_RECORDS`. Nothing needs the topic's end: compaction takes a
+    record only once a later batch of the same writer is there. Per key, a change that reflects less than what
+    its partition handed out before is left out, so a writer that was replaced and does not know it yet changes nothing.
+    Positions of two partitions say nothing of each other: where a key has moved, the topic's order decides.
+
+    A key's tombstone stands behind the batch that dropped it and in front of its writer's next one, so that a batch
+    whose last record a tombstone replaced is closed, too.
+
+    Memory: some 200 bytes per key that is there, and for the `MAX_DROPPED_KEYS` dropped last: a writer that does not
+    know that it was replaced finds out within its lease, and a reader that begins later never sees older ones.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[int, list[IndexDelta]] = {}
+        self._reflected: dict[bytes, tuple[int, int]] = {}
+        self._dropped: OrderedDict[bytes, None] = OrderedDict()
+
+    @property
+    def num_open(self) -> int:
+        """Records that wait for the end of their batch."""
+        return sum(map(len, self._open.values()))
+
+    def add(self, offset: int, delta: IndexDelta) -> list[Batch]:
+        """Take the record at `offset`; return the batches that it closes (two: the one before, and its own)."""
+        closed: list[Batch] = []
+        waiting = self._open.setdefault(delta.partition, [])
+        if waiting and waiting[-1].batch != delta.batch:
+            # Another number: a writer that went on from an older checkpoint counts on from there, so it may be lower.
+            closed.append(self._close(offset, delta))
+            waiting = self._open.setdefault(delta.partition, [])
+        waiting.append(delta)
+        if delta.last_of_batch or len(waiting) >= MAX_BATCH_RECORDS:
+            closed.append(self._close(offset, delta))
+        return closed
+
+    def gone(self, offset: int, key: bytes) -> list[Batch]:
+        """Take the tombstone at `offset`: a batch that drops the key, unless a record was there that did.
+
+        Raises: InvalidRequest for a key that no record can have; nothing has changed then.
+        """
+        model_version, change = _dropped(key)
+        self._open = {writer: [one for one in waiting if one.key != key] for writer, waiting in self._open.items()}
+        if key in self._dropped:
+            return []
+        partition, reflected = self._reflected.get(key, (0, -1))
+        delta = IndexDelta(
+            model_version=model_version,
+            partition=partition,
+            offset=reflected,
+            batch=0,
+            last_of_batch=True,
+            change=change,
+        )
+        self._drop(key)
+        return [Batch(offset=offset, deltas=(delta,), newest_recorded_ms=None, mark=mark_of(delta))]
+
+    def _drop(self, key: bytes) -> None:
+        """Remember that the key is dropped, and forget the key that was dropped before all others."""
+        self._dropped[key] = None
+        if len(self._dropped) > MAX_DROPPED_KEYS:
+            oldest, _ = self._dropped.popitem(last=False)
+            self._reflected.pop(oldest, None)
+
+    def _close(self, offset: int, closing: IndexDelta) -> Batch:
+        partition = closing.partition
+        deltas = self._open.pop(partition)
+        newest: dict[bytes, IndexDelta] = {}
+        for delta in deltas:
+            key = delta.key
+            known_partition, known_offset = self._reflected.get(key, (partition, -1))
+            if known_partition != partition or delta.offset >= known_offset:
+                self._reflected[key] = (partition, delta.offset)
+                newest.pop(key, None)  # a batch that was begun twice: the later one counts, in its place
+                newest[key] = delta
+                self._dropped.pop(key, None)
+                if delta.change.dropped:
+                    self._drop(key)
+        return Batch(
+            offset=offset,
+            deltas=tuple(newest.values()),
+            newest_recorded_ms=_newest_ms(deltas),
+            mark=mark_of(closing),
+        )
+
+
+def _dropped(key: bytes) -> tuple[str, ItemDelta | MemoryDelta]:
+    """The model of a key, and the change that drops what it names."""
+    parts = key.decode(errors="replace").split("/", 2)
+    if len(parts) == 3 and parts[1] == "item":
+        return parts[0], ItemDelta(item_id=parts[2], dropped=True)
+    if len(parts) == 3 and parts[1] == "memory":
+        return parts[0], MemoryDelta(entry_id=parts[2], dropped=True)
+    raise InvalidRequest.of("key", f"{len(key)} other bytes", "model/item/id or model/memory/id")
+
+
+def mark_of(closing: IndexDelta) -> str:
+    """What tells a record from others in its place: the mark of the batch that it closes."""
+    said = (closing.key, closing.partition, closing.offset, closing.batch, closing.newest_recorded_ms)
+    return f"{crc32(repr(said).encode()):08x}"
+
+
+def _newest_ms(records: Sequence[Batch | IndexDelta]) -> int | None:
+    return max((one.newest_recorded_ms for one in records if one.newest_recorded_ms is not None), default=None)
+
+
+def _item(message: events_pb2.ItemState) -> ItemDelta:
+    shape = (message.num_components, message.component_width)
+    if message.dropped:
+        return ItemDelta(item_id=message.item_id, dropped=True)
+    return ItemDelta(
+        item_id=message.item_id,
+        components=_array("components", message.components, _FLOAT, shape),
+        gate=_array("gate", message.gate, _FLOAT, (len(message.gate) // 4,)) if message.gate else None,
+        model_share=message.model_share,
+        num_interactions=message.num_interactions,
+    )
+
+
+def _memory(message: events_pb2.MemoryEntry) -> MemoryDelta:
+    if message.dropped:
+        return MemoryDelta(entry_id=message.entry_id, item_id=message.item_id, dropped=True)
+    return MemoryDelta(
+        entry_id=message.entry_id,
+        item_id=message.item_id,
+        components=_array("components", message.components, _HALF, (message.num_components, message.component_width)),
+        weight=message.weight,
+        type=message.type,
+        event_time_ms=read_ms(message.event_time, "memory.event_time"),
+    )
+
+
+def _array(name: str, data: bytes, dtype: np.dtype[np.floating], shape: tuple[int, ...]) -> FloatArray:
+    if len(data) != math.prod(shape) * dtype.itemsize:
+        raise InvalidRequest.of(name, f"{len(data)} bytes", f"{math.prod(shape) * dtype.itemsize}, for shape {shape}")
+    return np.frombuffer(data, dtype).astype(np.float32).reshape(shape)
+
+
+def _check_matrix(components: FloatArray) -> None:
+    if components.ndim != 2 or not components.size:
+        raise InvalidRequest.of("components", components.shape, "(components, width), at least 1 of each")
+    length = float(np.sqrt(np.einsum("pd,pd->p", components, components).max()))
+    if not length <= _MAX_LENGTH:  # NaN too
+        raise InvalidRequest.of("components", f"one of length {length:.6g}", f"lengths of at most {_MAX_LENGTH}")

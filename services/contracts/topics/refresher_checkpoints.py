@@ -1,0 +1,102 @@
+"""The topic `refresher-checkpoints`: what the refreshers' partitions hold, for whoever takes one over.
+
+A checkpoint is a head and parts. Heads lie in partition 0 and name each part by offset, size and digest; parts lie in
+the others, cut so that a broker with default settings takes them. Keys begin with the model and the partition of
+`attributions`; only the refreshers look into the values. A part that no head names any more gets a tombstone.
+"""
+
+import base64
+import hashlib
+import json
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from services.platform.errors import InvalidRequest
+from services.platform.stream.topic import COMPACTED, NUM_PARTITIONS, Topic
+
+REFRESHER_CHECKPOINTS = "refresher-checkpoints"
+# Small segments: the newest one is never compacted, and heads are read whole.
+TOPIC = Topic(
+    name=REFRESHER_CHECKPOINTS,
+    num_partitions=1 + NUM_PARTITIONS,
+    settings={**COMPACTED, "segment.bytes": str(64 << 20), "min.cleanable.dirty.ratio": "0.1"},
+)
+HEADS = 0
+# Kafka's default limit for a record with its key and what surrounds it is 1,048,588 bytes.
+PART_BYTES = 1_000_000
+
+_SHA_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A record that holds a part or a piece of one. key: the end of its key."""
+
+    key: str
+    offset: int
+    size: int
+    digest: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Head:
+    """One checkpoint. next_piece: the number of the owner's next record."""
+
+    owner: str
+    next_piece: int
+    values: Mapping[str, Any]
+    parts: Mapping[str, tuple[Piece, ...]]
+
+    @property
+    def keys(self) -> set[str]:
+        """The ends of the keys of all its pieces."""
+        return {piece.key for pieces in self.parts.values() for piece in pieces}
+
+
+def prefix_of(model_version: str, partition: int) -> str:
+    """What the keys of a partition of `attributions` begin with."""
+    return f"{model_version}/{partition}/"
+
+
+def digest_of(data: bytes) -> str:
+    """Names the bytes of a piece."""
+    return base64.b85encode(hashlib.sha256(data).digest()[:16]).decode()
+
+
+def encode_head(head: Head) -> bytes:
+    """The value of a head's record."""
+    document = {
+        "owner": head.owner,
+        "next_piece": head.next_piece,
+        "values": dict(head.values),
+        "parts": {
+            name: [[piece.key, piece.offset, piece.size, piece.digest] for piece in pieces]
+            for name, pieces in head.parts.items()
+        },
+    }
+    body = zlib.compress(json.dumps(document, separators=(",", ":")).encode(), 1)
+    return hashlib.sha256(body).digest() + body
+
+
+def decode_head(value: bytes) -> Head:
+    """Read a head's record. Raises: InvalidRequest for one that is torn, altered, or another program's."""
+    sha, body = value[:_SHA_BYTES], value[_SHA_BYTES:]
+    if hashlib.sha256(body).digest() != sha:
+        raise InvalidRequest.of("value", f"sha256 {hashlib.sha256(body).hexdigest()}", sha.hex())
+    try:
+        document = json.loads(zlib.decompress(body))
+        parts = {name: tuple(_piece(*piece) for piece in pieces) for name, pieces in document["parts"].items()}
+        owner, next_piece, values = document["owner"], document["next_piece"], document["values"]
+    except (zlib.error, ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
+        raise InvalidRequest.of("value", f"{exc!r}", "a head as this program writes it") from exc
+    if not (isinstance(owner, str) and type(next_piece) is int and isinstance(values, dict)):
+        raise InvalidRequest.of("value", "owner, next_piece or values of another type", "text, whole number, object")
+    return Head(owner=owner, next_piece=next_piece, values=values, parts=parts)
+
+
+def _piece(key: str, offset: int, size: int, digest: str) -> Piece:
+    if not (isinstance(key, str) and type(offset) is type(size) is int and isinstance(digest, str)):
+        raise TypeError(f"a piece of {key!r:.40}, {offset!r:.40}, {size!r:.40}, {digest!r:.40}")
+    return Piece(key, offset, size, digest)

@@ -1,0 +1,80 @@
+"""The topic `search-clicks`: items that people chose for words, and what takes such a choice back.
+
+The encoder process writes it when it applies an interaction of type "search_click", each generator reads it whole. A
+reader knows a record by its source, the position of the interaction in `interactions`: the same one may come again
+after a crash, and what is taken back stays void even if it comes later. Whatever is wrong is an InvalidRequest naming
+the field; texts are not repeated, since messages end up in logs.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from freshet.v1 import events_pb2
+
+from services.contracts.retraction import ForgetUpTo, OfInteraction, Undo, write_about
+from services.platform.stream.position import read_position, read_up_to
+from services.platform.stream.times import read_ms
+from services.platform.stream.topic import FOREVER, Topic, parse
+from services.platform.validation import validate_id, validate_query
+
+SEARCH_CLICKS = "search-clicks"
+# As long as somebody may search: a generator reads it from the beginning whenever it starts.
+TOPIC = Topic(name=SEARCH_CLICKS, num_partitions=1, settings=FOREVER, has_dead_letters=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchClick(OfInteraction):
+    """Somebody chose `item_id` for `query`."""
+
+    query: str
+    value: float
+
+
+# The encoder keeps no types, so an undo may take back what was no search click.
+ClickRecord = SearchClick | Undo | ForgetUpTo
+
+
+def key_of(record: ClickRecord) -> bytes:
+    """The record's key: an id that a repetition has, too."""
+    return (record.forget_id if isinstance(record, ForgetUpTo) else record.event_id).encode()
+
+
+def encode_click(record: ClickRecord) -> bytes:
+    """The value of a record."""
+    message = events_pb2.SearchClick()
+    write_about(message, record)
+    if isinstance(record, SearchClick):
+        message.query, message.value = record.query, record.value
+    data: bytes = message.SerializeToString()
+    return data
+
+
+def decode_click(value: bytes | None) -> ClickRecord:
+    """Read and check a record. Raises: InvalidRequest naming the field."""
+    message = parse(events_pb2.SearchClick, value)
+    validate_id("user_pseudonym", message.user_pseudonym)
+    recorded_ms = read_ms(message.recorded_time, "recorded_time")
+    if message.HasField("forgets"):
+        validate_id("forgets.forget_id", message.forgets.forget_id)
+        return ForgetUpTo(
+            forget_id=message.forgets.forget_id,
+            up_to=read_up_to("forgets.up_to", message.forgets.up_to),
+            user_pseudonym=message.user_pseudonym,
+            recorded_ms=recorded_ms,
+        )
+    validate_id("event_id", message.event_id)
+    validate_id("item_id", message.item_id)
+    partition, offset = read_position("source", message.source)
+    fields: dict[str, Any] = {
+        "event_id": message.event_id,
+        "item_id": message.item_id,
+        "event_time_ms": read_ms(message.event_time, "event_time"),
+        "recorded_ms": recorded_ms,
+        "partition": partition,
+        "offset": offset,
+        "user_pseudonym": message.user_pseudonym,
+    }
+    if message.HasField("undoes"):
+        return Undo(undoes=read_position("undoes", message.undoes), **fields)
+    validate_query("query", message.query)
+    return SearchClick(query=message.query, value=message.value, **fields)

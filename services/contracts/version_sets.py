@@ -1,0 +1,149 @@
+"""Version sets: which models there are, which one answers whom, and what an operator may do next.
+
+A set is a bundle and the processes that answer with it. The state is one value; each operation makes the next one of it
+or is refused. Pure: nothing here knows Kafka, a bundle or a process. `services.contracts.topics.version_sets` says
+how the values are written.
+"""
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from services.platform.errors import InvalidRequest, NotFound, PreconditionFailed
+
+# The one that answers and one more: memory for a third is nobody's plan.
+MAX_SETS = 2
+_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
+_BITS = 53  # of a double's mantissa
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VersionSet:
+    """A model by its bundle (a folder, as every process that loads it finds it), and who answers with it.
+
+    Addresses are host:port; empty: those that the gateway was started with.
+    """
+
+    name: str
+    model_version: str
+    bundle: str
+    candidates: str = ""
+    reranker: str = ""
+    refreshers: tuple[str, ...] = ()
+    generator: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Share:
+    """A share of users or requests for a set, above 0 and at most 1."""
+
+    name: str
+    share: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VersionSets:
+    """All sets after `revision` operations. `before`: what served before the last promotion, "" where there is nothing
+    to go back to. `salt`: of the hash that chooses the canary's users."""
+
+    revision: int
+    sets: Mapping[str, VersionSet]
+    serving: str
+    before: str = ""
+    canary: Share | None = None
+    shadow: Share | None = None
+    salt: str = ""
+
+    @classmethod
+    def of_one(cls, serving: VersionSet) -> "VersionSets":
+        """Before any operation: what the processes were started with."""
+        return cls(revision=0, sets={serving.name: serving}, serving=serving.name)
+
+    def find(self, name: str) -> VersionSet:
+        """Raises: NotFound naming the sets that there are."""
+        if name not in self.sets:
+            raise NotFound(f"set={name!r} allowed: {', '.join(sorted(self.sets))}")
+        return self.sets[name]
+
+    def set_for(self, user_id: str) -> str:
+        """The set that answers this user; nobody's requests ("") are the serving set's."""
+        if self.canary is None or not user_id:
+            return self.serving
+        return self.canary.name if position_of(user_id, self.salt) < self.canary.share else self.serving
+
+    def staged(self, new: VersionSet) -> "VersionSets":
+        """With one more set. Raises: InvalidRequest, PreconditionFailed."""
+        if not _NAME.fullmatch(new.name):
+            raise InvalidRequest.of("name", new.name, "1-64 of a-z, 0-9 and '-', no '-' first")
+        if new.name in self.sets:
+            raise PreconditionFailed(f"set {new.name!r} is staged already: retire it first, or take another name")
+        for held in self.sets.values():
+            if held.model_version == new.model_version:
+                raise PreconditionFailed(f"model {new.model_version} is set {held.name!r} already")
+        if len(self.sets) >= MAX_SETS:
+            others = ", ".join(sorted(self.sets.keys() - {self.serving}))
+            raise PreconditionFailed(f"there are {len(self.sets)} sets, allowed: {MAX_SETS}; retire {others} first")
+        return self._next(sets={**self.sets, new.name: new})
+
+    def shadowed(self, name: str, share: float) -> "VersionSets":
+        """That set is asked beside this share of requests; 0 ends it. Raises: NotFound, InvalidRequest,
+        PreconditionFailed."""
+        return self._next(shadow=self._share_of(name, share))
+
+    def canaried(self, name: str, share: float, salt: str) -> "VersionSets":
+        """That set answers this share of users; 0 ends it. A canary that goes on keeps its users, and its salt: more
+        join, or some leave. Raises: as `shadowed`."""
+        chosen = self._share_of(name, share)
+        goes_on = self.canary is not None and self.canary.name == name
+        return self._next(canary=chosen, salt=self.salt if goes_on else salt)
+
+    def promoted(self, name: str) -> "VersionSets":
+        """That set answers everybody; the one before stays. Raises: NotFound, PreconditionFailed."""
+        self.find(name)
+        if name == self.serving:
+            raise PreconditionFailed(f"set {name!r} serves already")
+        return self._next(serving=name, before=self.serving, canary=None, shadow=None)
+
+    def rolled_back(self) -> "VersionSets":
+        """Without the canary, where there is one; else what served before serves again. Raises: PreconditionFailed."""
+        if self.canary is not None:
+            return self._next(canary=None)
+        if not self.before:
+            raise PreconditionFailed(f"set {self.serving!r} has no predecessor to go back to")
+        return self._next(serving=self.before, before="", shadow=None)
+
+    def retired(self, name: str) -> "VersionSets":
+        """Without that set. Raises: NotFound, PreconditionFailed for the one that serves or has users."""
+        self.find(name)
+        if name == self.serving:
+            raise PreconditionFailed(f"set {name!r} serves: promote another one, or roll back, first")
+        if self.canary is not None:
+            raise PreconditionFailed(f"set {name!r} answers {self.canary.share:.3%} of users: end the canary first")
+        left = {other: held for other, held in self.sets.items() if other != name}
+        return self._next(sets=left, before="" if self.before == name else self.before, shadow=None)
+
+    def settled(self) -> "VersionSets":
+        """The one set that is left is answered by the processes that the gateway was started with. Raises:
+        PreconditionFailed where there are two."""
+        if len(self.sets) > 1:
+            raise PreconditionFailed(f"there are {len(self.sets)} sets, allowed: 1")
+        own = replace(self.sets[self.serving], candidates="", reranker="", refreshers=(), generator="")
+        return self._next(sets={own.name: own})
+
+    def _share_of(self, name: str, share: float) -> Share | None:
+        self.find(name)
+        if not 0 <= share <= 1:
+            raise InvalidRequest.of("share", share, "0 to 1 (0 % to 100 %)")
+        if name == self.serving:
+            raise PreconditionFailed(f"set {name!r} serves: it answers everybody already")
+        return Share(name=name, share=share) if share else None
+
+    def _next(self, **changes: object) -> "VersionSets":
+        return replace(self, revision=self.revision + 1, **changes)  # type: ignore[arg-type]
+
+
+def position_of(user_id: str, salt: str) -> float:
+    """Where in [0, 1) a user stands: equally spread over users, and another order for another salt."""
+    digest = hashlib.blake2b(user_id.encode(), key=salt.encode()[:64], digest_size=8).digest()
+    return (int.from_bytes(digest, "little") >> (64 - _BITS)) / 2.0**_BITS

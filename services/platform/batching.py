@@ -1,0 +1,101 @@
+"""Natural batching: while one batch is computed, the requests that arrive pile up and make the next.
+
+No timer, so a lone request never waits; under load the batches grow by themselves. The work runs in one thread of its
+own (NumPy, PyTorch and the inference client release the GIL), the event loop only queues. It doesn't know what a
+request is.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Generic, TypeVar
+
+from services.platform.errors import DependencyUnavailable, Overloaded
+
+Req = TypeVar("Req")
+Res = TypeVar("Res")
+
+
+class Batcher(Generic[Req, Res]):
+    """Gathers concurrent `submit` calls into lists of at most `max_batch` for `process`, one list at a time.
+
+    `process` runs in the worker thread and returns one result per request, in order. Its exception reaches every
+    caller of that batch; the next batch is a fresh start.
+    """
+
+    def __init__(
+        self,
+        process: Callable[[list[Req]], Sequence[Res]],
+        *,
+        max_batch: int,
+        max_queue: int,
+        name: str = "batcher",
+        on_batch: Callable[[int], None] | None = None,
+    ) -> None:
+        if max_batch < 1 or max_queue < 1:
+            raise ValueError(f"max_batch={max_batch}, max_queue={max_queue} allowed: both at least 1")
+        self._process = process
+        self._max_batch = max_batch
+        self._max_queue = max_queue
+        self._name = name
+        self._on_batch = on_batch
+        self._queue: deque[tuple[Req, asyncio.Future[tuple[Res, float]], float]] = deque()
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
+        self._pump: asyncio.Task[None] | None = None
+        self._closed = False
+
+    async def submit(self, request: Req) -> tuple[Res, float]:
+        """The result for `request`, and the seconds it waited for its batch to start.
+
+        Raises: Overloaded when the queue is full; whatever `process` raised. A cancelled caller's request is
+        skipped if its batch has not started.
+        """
+        if self._closed:
+            raise DependencyUnavailable(f"{self._name} is shutting down")
+        if len(self._queue) >= self._max_queue:
+            raise Overloaded(f"{self._name} has {len(self._queue)} requests waiting, its limit", retry_after_ms=50)
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[tuple[Res, float]] = loop.create_future()
+        self._queue.append((request, future, time.perf_counter()))
+        if self._pump is None:
+            self._pump = loop.create_task(self._run(loop))
+        return await future
+
+    async def close(self) -> None:
+        """Finish what is queued, then end the worker thread."""
+        self._closed = True
+        if self._pump is not None:
+            await asyncio.wait([self._pump])
+        self._executor.shutdown(wait=True)
+
+    async def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+        try:
+            while batch := self._take():
+                requests = [request for request, _, _ in batch]
+                started = time.perf_counter()
+                try:
+                    results = await loop.run_in_executor(self._executor, self._process, requests)
+                    if len(results) != len(requests):
+                        raise RuntimeError(f"{self._name}: {len(results)} results for {len(requests)} requests")
+                except Exception as exc:
+                    for _, future, _ in batch:
+                        if not future.done():
+                            future.set_exception(exc)
+                else:
+                    for (_, future, queued_at), result in zip(batch, results, strict=True):
+                        if not future.done():
+                            future.set_result((result, started - queued_at))
+        finally:
+            self._pump = None
+
+    def _take(self) -> list[tuple[Req, asyncio.Future[tuple[Res, float]], float]]:
+        batch: list[tuple[Req, asyncio.Future[tuple[Res, float]], float]] = []
+        while self._queue and len(batch) < self._max_batch:
+            entry = self._queue.popleft()
+            if not entry[1].done():
+                batch.append(entry)
+        if batch and self._on_batch is not None:
+            self._on_batch(len(batch))
+        return batch

@@ -1,0 +1,159 @@
+"""The settings that every process shares, read once from the environment by `load_settings`.
+
+A process subclasses `ProcessSettings` in its own config.py and names its variables with
+`Field(validation_alias="FRESHET_<PROCESS>_...")`. Nothing is read at import.
+"""
+
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self, TypeVar
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
+
+from services.platform.stream.topic import Replicas
+from services.platform.transport import KafkaConnection, Tls, TransportSettings
+
+
+class ConfigError(ValueError):
+    """A setting is missing or out of range; the message names the variable, its value and what is allowed."""
+
+
+class ProcessSettings(TransportSettings):
+    """Shared settings; variables are FRESHET_ and the field's name in capitals."""
+
+    # The gateway's clients are strangers: they have no certificate.
+    asks_client_certificates: ClassVar[bool] = True
+
+    host: str = "127.0.0.1"
+    # A process gives its own default and variable; 0 takes any free port (tests).
+    port: int = Field(default=0, ge=0, le=65535)
+    # None: port + 1000. 0: no metrics endpoint.
+    metrics_port: int | None = Field(default=None, ge=0, le=65535)
+    # Of topics that a process makes: brokers that hold each record, and brokers that have it before it is acknowledged.
+    # 0: three and two on three brokers or more, else one and one.
+    kafka_replication: int = Field(default=0, ge=0, le=100)
+    kafka_min_in_sync: int = Field(default=0, ge=0, le=100)
+    bundle: Path = Path(".freshet/bundle")
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    # Empty: no traces.
+    otlp_endpoint: str = ""
+    compute_threads: int = Field(default=1, ge=1, le=256)
+    # RPCs that may be in flight before new ones are refused with RESOURCE_EXHAUSTED.
+    max_in_flight: int = Field(default=512, ge=1, le=100_000)
+    # A gRPC connection is replaced after so long, without a lost call; 0: never. A call that comes while a server ends
+    # is lost: behind a balancer, no connection is left by then if it was told so long before that no new one is for it.
+    connection_seconds: float = Field(default=0.0, ge=0, le=86_400)
+    # Seconds that running calls get to finish after SIGTERM.
+    drain_seconds: float = Field(default=5.0, ge=0, le=300)
+
+    @field_validator("log_level", mode="before")
+    @classmethod
+    def _lower(cls, value: object) -> object:
+        return value.lower() if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _metrics_port_fits(self) -> Self:
+        if self.metrics_port is None and self.port + 1000 > 65535:
+            raise ValueError(f"port={self.port} leaves no room for metrics on port + 1000; set FRESHET_METRICS_PORT")
+        return self
+
+    @model_validator(mode="after")
+    def _replicas_fit(self) -> Self:
+        if 0 < self.kafka_replication < self.kafka_min_in_sync:
+            raise ValueError(
+                f"FRESHET_KAFKA_MIN_IN_SYNC={self.kafka_min_in_sync} allowed: at most "
+                f"FRESHET_KAFKA_REPLICATION={self.kafka_replication}"
+            )
+        return self
+
+    @property
+    def is_on_loopback(self) -> bool:
+        """Whether only this machine reaches the process."""
+        try:
+            return self.host == "localhost" or ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    @property
+    def shares_port(self) -> bool:
+        """Whether several processes listen on the port, each for a share of the connections."""
+        return False
+
+    @property
+    def replicas(self) -> Replicas:
+        """Of the topics that a process makes."""
+        return Replicas(replication_factor=self.kafka_replication, min_in_sync=self.kafka_min_in_sync)
+
+    @property
+    def resolved_metrics_port(self) -> int:
+        """Where metrics are served; 0 is nowhere."""
+        if self.metrics_port is not None:
+            return self.metrics_port
+        return self.port + 1000 if self.port else 0
+
+    def describe(self) -> dict[str, object]:
+        """The resolved settings, for one log line at start; a password in a URL is masked."""
+        fields = self.model_dump(mode="json")
+        return {name: _mask(value) if isinstance(value, str) else value for name, value in fields.items()}
+
+
+def _mask(value: str) -> str:
+    if "://" not in value:
+        return value
+    try:
+        parts = urlsplit(value)
+    except ValueError:  # nobody knows which part of it is a password
+        return "***"
+    if "password=" in parts.query:
+        query = [(name, "***" if name == "password" else said) for name, said in parse_qsl(parts.query)]
+        parts = parts._replace(query=urlencode(query, safe="*"))
+    if parts.password is not None:
+        _, _, address = parts.netloc.rpartition("@")
+        parts = parts._replace(netloc=f"{parts.username or ''}:***@{address}")
+    return urlunsplit(parts)
+
+
+S = TypeVar("S", bound=TransportSettings)
+
+
+def load_settings(kind: type[S], **given: Any) -> S:
+    """Read `kind` from the environment, once, at the start of a process; `given` counts before it.
+
+    Raises: ConfigError naming each bad variable, its value and what is allowed.
+    """
+    try:
+        return kind(**given)
+    except ValidationError as exc:
+        raise ConfigError(_explain(kind, exc)) from exc
+
+
+def environment_tls() -> Tls | None:
+    """The certificate that the environment names for a command's connections. Raises: ConfigError."""
+    return load_settings(TransportSettings).tls
+
+
+def environment_kafka(bootstrap: str) -> KafkaConnection:
+    """The brokers at `bootstrap`, and who the environment says that a command is. Raises: ConfigError."""
+    return load_settings(TransportSettings, kafka_bootstrap=bootstrap).kafka
+
+
+def _explain(kind: type[TransportSettings], exc: ValidationError) -> str:
+    aliases = {field.validation_alias: field for field in kind.model_fields.values()}
+    fields = {str(name): field for name, field in (kind.model_fields | aliases).items()}
+    lines = []
+    for error in exc.errors():
+        where = error["loc"]
+        if not where:
+            lines.append(error["msg"].removeprefix("Value error, "))
+            continue
+        name = str(where[0])
+        field = fields.get(name)
+        if field is not None and isinstance(field.validation_alias, str):
+            variable = field.validation_alias
+        else:
+            variable = name if name.upper().startswith("FRESHET_") else f"FRESHET_{name}"
+        is_secret = field is not None and field.annotation is SecretStr
+        value = "***" if is_secret else _mask(str(error["input"]))
+        lines.append(f"{variable.upper()}={value!r} allowed: {error['msg']}")
+    return "; ".join(lines)

@@ -1,0 +1,1 @@
+"""The HTTP kit: the JSON door beside gRPC."""

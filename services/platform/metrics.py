@@ -1,0 +1,126 @@
+"""Prometheus: the shared latency buckets, the metrics endpoint, and the figures that each gRPC server keeps.
+
+Names are `freshet_<process>_...` with seconds as base unit; labels have few values and never hold user ids.
+"""
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import structlog
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+
+from services.platform.ports import PortTaken, port_owner
+from services.platform.rpc.admission import Admission
+from services.platform.transport import Tls
+from services.platform.turn_clock import TurnClock
+
+log = structlog.get_logger()
+
+# From a hash lookup to a lost cause; the targets (60 ms a request, 1.5 s of freshness) lie well inside.
+LATENCY_BUCKETS_S = (
+    0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5,
+    1.0, 2.0, 2.5, 5.0, 10.0,
+)  # fmt: skip
+BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+LARGE_BATCH_BUCKETS = (*BATCH_BUCKETS, 1024, 2048, 4096, 8192)
+
+
+class Figures:
+    """Makes figures in one registry; their labels are named last."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.registry = registry
+
+    def counter(self, name: str, text: str, *labels: str) -> Counter:
+        """Events; Prometheus adds `_total`."""
+        return Counter(name, text, labels, registry=self.registry)
+
+    def gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        """A value as it is now."""
+        return Gauge(name, text, labels, registry=self.registry)
+
+    def histogram(self, name: str, text: str, *labels: str, buckets: Sequence[float] = LATENCY_BUCKETS_S) -> Histogram:
+        """Observed values; seconds unless `buckets` are others."""
+        return Histogram(name, text, labels, buckets=buckets, registry=self.registry)
+
+    def turn_age(self, name: str, turns: TurnClock) -> None:
+        """The age of a follower's last good turn, as it is when somebody scrapes; and how many failed since.
+
+        name: ends with `_age_seconds`; the other one ends with `_failures`.
+        """
+        text = "Seconds since the follower last worked, by the clock: it grows while it stalls."
+        self.gauge(name, text).set_function(lambda: turns.age_s)
+        text = "Turns in a row that failed: not 0 while the follower waits for something."
+        self.gauge(f"{name.removesuffix('_age_seconds')}_failures", text).set_function(lambda: turns.failures)
+
+
+def serve_metrics(
+    port: int, host: str = "127.0.0.1", registry: CollectorRegistry = REGISTRY, *, tls: Tls | None = None
+) -> None:
+    """Serve /metrics from a daemon thread. Port 0 serves nothing. tls: only clients with a certificate of its CA.
+
+    Raises: PortTaken naming the port and its owner.
+    """
+    if port == 0:
+        return
+    try:
+        if tls is None:
+            start_http_server(port, addr=host, registry=registry)
+            return
+        server, _ = start_http_server(
+            port,
+            addr=host,
+            registry=registry,
+            certfile=str(tls.certificate),
+            keyfile=str(tls.key),
+            client_cafile=str(tls.ca),
+            client_auth_required=True,
+        )
+        # The handshake comes with the first read, in the request's own thread: in the accepting one, a client that
+        # connects and says nothing would keep everybody else out.
+        server.socket.do_handshake_on_connect = False  # type: ignore[attr-defined]
+        server.handle_error = _say_refused  # type: ignore[method-assign,assignment]
+    except OSError as exc:
+        raise PortTaken(host, port, port_owner(port), purpose="metrics") from exc
+
+
+def _say_refused(_: Any, client: Any) -> None:
+    """A line instead of a traceback on stderr for each client without the right certificate."""
+    log.warning("metrics_request_failed", client=client[0], reason=repr(sys.exception()))
+
+
+class RpcMetrics:
+    """What a gRPC server counts for every method: seconds by method and status, and calls in flight."""
+
+    def __init__(self, process: str, registry: CollectorRegistry = REGISTRY) -> None:
+        figures = Figures(registry)
+        self._seconds = figures.histogram(
+            f"freshet_{process}_rpc_seconds", "Seconds per RPC, by method and gRPC status.", "method", "code"
+        )
+        self._in_flight = figures.gauge(f"freshet_{process}_rpc_in_flight", "RPCs being served.")
+        self._refused = figures.counter(f"freshet_{process}_rpc_refused", "RPCs refused before any work.", "reason")
+        self._limit = figures.gauge(
+            f"freshet_{process}_rpc_limit", "RPCs of a class that may run at once, as last measured.", "calls"
+        )
+        self._children: dict[tuple[str, str], Histogram] = {}
+
+    def observe(self, method: str, code: str, seconds: float) -> None:
+        """One RPC ended."""
+        key = (method, code)
+        child = self._children.get(key)
+        if child is None:
+            child = self._children[key] = self._seconds.labels(method, code)
+        child.observe(seconds)
+
+    def watch_limit(self, admission: Admission) -> None:
+        """Tell its limit whenever somebody scrapes."""
+        self._limit.labels(admission.name).set_function(lambda: admission.limit)
+
+    def in_flight(self, calls: int) -> None:
+        """How many RPCs run now."""
+        self._in_flight.set(calls)
+
+    def refused(self, reason: str) -> None:
+        """An RPC was turned away: "overloaded" or "deadline"."""
+        self._refused.labels(reason).inc()

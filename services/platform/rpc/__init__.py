@@ -1,0 +1,1 @@
+"""The gRPC kit: calls, servers, their guard, health and deadlines."""

@@ -1,0 +1,242 @@
+"""Who may begin: so many calls of a class at a time, fair between callers.
+
+Past its capacity a process that admits everything answers nothing in time. The limit follows what calls take: it falls
+in proportion while the median of the last calls is above twice what they take unhurried, and grows by its root
+otherwise (the gradient of Netflix's concurrency-limits and of Envoy's adaptive concurrency). What they take unhurried
+is learned while hardly any run at once, so a long overload does not teach that slow is normal. It falls, too, while
+calls say that something else needs the machine more. No gRPC here.
+"""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from math import sqrt
+from statistics import median
+
+from services.platform.errors import Overloaded
+
+_TOLERANCE = 2.0
+# The share of the limit that all callers may use; the rest is for those who have less than their share.
+_COMMON = 0.75
+_FIRST = 16
+# So few at once do not hurry each other.
+_UNHURRIED = 2
+_WINDOW_S = 0.1
+_WINDOW_CALLS = 20
+# What becomes of a limit in a window in which most calls stand back.
+_STAND_BACK = 0.8
+# Of a difference that one window teaches.
+_LEARNED = 0.2
+_RETRY_AFTER_MS = 100
+# Of a call in the queue.
+_PATIENCE_S = 0.5
+
+
+class Admission:
+    """One class of calls. For one event loop; not for threads.
+
+    smallest, largest: what the limit moves between; equal, it stands still. per_caller: what one caller may have, too.
+    quick_s: a median up to that is no overload, however little calls take unhurried.
+    standing_back: the least while calls stand back; None: as always.
+    surplus: so many may begin beyond the limit at a time, if they are answered in a cheaper way (`Slot.is_surplus`).
+    queue: so many wait for their turn (`admit`) before one is refused.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        largest: int,
+        smallest: int = 2,
+        standing_back: int | None = None,
+        per_caller: int | None = None,
+        surplus: int = 0,
+        queue: int = 0,
+        quick_s: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.name = name
+        self._smallest, self._largest = min(smallest, largest), largest
+        self._least_standing_back = self._smallest if standing_back is None else standing_back
+        self._per_caller = per_caller
+        self._surplus_left = surplus
+        self._queue_size = queue
+        # Who waits, in the order of coming: the caller, and what it is told when its turn does not come.
+        self._queue: dict[asyncio.Future[Slot], tuple[str, Overloaded]] = {}
+        self._quick_s = quick_s
+        self._clock = clock
+        self.limit = float(max(self._smallest, min(_FIRST, largest)))
+        self.in_flight = 0
+        self._callers = Counter[str]()
+        self._unhurried_s: float | None = None
+        self._is_sure = False
+        self._taken_s: list[float] = []
+        self._standing_back = 0
+        self._peak = 0
+        self._window_began = clock()
+
+    def enter(self, caller: str, *, is_background: bool = False) -> "Slot":
+        """Let one call begin; its `Slot.leave` has to follow. Of what is in the background, half as many at a time.
+
+        Raises: Overloaded.
+        """
+        own = self._callers[caller]
+        if self._per_caller is not None and own >= self._per_caller:
+            raise Overloaded(f"{own} {self.name} of this caller in flight, its limit", retry_after_ms=_RETRY_AFTER_MS)
+        limit = max(1, int(self.limit / 2 if is_background else self.limit))
+        others = len(self._callers) - (own > 0)
+        if self.in_flight >= limit or (others and self.in_flight >= _COMMON * limit and own * (others + 1) >= limit):
+            if not own:
+                del self._callers[caller]
+            if self._surplus_left:
+                self._surplus_left -= 1
+                return Slot(self, caller, self._clock, is_surplus=True)
+            raise Overloaded(
+                f"{self.in_flight} {self.name} in flight, as many as are answered in time",
+                retry_after_ms=_RETRY_AFTER_MS,
+            )
+        self._count(caller, 1)
+        self._peak = max(self._peak, self.in_flight)
+        return Slot(self, caller, self._clock, is_surplus=False)
+
+    async def admit(self, caller: str, *, is_background: bool = False) -> "Slot":
+        """As `enter`, but a call for which there is no room waits for its turn, at most `_PATIENCE_S`.
+
+        Where too many wait, the newest call of the caller with most of them is refused. Raises: Overloaded.
+        """
+        try:
+            return self.enter(caller, is_background=is_background)
+        except Overloaded as exc:
+            if is_background or not self._queue_size:
+                raise
+            refusal = exc
+        loop = asyncio.get_running_loop()
+        turn: asyncio.Future[Slot] = loop.create_future()
+        self._queue[turn] = caller, refusal
+        if len(self._queue) > self._queue_size:
+            most, _ = Counter(waiting for waiting, _ in self._queue.values()).most_common(1)[0]
+            self._give_up(next(turn for turn in reversed(self._queue) if self._queue[turn][0] == most))
+        timer = loop.call_later(_PATIENCE_S, self._give_up, turn)
+        try:
+            return await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled() and turn.exception() is None:
+                turn.result().leave(worked=False)
+            raise
+        finally:
+            timer.cancel()
+            self._queue.pop(turn, None)
+
+    def _give_up(self, turn: "asyncio.Future[Slot]") -> None:
+        _, refusal = self._queue.pop(turn, ("", None))
+        if refusal is not None and not turn.done():
+            turn.set_exception(refusal)
+
+    def _let_in(self) -> None:
+        for turn, (caller, _) in list(self._queue.items()):
+            with suppress(Overloaded):
+                if not turn.done():
+                    turn.set_result(self.enter(caller))
+                del self._queue[turn]
+
+    def _count(self, caller: str, number: int) -> None:
+        self.in_flight += number
+        self._callers[caller] += number
+        if not self._callers[caller]:
+            del self._callers[caller]
+        if number < 0 and self._queue:
+            self._let_in()
+
+    def _took(self, seconds: float, *, stands_back: bool) -> None:
+        if self._smallest == self._largest:
+            return
+        self._taken_s.append(seconds)
+        self._standing_back += stands_back
+        now = self._clock()
+        if len(self._taken_s) >= _WINDOW_CALLS and now - self._window_began >= _WINDOW_S:
+            self._move(median(self._taken_s))
+            self._taken_s.clear()
+            self._standing_back = 0
+            self._window_began, self._peak = now, self.in_flight
+
+    def _move(self, taken_s: float) -> None:
+        before = self._unhurried_s
+        if self._peak <= _UNHURRIED:
+            self._is_sure = True
+            self._unhurried_s = taken_s if before is None else before + _LEARNED * (taken_s - before)
+        self._unhurried_s = unhurried_s = min(taken_s, taken_s if self._unhurried_s is None else self._unhurried_s)
+        enough_s = max(self._quick_s, _TOLERANCE * unhurried_s)
+        gradient = min(1.0, max(0.5, enough_s / taken_s)) if taken_s else 1.0
+        if 2 * self._standing_back > len(self._taken_s):
+            self.limit = max(self._least_standing_back, min(gradient, _STAND_BACK) * self.limit)
+            return
+        if gradient < 1.0 and not self._is_sure:
+            self.limit = self._smallest
+            return
+        # A limit that nobody reaches says nothing: it only falls.
+        headroom = sqrt(self.limit) if 2 * self._peak >= self.limit else 0.0
+        # After calls stood back it is below the least, and comes back no faster than it grows.
+        least = min(self._smallest, self.limit + sqrt(self.limit))
+        self.limit = max(least, min(self._largest, gradient * self.limit + headroom))
+
+
+class Slot:
+    """One admitted call. is_surplus: there was no room for it; it has to be answered cheaply, without waiting.
+
+    stands_back: the call has found that something else needs the machine more (`stand_back`).
+    """
+
+    __slots__ = ("_admission", "_began", "_caller", "_clock", "_is_in", "is_surplus", "stands_back")
+
+    def __init__(self, admission: Admission, caller: str, clock: Callable[[], float], *, is_surplus: bool) -> None:
+        self._admission, self._caller, self._clock = admission, caller, clock
+        self._began, self._is_in, self.is_surplus = clock(), not is_surplus, is_surplus
+        self.stands_back = False
+
+    def wait(self) -> None:
+        """Another may begin in its place, and the time until `go_on` does not count."""
+        self._is_in = False
+        self._began -= self._clock()
+        self._admission._count(self._caller, -1)
+
+    def go_on(self) -> None:
+        """The inverse of `wait`; it is not refused."""
+        self._is_in = True
+        self._began += self._clock()
+        self._admission._count(self._caller, 1)
+
+    def leave(self, *, worked: bool) -> None:
+        """The call is over. worked: what it took tells of the load; a refusal's time does not."""
+        if self.is_surplus:
+            self._admission._surplus_left += 1
+        if self._is_in:
+            self._admission._count(self._caller, -1)
+            if worked:
+                self._admission._took(self._clock() - self._began, stands_back=self.stands_back)
+
+
+current: ContextVar[Slot | None] = ContextVar("slot", default=None)
+
+
+def stand_back() -> None:
+    """Something else needs the machine more than calls of this class: fewer of them at a time."""
+    slot = current.get()
+    if slot is not None:
+        slot.stands_back = True
+
+
+@contextmanager
+def waiting() -> Iterator[None]:
+    """Around what the current call does not work for: it waits for somebody else's event, say."""
+    slot = current.get()
+    if slot is None:
+        yield
+        return
+    slot.wait()
+    try:
+        yield
+    finally:
+        slot.go_on()

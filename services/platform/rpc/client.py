@@ -1,0 +1,157 @@
+"""Client side of gRPC between our processes: channels that notice a dead peer, and calls that speak our error tree.
+
+A call carries the request id and never outlives the deadline of the call that it serves.
+"""
+
+import json
+import os
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import grpc
+
+from services.platform import errors
+from services.platform.rpc import request_context
+from services.platform.transport import Tls
+
+R = TypeVar("R")
+
+# A restarted peer is found again within a second; the library's default backs off to two minutes. The second option
+# also limits one attempt: a machine under load needs more than 0.1 s to accept a connection.
+# A proxy of the environment has no business between our processes.
+PEER_OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 5000),
+    ("grpc.max_reconnect_backoff_ms", 500),
+    ("grpc.enable_http_proxy", 0),
+)
+_CHANNEL_OPTIONS: list[tuple[str, Any]] = [
+    *PEER_OPTIONS,
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 3_000),
+    ("grpc.max_receive_message_length", 16 * 1024 * 1024),
+    ("grpc.max_send_message_length", 16 * 1024 * 1024),
+]
+
+# A replica whose calls mostly fail, or are given up, while others answer: one that stands still, say.
+_OUTLIERS = {
+    "interval": "1s",
+    "baseEjectionTime": "5s",
+    "maxEjectionTime": "30s",
+    "maxEjectionPercent": 50,
+    "failurePercentageEjection": {"threshold": 60, "minimumHosts": 2, "requestVolume": 3},
+    "childPolicy": [{"round_robin": {}}],
+}
+# What a replica that goes away had in hand, another one is asked for.
+_RETRY = {
+    "maxAttempts": 2,
+    "initialBackoff": "0.01s",
+    "maxBackoff": "0.01s",
+    "backoffMultiplier": 1,
+    "retryableStatusCodes": ["UNAVAILABLE"],
+}
+
+_BY_STATUS: dict[grpc.StatusCode, type[errors.FreshetError]] = {
+    kind.status: kind
+    for kind in (
+        errors.InvalidRequest,
+        errors.NotFound,
+        errors.PreconditionFailed,
+        errors.Conflict,
+        errors.Overloaded,
+        errors.DependencyUnavailable,
+        errors.DeadlineExceeded,
+    )
+}
+# Unauthenticated and PermissionDenied are left out: that a peer refuses this process is no fault of our caller's.
+# A peer of another version: someone must deploy.
+_BY_STATUS[grpc.StatusCode.UNIMPLEMENTED] = errors.PreconditionFailed
+_BY_NUMBER = {status.value[0]: status for status in grpc.StatusCode}
+
+
+def channel(
+    target: str,
+    interceptors: Sequence[Any] = (),
+    *,
+    shares: bool = True,
+    tls: Tls | None = None,
+    service: str = "",
+    health: str = "",
+) -> grpc.aio.Channel:
+    """A channel to host:port, or to IP addresses with ports and commas between them. It connects lazily; pass
+    `Tracing.client_interceptors` to trace its calls.
+
+    Calls go in turn to all addresses that the target stands for, as long as their health says that they serve
+    `health`, by default `service` ("": whatever their health says); one of `service`'s calls, which may all be
+    repeated, that one of them was too unavailable to answer is made once more.
+    shares: with other channels of this process to the same target it has one connection; False: it has its own.
+    tls: None is plaintext.
+    """
+    options = [*_CHANNEL_OPTIONS, ("grpc.service_config", _service_config(service, health or service))]
+    if not shares:
+        options.append(("grpc.use_local_subchannel_pool", 1))
+    if "," in target:
+        target = f"{'ipv6' if target.startswith('[') else 'ipv4'}:{target}"
+    chosen = list(interceptors) or None
+    if tls is None:
+        return grpc.aio.insecure_channel(target, options=options, interceptors=chosen)
+    return grpc.aio.secure_channel(target, _credentials(tls), options=options, interceptors=chosen)
+
+
+def _service_config(service: str, health: str) -> str:
+    config: dict[str, Any] = {"loadBalancingConfig": [{"round_robin": {}}]}
+    if service:
+        config["loadBalancingConfig"] = [{"outlier_detection_experimental": _OUTLIERS}]
+        config["healthCheckConfig"] = {"serviceName": health}
+        config["methodConfig"] = [{"name": [{"service": service}], "retryPolicy": _RETRY}]
+        config["retryThrottling"] = {"maxTokens": 20, "tokenRatio": 0.1}
+    return json.dumps(config)
+
+
+def blocking_channel(target: str, tls: Tls | None = None) -> grpc.Channel:
+    """A channel to host:port for a command or a probe; tls: None is plaintext."""
+    return grpc.insecure_channel(target) if tls is None else grpc.secure_channel(target, _credentials(tls))
+
+
+def api_key_metadata() -> tuple[tuple[str, str], ...]:
+    """What shows the gateway the API key of FRESHET_API_KEY; nothing where there is none."""
+    key = os.environ.get("FRESHET_API_KEY")
+    return (("authorization", f"Bearer {key}"),) if key else ()
+
+
+def _credentials(tls: Tls) -> grpc.ChannelCredentials:
+    return grpc.ssl_channel_credentials(tls.ca.read_bytes(), tls.key.read_bytes(), tls.certificate.read_bytes())
+
+
+def translate(exc: grpc.RpcError, peer: str) -> errors.FreshetError:
+    """The error of our tree for a failed call to `peer`; statuses outside the tree mean that the peer is broken."""
+    return _translated(exc.code(), exc.details(), peer)
+
+
+def translate_status(number: int, reason: str, peer: str) -> errors.FreshetError:
+    """The same for a status that is part of an answer of `peer`."""
+    return _translated(_BY_NUMBER.get(number, grpc.StatusCode.UNKNOWN), reason, peer)
+
+
+def _translated(code: grpc.StatusCode, details: str | None, peer: str) -> errors.FreshetError:
+    message = f"{peer}: {details or code.name}"
+    kind = _BY_STATUS.get(code)
+    if kind is None:
+        return errors.DependencyUnavailable(f"{message} ({code.name})", retriable=False)
+    return kind(message)
+
+
+async def call(method: Any, request: Any, *, timeout_s: float, peer: str) -> Any:
+    """Await a unary stub method with what is left of our own deadline, at most `timeout_s`.
+
+    Raises: a FreshetError naming `peer`; DeadlineExceeded at once when no time is left.
+    """
+    timeout = request_context.bounded_timeout(timeout_s)
+    if timeout <= 0:
+        raise errors.DeadlineExceeded(f"{peer}: no time left to call it")
+    request_id = request_context.request_id.get()
+    metadata = ((request_context.REQUEST_ID_HEADER, request_id),) if request_id else None
+    try:
+        return await method(request, timeout=timeout, metadata=metadata)
+    except grpc.aio.AioRpcError as exc:
+        raise translate(exc, peer) from exc

@@ -1,0 +1,293 @@
+"""What happens around every RPC of ours, in one interceptor because each further one costs every call.
+
+It binds the request id and the deadline, refuses strangers before their request is read, late and surplus calls before
+it is parsed, and requests with too many entries before anything is built from them. It maps the error tree to status
+codes, and counts. Anything outside the tree is a bug: neutral text to the caller, the stack in the log. Health and
+reflection are left alone. Who may call what is the door's to know.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from types import MappingProxyType, TracebackType
+from typing import Any, Protocol
+
+import grpc
+import structlog
+from google.protobuf import descriptor_pool, message_factory
+from google.protobuf.message import DecodeError
+
+from services.platform import large_requests
+from services.platform.errors import DeadlineExceeded, FreshetError, InvalidRequest, Unauthenticated
+from services.platform.http import json_requests
+from services.platform.metrics import RpcMetrics
+from services.platform.rpc import admission, request_context
+from services.platform.rpc.admission import Admission
+from services.platform.rpc.request_counts import LIMITS, UNCOUNTED_BYTES, RequestCounts
+
+log = structlog.get_logger()
+
+UNGUARDED = ("/grpc.health.", "/grpc.reflection.")
+_INTERNAL_TEXT = "internal error; quote the request id when reporting it"
+_NO_MESSAGE = "the request is no message of this method"
+_MAX_REQUEST_ID = 64
+# "background": half of a limit is for these calls, all of it for the others.
+_PRIORITY_HEADER = "freshet-priority"
+
+
+class Door(Protocol):
+    """Who may come in."""
+
+    def knows(self, metadata: Any) -> bool:
+        """Whether the call's metadata name somebody; a stranger's request is not read."""
+        ...
+
+    def __call__(self, method: str, context: Any) -> Callable[[str], None] | None:
+        """Asked before anything else; raises a FreshetError for who may not come in. What it returns, if anything, is
+        called once with the status that the call ended with."""
+        ...
+
+
+class Body:
+    """A request as it came. Whoever parses it takes its bytes: exceptions and frames of failed calls hold each other
+    until the garbage collector comes, and should hold no megabytes."""
+
+    __slots__ = ("_data", "is_json")
+
+    def __init__(self, data: bytes, *, is_json: bool = False) -> None:
+        self._data, self.is_json = data, is_json
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def take(self) -> bytes:
+        """The bytes, once."""
+        data, self._data = self._data, b""
+        return data
+
+
+class CallGuards(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """Wraps each handler once and remembers it; a call then costs one dictionary lookup and one guard.
+
+    max_in_flight: of the methods together that are not in `admissions`. idle_s: how long a stream may be silent.
+    limits: of repeated fields, where they differ from `LIMITS`.
+    """
+
+    def __init__(
+        self,
+        metrics: RpcMetrics,
+        *,
+        max_in_flight: int,
+        admissions: Mapping[str, Admission] | None = None,
+        idle_s: float = 60.0,
+        door: Door | None = None,
+        limits: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
+        self.metrics = metrics
+        self.limits = {**LIMITS, **limits}
+        self.admissions = admissions or {}
+        self.others = Admission("calls", smallest=max_in_flight, largest=max_in_flight)
+        self.idle_s = idle_s
+        self.door = door
+        self.in_flight = 0
+        for one in {*self.admissions.values(), self.others}:
+            metrics.watch_limit(one)
+        self._wrapped: dict[str, grpc.RpcMethodHandler] = {}
+        self._strangers: dict[str, grpc.RpcMethodHandler] = {}
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler | None:
+        """The guarded handler of a method; None when we don't have it."""
+        path: str = handler_call_details.method
+        wrapped = self._wrapped.get(path)
+        if wrapped is None:
+            handler = await continuation(handler_call_details)
+            if handler is None:
+                return None
+            wrapped = self._wrapped[path] = self.guarded(path, handler)
+            self._strangers[path] = self._refusing(path) if wrapped is not handler else handler
+        if self.door is not None and not self.door.knows(handler_call_details.invocation_metadata):
+            return self._strangers[path]
+        return wrapped
+
+    def guarded(self, path: str, handler: grpc.RpcMethodHandler) -> grpc.RpcMethodHandler:
+        """The handler of a method with all of this around it; as it is, where the method is not ours."""
+        return handler if path.startswith(UNGUARDED) else self._wrap(handler, path)
+
+    def _refusing(self, path: str) -> grpc.RpcMethodHandler:
+        """For strangers: as of a stream, since a stream's messages are only read when they are asked for."""
+
+        async def refuse(_: Any, context: Any) -> Any:
+            async with _Guard(self, path.rpartition("/")[2], context):
+                raise Unauthenticated("the API key was not known when the call began")
+
+        return grpc.stream_unary_rpc_method_handler(refuse)
+
+    def _wrap(self, handler: grpc.RpcMethodHandler, path: str) -> grpc.RpcMethodHandler:
+        # Requests are parsed inside the guard: what strangers send, or who comes late, is not.
+        method, streams = path.rpartition("/")[2], handler.request_streaming
+        read = reader(path, self.limits)
+        coders = {"request_deserializer": Body, "response_serializer": handler.response_serializer}
+
+        async def parsed(body: Body) -> Any:
+            large_requests.size_bytes.set(len(body))
+            return await large_requests.in_turn(read, body)
+
+        if not handler.response_streaming:
+            inner = handler.stream_unary if streams else handler.unary_unary
+
+            async def answer(request: Any, context: Any) -> Any:
+                async with _Guard(self, method, context):
+                    asked = self._while_not_silent(request, parsed) if streams else await parsed(request)
+                    return await inner(asked, context)
+
+            make = grpc.stream_unary_rpc_method_handler if streams else grpc.unary_unary_rpc_method_handler
+            return make(answer, **coders)
+        stream = handler.stream_stream if streams else handler.unary_stream
+
+        async def answer_stream(request: Any, context: Any) -> AsyncIterator[Any]:
+            async with _Guard(self, method, context):
+                asked = self._while_not_silent(request, parsed) if streams else await parsed(request)
+                async for message in stream(asked, context):
+                    yield message
+
+        make = grpc.stream_stream_rpc_method_handler if streams else grpc.unary_stream_rpc_method_handler
+        return make(answer_stream, **coders)
+
+    async def _while_not_silent(
+        self, requests: AsyncIterator[Body], parsed: Callable[[Body], Awaitable[Any]]
+    ) -> AsyncIterator[Any]:
+        while True:
+            try:
+                async with asyncio.timeout(self.idle_s):
+                    body = await anext(requests)
+            except StopAsyncIteration:
+                return
+            except TimeoutError as exc:
+                raise DeadlineExceeded(f"no message for {self.idle_s:g} s") from exc
+            yield await parsed(body)
+
+
+class _Guard:
+    """One call. Entering refuses it or binds its context; leaving maps its error and counts it."""
+
+    __slots__ = ("_context", "_ended", "_guards", "_method", "_slot", "_started")
+
+    def __init__(self, guards: CallGuards, method: str, context: Any) -> None:
+        self._ended: Callable[[str], None] | None = None
+        self._guards = guards
+        self._method = method
+        self._context = context
+        self._started = time.perf_counter()
+
+    async def __aenter__(self) -> None:
+        guards = self._guards
+        # Each call runs in a task of its own, so nothing needs to be reset.
+        request_id, is_background = _told(self._context)
+        request_context.request_id.set(request_id)
+        if guards.door is not None:
+            try:
+                self._ended = guards.door(self._method, self._context)
+            except FreshetError as exc:
+                await self._abort(exc)
+        remaining = self._context.time_remaining()
+        if remaining is None:
+            request_context.deadline.set(None)
+        else:
+            request_context.deadline.set(time.monotonic() + remaining)
+            if remaining <= 0:
+                guards.metrics.refused("deadline")
+                await self._abort(DeadlineExceeded("the deadline had passed before work began"))
+        try:
+            of_class = guards.admissions.get(self._method, guards.others)
+            self._slot = await of_class.admit(_caller(self._context), is_background=is_background)
+        except FreshetError as exc:
+            guards.metrics.refused("overloaded")
+            await self._abort(exc)
+        admission.current.set(self._slot)
+        guards.in_flight += 1
+        guards.metrics.in_flight(guards.in_flight)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        del traceback
+        guards = self._guards
+        guards.in_flight -= 1
+        guards.metrics.in_flight(guards.in_flight)
+        self._slot.leave(worked=exc is None)
+        if exc is None:
+            self._observe("OK")
+        elif isinstance(exc, FreshetError):
+            await self._abort(exc)
+        elif isinstance(exc, asyncio.CancelledError | GeneratorExit):
+            self._observe("CANCELLED")
+        elif isinstance(exc, grpc.aio.AbortError):
+            code = self._context.code()
+            self._observe(code.name if isinstance(code, grpc.StatusCode) else "UNKNOWN")
+        else:
+            log.error("rpc_failed", method=self._method, exc_info=exc)
+            self._observe("INTERNAL")
+            await self._context.abort(
+                grpc.StatusCode.INTERNAL, f"{_INTERNAL_TEXT} ({request_context.request_id.get()})"
+            )
+
+    def _observe(self, code: str) -> None:
+        self._guards.metrics.observe(self._method, code, time.perf_counter() - self._started)
+        if self._ended is not None:
+            self._ended(code)
+
+    async def _abort(self, exc: FreshetError) -> None:
+        # Its frames hold the request.
+        exc.__traceback__ = exc.__context__ = exc.__cause__ = None
+        self._observe(exc.status.name)
+        log.debug("rpc_refused", method=self._method, status=exc.status.name, message=exc.message)
+        metadata = [(request_context.REQUEST_ID_HEADER, request_context.request_id.get())]
+        if exc.retry_after_ms is not None:
+            # The second one is gRPC's own: clients with a retry policy wait that long.
+            metadata += [(name, str(exc.retry_after_ms)) for name in ("retry-after-ms", "grpc-retry-pushback-ms")]
+        await self._context.abort(exc.status, exc.message, tuple(metadata))
+
+
+def reader(path: str, limits: Mapping[str, int]) -> Callable[[Body], Any]:
+    """What makes a method's request of its body. Raises: InvalidRequest."""
+    method = descriptor_pool.Default().FindMethodByName(path[1:].replace("/", "."))
+    kind, counts = message_factory.GetMessageClass(method.input_type), RequestCounts(method.input_type, limits)
+
+    def read(body: Body) -> Any:
+        data = body.take()
+        if body.is_json:
+            return json_requests.parse(data, kind, counts)
+        try:
+            if len(data) > UNCOUNTED_BYTES:
+                counts.check(data)
+            return kind.FromString(data)
+        except DecodeError as exc:
+            raise InvalidRequest(_NO_MESSAGE) from exc
+
+    return read
+
+
+def _caller(context: Any) -> str:
+    """Who has to share with others: the owner of the API key; without keys, the address."""
+    caller = request_context.caller.get()
+    if not caller:
+        peer: str = context.peer()
+        caller = peer.rpartition(":")[0]
+    return caller
+
+
+def _told(context: Any) -> tuple[str, bool]:
+    """The request id in the metadata, a new one where they have none; and whether nobody waits for the answer."""
+    request_id, is_background = "", False
+    for key, value in context.invocation_metadata() or ():
+        if key == request_context.REQUEST_ID_HEADER:
+            text = value if isinstance(value, str) else ""
+            if 0 < len(text) <= _MAX_REQUEST_ID and text.isprintable():
+                request_id = text
+        elif key == _PRIORITY_HEADER:
+            is_background = value == "background"
+    return request_id or request_context.new_request_id(), is_background

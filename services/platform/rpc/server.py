@@ -1,0 +1,369 @@
+"""The gRPC server kit: start, guard every call, report health, drain.
+
+`serve` is all that a process needs; `RpcServer` is the same without signals, for tests. It knows nothing of what the
+services do: a process adds them and says when it is ready.
+"""
+
+import asyncio
+import contextlib
+import gc
+import signal
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Protocol
+
+import grpc
+import structlog
+from google.protobuf import descriptor_pool
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+from prometheus_client import REGISTRY, CollectorRegistry
+
+from services.platform.config import ProcessSettings
+from services.platform.metrics import RpcMetrics, serve_metrics
+from services.platform.ports import PortTaken, check_port_free, port_owner
+from services.platform.rpc.admission import Admission
+from services.platform.rpc.guard import CallGuards, Door
+from services.platform.rpc.health_check import WHY_NOT_READY
+from services.platform.tracing import Tracing
+from services.platform.turn_clock import TurnClock
+
+log = structlog.get_logger()
+
+AddServices = Callable[[grpc.aio.Server], Sequence[str]]
+
+# The gateway's peers send pools of thousands of items.
+MAX_REQUEST_BYTES = 16 * 1024 * 1024
+_SERVER_OPTIONS: list[tuple[str, Any]] = [
+    ("grpc.max_send_message_length", MAX_REQUEST_BYTES),
+    ("grpc.max_concurrent_streams", 1024),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    # Connections that say nothing: before they speak HTTP/2, without a call, and whose other end is gone.
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.max_connection_idle_ms", 300_000),
+    ("grpc.keepalive_time_ms", 60_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+]
+
+
+def _connection_age(seconds: float) -> list[tuple[str, int]]:
+    """By the option, a tenth more or less; calls that run then may end."""
+    return [("grpc.max_connection_age_ms", round(seconds * 1000))] if seconds else []
+
+
+class HealthState:
+    """Whether this process may be sent work; may be set before the server starts, and from any thread.
+
+    Starts as not ready: a process says `set_ready(True)` once its bundle is loaded. Loops that are watched count too:
+    one that hangs cannot say so itself.
+    """
+
+    def __init__(
+        self, *, ready: bool = False, look_every_s: float = 1.0, check: Callable[[], str] | None = None
+    ) -> None:
+        """check: says why the process must take no work, or ""; asked every `look_every_s`."""
+        self._ready, self._why_not = ready, ""
+        self._draining = False
+        self._look_every_s = look_every_s
+        self._loops: dict[str, TurnClock] = {}
+        self._hanging: frozenset[str] = frozenset()
+        self._check, self._failed = check, ""
+        self.services: list[str] = [""]
+        # Further names, and whether the process still serves under them.
+        self._names: dict[str, bool] = {}
+        self._servicer: health.aio.HealthServicer | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._looking: asyncio.Task[None] | None = None
+        self._said = ""
+
+    @property
+    def ready(self) -> bool:
+        """True when the process takes work."""
+        return not self.why_not
+
+    @property
+    def why_not(self) -> str:
+        """Why the process takes no work; empty when it does."""
+        if self._draining:
+            return "draining"
+        if self._failed:
+            return self._failed
+        if self._hanging:
+            return f"a loop hangs: {', '.join(sorted(self._hanging))}"
+        return "" if self._ready else self._why_not or "starting, or a part that it needs does not answer"
+
+    def set_ready(self, ready: bool, why_not: str = "") -> None:
+        """Publish the state; repeated calls with the same value cost nothing. why_not: in a few words."""
+        if ready == self._ready and why_not == self._why_not:
+            return
+        self._ready, self._why_not = ready, why_not
+        self._publish_soon()
+
+    def _publish_soon(self) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            asyncio.run_coroutine_threadsafe(self.publish(), self._loop)
+
+    def serve_as(self, names: Collection[str]) -> None:
+        """Answer under these names, too (`Process.health_of`), and say of names before that they are not served."""
+        self._names = dict.fromkeys(self._names, False) | dict.fromkeys(names, True)
+        self._publish_soon()
+
+    def watch(self, loop: str, turns: TurnClock) -> None:
+        """Not ready while a loop of this process is stuck; call it before the server starts."""
+        self._loops[loop] = turns
+
+    async def attach(self, servicer: "health.aio.HealthServicer", services: Sequence[str]) -> None:
+        """Called by the server: from now on changes go out through `servicer`."""
+        self._servicer = servicer
+        self.services = ["", *services]
+        self._loop = asyncio.get_running_loop()
+        await self.publish()
+        if self._loops or self._check:
+            self._looking = self._loop.create_task(self._look())
+
+    @property
+    def known(self) -> list[str]:
+        """Every name that health answers for."""
+        return [*self.services, *self._names]
+
+    async def drain(self) -> None:
+        """Not ready, for good."""
+        self._draining = True
+        if self._looking is not None:
+            self._looking.cancel()
+        await self.publish()
+
+    async def publish(self) -> None:
+        """Tell the health service what we are now."""
+        if self._servicer is None:
+            return
+        kinds = health_pb2.HealthCheckResponse
+        why_not = self.why_not
+        if why_not and why_not != self._said and not self._draining:
+            log.warning("not_ready", reason=why_not)
+        elif self._said and not why_not:
+            log.info("ready", after=self._said)
+        self._said = why_not
+        status = kinds.NOT_SERVING if why_not else kinds.SERVING
+        for service, is_served in {**dict.fromkeys(self.services, True), **self._names}.items():
+            await self._servicer.set(service, status if is_served else kinds.NOT_SERVING)
+
+    async def _look(self) -> None:
+        while True:
+            hanging = frozenset(name for name, turns in self._loops.items() if turns.is_stuck)
+            before, self._hanging = self._hanging, hanging
+            failed_before, self._failed = self._failed, self._check() if self._check else ""
+            for name in sorted(hanging - before):
+                log.error("loop_hangs", loop=name)
+            for name in sorted(before - hanging):
+                log.info("loop_goes_on", loop=name)
+            if (hanging, self._failed) != (before, failed_before):
+                await self.publish()
+            await asyncio.sleep(self._look_every_s)
+
+
+class _Health(health.aio.HealthServicer):  # type: ignore[misc]
+    """gRPC health that says why it is not serving, in the trailing metadata of `Check`."""
+
+    def __init__(self, state: HealthState) -> None:
+        super().__init__()
+        self._state = state
+
+    async def Check(self, request: health_pb2.HealthCheckRequest, context: Any) -> Any:
+        """The status, and the reason. A service that this process does not serve is NOT_FOUND."""
+        if request.service not in (known := self._state.known):
+            text = f"service={request.service[:80]!r} allowed: {', '.join(known[1:])}, or none"
+            await context.abort(grpc.StatusCode.NOT_FOUND, text)
+        if why_not := self._state.why_not:
+            context.set_trailing_metadata(((WHY_NOT_READY, why_not),))
+        return await super().Check(request, context)
+
+
+class _ReflectionPool:
+    """The default descriptor pool, but a method's full name has a file too.
+
+    The reflection protocol asks for "the file containing a symbol", methods included, and clients (ghz) ask by method.
+    The C implementation of Protobuf's Python pool knows services, messages, fields and enums by name, not methods.
+    """
+
+    def __init__(self) -> None:
+        self._pool: Any = descriptor_pool.Default()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._pool, name)
+
+    def FindFileContainingSymbol(self, symbol: str) -> Any:
+        """The descriptor of the file that defines `symbol`. Raises: KeyError when no file does."""
+        try:
+            return self._pool.FindFileContainingSymbol(symbol)
+        except KeyError:
+            return self._pool.FindMethodByName(symbol).containing_service.file
+
+
+class RpcServer:
+    """A guarded grpc.aio server with health and reflection. `start`, then `drain`."""
+
+    def __init__(
+        self,
+        *,
+        process: str,
+        settings: ProcessSettings,
+        add_services: AddServices,
+        health_state: HealthState | None = None,
+        tracing: Tracing | None = None,
+        door: Door | None = None,
+        admissions: Mapping[str, Admission] | None = None,
+        max_request_bytes: int = MAX_REQUEST_BYTES,
+        limits: Mapping[str, int] = MappingProxyType({}),
+        idle_s: float = 60.0,
+        registry: CollectorRegistry = REGISTRY,
+    ) -> None:
+        self._process = process
+        self._settings = settings
+        self._health = health_state or HealthState(ready=True)
+        self.guards = CallGuards(
+            RpcMetrics(process, registry),
+            max_in_flight=settings.max_in_flight,
+            admissions=admissions,
+            idle_s=idle_s,
+            door=door,
+            limits=limits,
+        )
+        interceptors = [*(tracing.server_interceptors if tracing else ()), self.guards]
+        self._server = grpc.aio.server(
+            interceptors=interceptors,
+            options=[
+                *_SERVER_OPTIONS,
+                ("grpc.max_receive_message_length", max_request_bytes),
+                # Unless meant, two servers would share a port silently and each get half of the calls.
+                ("grpc.so_reuseport", int(settings.shares_port)),
+                *_connection_age(settings.connection_seconds),
+            ],
+        )
+        self._add_services = add_services
+        self.health_servicer = _Health(self._health)
+        self.port = 0
+
+    async def start(self) -> None:
+        """Bind and serve.
+
+        Raises: PortTaken naming the port and its owner.
+        """
+        host, port = self._settings.host, self._settings.port
+        if not self._settings.shares_port:
+            check_port_free(host, port)
+        names = list(self._add_services(self._server))
+        health_pb2_grpc.add_HealthServicer_to_server(self.health_servicer, self._server)
+        reflection.enable_server_reflection(
+            [*names, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server, pool=_ReflectionPool()
+        )
+        try:
+            self.port = self._add_port(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+        except RuntimeError as exc:
+            raise PortTaken(host, port, port_owner(port)) from exc
+        await self._health.attach(self.health_servicer, names)
+        await self._server.start()
+
+    def _add_port(self, address: str) -> int:
+        tls = self._settings.tls
+        if tls is None:
+            return int(self._server.add_insecure_port(address))
+        own = [(tls.key.read_bytes(), tls.certificate.read_bytes())]
+        asks = self._settings.asks_client_certificates
+        ca = tls.ca.read_bytes() if asks else None
+        return int(self._server.add_secure_port(address, grpc.ssl_server_credentials(own, ca, asks)))
+
+    async def drain(self) -> None:
+        """Report NOT_SERVING, take no new call, give running ones `drain_seconds` to finish."""
+        await self._health.drain()
+        await self._server.stop(self._settings.drain_seconds)
+
+
+class Beside(Protocol):
+    """Another server of the same handlers."""
+
+    port: int
+
+    async def start(self) -> None:
+        """Bind and serve. Raises: PortTaken."""
+        ...
+
+    async def drain(self) -> None:
+        """Take no new call, let running ones finish."""
+        ...
+
+
+async def serve(
+    *,
+    process: str,
+    settings: ProcessSettings,
+    add_services: AddServices,
+    on_drain: Callable[[], Awaitable[None]] | None = None,
+    health_state: HealthState | None = None,
+    tracing: Tracing | None = None,
+    door: Door | None = None,
+    admissions: Mapping[str, Admission] | None = None,
+    max_request_bytes: int = MAX_REQUEST_BYTES,
+    limits: Mapping[str, int] = MappingProxyType({}),
+    before_listening: Callable[[], Awaitable[None]] | None = None,
+    beside: Callable[[RpcServer], Beside] | None = None,
+) -> None:
+    """Serve until SIGTERM or SIGINT, then drain, then call `on_drain` (close batchers, consumers, connections).
+
+    `health_state`: pass one to say later when the process is ready; without it, it is ready at once.
+    `door`: who may call what; without one, everybody may call everything. `admissions`: by method, where not all share
+    the one limit of `settings`. `max_request_bytes`: a larger one is refused before it is read; `limits`: of its
+    repeated fields, where they differ from `request_counts.LIMITS`.
+    `before_listening`: waited for before the port is taken. `beside`: makes a second server, which runs as long.
+    Raises: PortTaken when the gRPC or the metrics port is held by somebody else (`on_drain` is called first).
+    """
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    server = RpcServer(
+        process=process,
+        settings=settings,
+        add_services=add_services,
+        health_state=health_state,
+        tracing=tracing,
+        door=door,
+        admissions=admissions,
+        max_request_bytes=max_request_bytes,
+        limits=limits,
+    )
+    try:
+        if before_listening is not None:
+            either = [asyncio.ensure_future(one) for one in (before_listening(), stop.wait())]
+            done, left = await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            for one in left:
+                one.cancel()
+            for one in done:
+                one.result()
+        await server.start()
+        other = beside(server) if beside is not None else None
+        try:
+            if other is not None:
+                await other.start()
+            serve_metrics(settings.resolved_metrics_port, settings.host, tls=settings.tls)
+            # What start-up made lives as long as the process: keep the collector from walking it in a request.
+            gc.collect()
+            gc.freeze()
+            log.info(
+                "serving",
+                port=server.port,
+                http_port=other.port if other is not None else 0,
+                metrics_port=settings.resolved_metrics_port,
+            )
+            await stop.wait()
+            log.info("draining", seconds=settings.drain_seconds)
+        finally:
+            await asyncio.gather(server.drain(), *([other.drain()] if other is not None else []))
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            with contextlib.suppress(ValueError):
+                loop.remove_signal_handler(number)
+        if on_drain is not None:
+            await on_drain()
+    log.info("stopped")

@@ -1,0 +1,59 @@
+"""Where a record lies in a topic: its partition and offset, their limits, and both in one integer.
+
+A packed position has 63 bits, so that positions are compared, sorted and kept as plain integers: ordered by partition,
+then offset. The functions on messages take any that has the fields `partition` and `offset`.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from services.platform.errors import InvalidRequest
+
+_OFFSET_BITS = 48
+MAX_OFFSET = (1 << _OFFSET_BITS) - 1
+MAX_PARTITION = (1 << 15) - 1
+
+
+class Position(NamedTuple):
+    """A record of one topic."""
+
+    partition: int
+    offset: int
+
+
+def pack_position(partition: int, offset: int) -> int:
+    """The position as one integer; both within their limits."""
+    return partition << _OFFSET_BITS | offset
+
+
+def unpack_position(packed: int) -> Position:
+    """The inverse of `pack_position`."""
+    return Position(packed >> _OFFSET_BITS, packed & MAX_OFFSET)
+
+
+def read_position(name: str, message: Any, *, least: int = 0) -> Position:
+    """The position in a message, its offset at least `least`. Raises: InvalidRequest for the field `name`."""
+    if not (0 <= message.partition <= MAX_PARTITION and least <= message.offset <= MAX_OFFSET):
+        raise InvalidRequest.of(
+            name,
+            f"{message.partition}:{message.offset}",
+            f"partition 0-{MAX_PARTITION}, offset {least} to {MAX_OFFSET}",
+        )
+    return Position(message.partition, message.offset)
+
+
+def read_up_to(name: str, messages: Iterable[Any]) -> dict[int, int]:
+    """Per partition the last offset that messages name; -1: nothing of it. Raises: InvalidRequest for `name`."""
+    up_to: dict[int, int] = {}
+    for message in messages:
+        partition, offset = read_position(name, message, least=-1)
+        up_to[partition] = max(offset, up_to.get(partition, -1))
+    if not up_to:
+        raise InvalidRequest.of(name, "absent", "at least one position")
+    return up_to
+
+
+def write_up_to(messages: Any, up_to: Mapping[int, int]) -> None:
+    """Add each partition's offset to a repeated field, in order of partition."""
+    for partition in sorted(up_to):
+        messages.add(partition=partition, offset=up_to[partition])

@@ -1,0 +1,1 @@
+"""What Redis holds of a user: keys and scripts, the store, sessions, who holds which partition."""

@@ -1,0 +1,169 @@
+"""The leases port over Redis: who works on which partition, decided by one script that every member of a group runs a
+few times a second.
+
+A member that dies stops renewing; its partitions and its seat are free when the lease ends, and the others take them.
+One whose working loop hangs does not ask any more what it holds: after a minute it stops renewing, too. A new one gets
+its share when the others give up what is too much for them. While Redis is away everybody keeps what they
+hold: nobody else can take it. Two members may work on one partition for a moment all the same (one was paused, and does
+not know yet that its lease has ended), so what they write has to bear that.
+"""
+
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import structlog
+
+from services.platform.leases import Holding
+from services.platform.redis_clients import REDIS_ERRORS, open_client
+from services.platform.turn_clock import STUCK_S
+from services.user_state.store import redis_errors
+
+log = structlog.get_logger()
+
+RENEWALS_PER_LEASE = 5
+# What is given back is taken within this, however long the lease is
+_MAX_PAUSE_S = 0.2
+
+# KEYS: members, then per partition its lease and its term. ARGV: owner, lease in ms.
+# Returns: the fair share, then (place in the list, term) of each partition held.
+_TICK = """
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+-- A full Redis refuses a script whose first write needs room; this one needs none, and leases take next to none.
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now)
+redis.call('ZADD', KEYS[1], now + ARGV[2], ARGV[1])
+redis.call('PEXPIRE', KEYS[1], 60000)
+local partitions = (#KEYS - 1) / 2
+local fair = math.ceil(partitions / redis.call('ZCARD', KEYS[1]))
+local held, free, answer = 0, {}, {fair}
+for place = 0, partitions - 1 do
+  local lease = KEYS[2 + 2 * place]
+  local owner = redis.call('GET', lease)
+  if owner == ARGV[1] then
+    redis.call('PEXPIRE', lease, ARGV[2])
+    held = held + 1
+    answer[#answer + 1] = place
+    answer[#answer + 1] = tonumber(redis.call('GET', KEYS[3 + 2 * place]) or 0)
+  elseif not owner then
+    free[#free + 1] = place
+  end
+end
+for _, place in ipairs(free) do
+  if held >= fair then break end
+  redis.call('SET', KEYS[2 + 2 * place], ARGV[1], 'PX', ARGV[2])
+  held = held + 1
+  answer[#answer + 1] = place
+  answer[#answer + 1] = redis.call('INCR', KEYS[3 + 2 * place])
+end
+return answer
+"""
+
+# KEYS: members, leases. ARGV: owner, "1" to give up the seat too.
+_RELEASE = """
+for place = 2, #KEYS do
+  if redis.call('GET', KEYS[place]) == ARGV[1] then redis.call('DEL', KEYS[place]) end
+end
+if ARGV[2] == '1' then redis.call('ZREM', KEYS[1], ARGV[1]) end
+return 1
+"""
+
+
+class RedisLeases:
+    """Leases on the partitions for one group of processes. A thread of its own renews them."""
+
+    def __init__(
+        self, url: str, *, process: str, group: str, lease_ms: int, timeout_s: float = 1.0, stuck_s: float = STUCK_S
+    ) -> None:
+        """process: whose group it is; with `group` it begins the names of the keys. stuck_s: a member that did not ask
+        for so long what it holds hangs."""
+        self._redis = open_client(url, timeout_s=timeout_s)
+        # The braces keep one group's keys in one slot of a cluster, so that one script may touch them all.
+        self._prefix = f"{process}:{{{group}}}:"
+        self._lease_ms, self._stuck_s, self._asked_s = lease_ms, stuck_s, time.monotonic()
+        self._owner = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+        self._tick = self._redis.register_script(_TICK)
+        self._release = self._redis.register_script(_RELEASE)
+        self._partitions: list[int] = []
+        self._holding = Holding({})
+        # Begun and ended releases together: odd while one is on its way.
+        self._releases = 0
+        # Of the two above. Never held while Redis is asked: the working loop takes it each turn.
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._complaint = ""
+
+    def start(self, partitions: Sequence[int]) -> None:
+        if self._thread is None:
+            self._partitions = list(partitions)
+            with redis_errors():
+                self._renew()
+            self._thread = threading.Thread(target=self._run, name="leases", daemon=True)
+            self._thread.start()
+
+    def holding(self) -> Holding:
+        self._asked_s = time.monotonic()
+        with self._lock:
+            return self._holding
+
+    def release(self, partitions: Collection[int]) -> None:
+        with self._lock:
+            terms = {p: term for p, term in self._holding.terms.items() if p not in partitions}
+            self._holding = Holding(terms, 0)
+            self._releases += 1
+        try:
+            self._release(keys=self._lease_keys(partitions), args=[self._owner, "0"])
+        except REDIS_ERRORS as exc:
+            log.warning("lease_not_released", reason=str(exc))
+        finally:
+            with self._lock:
+                self._releases += 1
+
+    def close(self) -> None:
+        self._stop.set()
+        with self._lock:
+            # A release that never ends: no answer counts any more.
+            self._holding, self._releases = Holding({}), self._releases | 1
+        if self._thread is not None:
+            self._thread.join(2.0)
+        try:
+            self._release(keys=self._lease_keys(self._partitions), args=[self._owner, "1"])
+        except REDIS_ERRORS as exc:
+            log.info("leases_left_to_expire", reason=str(exc))
+        self._redis.close()
+
+    def _run(self) -> None:
+        while not self._stop.wait(min(_MAX_PAUSE_S, self._lease_ms / 1000 / RENEWALS_PER_LEASE)):
+            if time.monotonic() - self._asked_s > self._stuck_s:
+                continue
+            try:
+                self._renew()
+                if self._complaint:
+                    log.info("leases_recovered")
+                self._complaint = ""
+            except REDIS_ERRORS as exc:
+                if type(exc).__name__ != self._complaint:
+                    self._complaint = type(exc).__name__
+                    log.warning("leases_wait", reason=str(exc))
+
+    def _renew(self) -> None:
+        keys = [f"{self._prefix}members"]
+        for partition in self._partitions:
+            keys += (f"{self._prefix}lease:{partition}", f"{self._prefix}term:{partition}")
+        with self._lock:
+            releases = self._releases
+        answer: Any = self._tick(keys=keys, args=[self._owner, self._lease_ms])
+        fair, pairs = int(answer[0]), [int(number) for number in answer[1:]]
+        terms = {self._partitions[place]: term for place, term in zip(pairs[::2], pairs[1::2], strict=True)}
+        with self._lock:
+            # An answer that overlaps a release may count what was given back; the next one is soon here.
+            if releases == self._releases and not releases % 2:
+                self._holding = Holding(terms, max(0, len(terms) - fair))
+
+    def _lease_keys(self, partitions: Collection[int]) -> list[str]:
+        return [f"{self._prefix}members", *(f"{self._prefix}lease:{partition}" for partition in partitions)]

@@ -1,0 +1,94 @@
+"""What a gateway keeps beside a user for a while: short Redis lists of bytes, newest first, bounded in number and time.
+
+They lie in the hash slot of the user's other keys and go with them: a forget removes them, and so does whatever empties
+the store. Only a user with a history has lists, and all lists together take a tenth of Redis' memory at most (of
+`maxmemory`, else of the machine's): histories have the rest. Nothing rests on them that cannot be asked for again. What
+the bytes mean is not known here.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+
+from services.platform.errors import DependencyUnavailable, PreconditionFailed
+from services.platform.redis_clients import open_async_client
+from services.user_state.layout import history_key, home_of, num_partitions_of, session_key, session_sizes_key
+from services.user_state.store import redis_errors
+
+# KEYS list, history, sizes. ARGV: entry, most entries, seconds to live, how many partitions share the store. Answers 1,
+# or 0 where there is no history, or -1 where the partition's lists have no room.
+# sizes: bytes of all lists of the partition by the time when they end, in steps of a sixteenth of their lives. A list
+# ends at the end of a step, so what it was counted under can be told from its time to live.
+_PUSH = """
+if redis.call('EXISTS', KEYS[2]) == 0 then return 0 end
+local now, step, total = tonumber(redis.call('TIME')[1]), math.ceil(ARGV[3] / 16), #ARGV[1]
+local sizes = redis.call('HGETALL', KEYS[3])
+for i = 1, #sizes, 2 do
+  if tonumber(sizes[i]) < now then redis.call('HDEL', KEYS[3], sizes[i]) else total = total + sizes[i + 1] end
+end
+local memory = redis.call('INFO', 'memory')
+local room = tonumber(memory:match('maxmemory:(%d+)'))
+if room == 0 then room = tonumber(memory:match('total_system_memory:(%d+)')) end
+if total > room / 10 / ARGV[4] then return -1 end
+local function count(sign)
+  local ends = math.floor((now + redis.call('TTL', KEYS[1])) / step + 0.5) * step
+  redis.call('HINCRBY', KEYS[3], ends, sign * (redis.call('MEMORY', 'USAGE', KEYS[1]) or 0))
+end
+if redis.call('EXISTS', KEYS[1]) == 1 then count(-1) end
+redis.call('LPUSH', KEYS[1], ARGV[1])
+redis.call('LTRIM', KEYS[1], 0, tonumber(ARGV[2]) - 1)
+redis.call('EXPIREAT', KEYS[1], math.ceil((now + ARGV[3]) / step) * step)
+count(1)
+return 1
+"""
+
+
+class SessionStore:
+    """For an asyncio process. Connects when first used."""
+
+    def __init__(
+        self,
+        url: str,
+        epoch: Callable[[], Awaitable[str]],
+        *,
+        timeout_s: float = 0.25,
+        max_connections: int = 64,
+    ) -> None:
+        """epoch: the store's; "" before there is one (`StateReader.last_epoch`)."""
+        self._redis = open_async_client(url, timeout_s=timeout_s, max_connections=max_connections)
+        self._epoch = epoch
+        self._push = self._redis.register_script(_PUSH)
+
+    async def push(self, kind: str, user_id: str, entry: bytes, *, most: int, ttl_seconds: int) -> bool:
+        """Put an entry in front of the user's list of this kind (of `state_layout.SESSION_KINDS`), which keeps the
+        newest `most` and ends `ttl_seconds` (up to a sixteenth more) after the last one. False: the user has no
+        history, so that nothing is kept.
+
+        Raises: DependencyUnavailable, before the stream's first epoch, too; PreconditionFailed while there is no room.
+        """
+        epoch = await self._epoch()
+        if not epoch:
+            raise DependencyUnavailable("the state store has no epoch yet: nothing can be kept beside a user")
+        home = home_of(user_id, epoch)
+        keys = [session_key(home, kind), history_key(home), session_sizes_key(home.partition)]
+        with redis_errors():
+            kept = await self._push(keys=keys, args=[entry, most, ttl_seconds, num_partitions_of(epoch)])
+        if kept < 0:
+            raise PreconditionFailed(
+                "lists beside users take a tenth of Redis' memory; more need more of it (maxmemory)"
+            )
+        return bool(kept)
+
+    async def read(self, user_id: str, wanted: Mapping[str, int]) -> Mapping[str, list[bytes]]:
+        """By kind the newest entries, at most so many, newest first. Raises: DependencyUnavailable."""
+        epoch = await self._epoch()
+        if not epoch:
+            return {kind: [] for kind in wanted}
+        home = home_of(user_id, epoch)
+        pipeline = self._redis.pipeline(transaction=False)
+        for kind, most in wanted.items():
+            pipeline.lrange(session_key(home, kind), 0, most - 1)
+        with redis_errors():
+            return dict(zip(wanted, await pipeline.execute(), strict=True))
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._redis.aclose()

@@ -1,0 +1,958 @@
+"""User states in Redis: the gateway reads them in one round trip, the encoder process writes them exactly once.
+
+Redis errors become DependencyUnavailable here; every wait is short. The reader is for an asyncio loop, the writer
+for the encoder's own thread. What the keys and values look like is `state_layout`'s; what the states mean is not
+known here.
+"""
+
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal, cast
+
+from redis.exceptions import NoScriptError, OutOfMemoryError
+
+from services.contracts import stored_history
+from services.contracts.query_state import PackedQueryState
+from services.contracts.stored_history import PackedHistory, RecentId, StoredEvent
+from services.platform.errors import Conflict, DependencyUnavailable, PreconditionFailed
+from services.platform.redis_clients import REDIS_ERRORS, advice_on, open_async_client, open_client
+from services.platform.stream.kafka import partition_for
+from services.platform.stream.topic import NUM_PARTITIONS
+from services.user_state import layout
+from services.user_state.layout import Home
+
+DEFAULT_TTL_SECONDS = 90 * 24 * 3600
+DEFAULT_MAX_SEEN = 2_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredState:
+    """A user's query state and what it reflects: the newest applied position, the newest event's time.
+
+    traceparent: of the span that made it; "" where no event of it was traced, or nobody wants to know.
+    """
+
+    query_state: PackedQueryState
+    partition: int
+    offset: int
+    event_time_ms: int
+    applied_ms: int
+    traceparent: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UserView:
+    """What a recommendation needs to know of a user. seen: newest first. epoch None: no stream was applied yet.
+
+    turned_down: the seen items that their newest event in the history speaks against.
+    watermark: of `partition`, the one that was asked for, else the user's home.
+    reaches_history: the state reflects the whole stored history; one of a model that was away for a while does not.
+    is_lost: the store lost some of what it held of the user, and the encoder process has not brought it back yet.
+    """
+
+    state: StoredState | None
+    seen: list[str]
+    epoch: str | None
+    watermark: int | None
+    partition: int
+    has_history: bool = True
+    reaches_history: bool = True
+    is_lost: bool = False
+    turned_down: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UserHistory:
+    """A user's stored history as the writer needs it; `expected` is the position text that `apply` compares.
+
+    forgotten: per partition, the last offset that was erased with the user; empty for who was never forgotten.
+    is_lost: the store once held more of the user than this; known: up to where of the home partition (-1: not known).
+    """
+
+    events: list[StoredEvent] = field(default_factory=list)
+    recent: list[RecentId] = field(default_factory=list)
+    positions: dict[int, int] = field(default_factory=dict)
+    forgotten: dict[int, int] = field(default_factory=dict)
+    expected: bytes = b""
+    is_lost: bool = False
+    known: int = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UserKeys:
+    """What is stored of a user: how many events and seen items, and the model versions that have a state."""
+
+    history_events: int
+    seen_items: int
+    state_model_versions: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UserUpdate:
+    """One user's next history, seen items and state, written together.
+
+    turned_down: as of `UserView`; what was stored before is replaced.
+    state_change: "set" writes `state`, "drop" removes what is stored for the model version, "keep" leaves it alone.
+    """
+
+    user_id: str
+    model_version: str
+    expected: bytes
+    positions: Mapping[int, int]
+    events: Sequence[StoredEvent]
+    recent: Sequence[RecentId]
+    seen_times: Mapping[str, int]
+    unseen: Collection[str] = ()
+    turned_down: Sequence[str] = ()
+    forgotten: Mapping[int, int] = field(default_factory=dict)
+    state: StoredState | None = None
+    state_change: Literal["set", "drop", "keep"] = "keep"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelState:
+    """A state of a model beside the writer's own, made of the history at these positions, as `UserHistory` has them.
+
+    change: as of `UserUpdate`; "keep" lets a state that reflected `before` (of `expected`) reflect the positions, "set"
+    without a state says that the model makes none of this history.
+    """
+
+    user_id: str
+    model_version: str
+    positions: Mapping[int, int]
+    forgotten: Mapping[int, int]
+    state: StoredState | None = None
+    change: Literal["set", "drop", "keep"] = "set"
+    before: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far a partition is applied (-1: nothing yet), and what became of its records in this epoch.
+
+    anchors: what the writer remembers of the partition's log, in its own form; "" where nothing is.
+    unfinished: how many users were written since the watermark moved.
+    """
+
+    watermark: int = -1
+    unfinished: int = 0
+    counts: Mapping[str, int] = field(default_factory=dict)
+    anchors: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dump:
+    """What the store holds of some users, read together, and progress as it was when that was read.
+
+    histories: of those of whom it holds anything. lost: of whom it once held more.
+    """
+
+    histories: Mapping[str, PackedHistory]
+    lost: Collection[str]
+    progress: Mapping[int, Progress]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Popularity:
+    """Items of a partition by level (`algorithms.popularity`), highest first."""
+
+    half_life_s: float
+    levels: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PopularityStep:
+    """What records did to the popularity of items: levels (`algorithms.popularity`) that join, and that go."""
+
+    half_life_s: float
+    joins: Mapping[str, float] = field(default_factory=dict)
+    goes: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdvanceStep:
+    """Moves one partition's watermark, adding the counts of the records in between, and what they made popular.
+
+    unfinished: how many users the writer wrote at home here since the watermark moved; None: it does not know.
+    anchors: see `Progress`.
+    """
+
+    partition: int
+    from_watermark: int
+    to_watermark: int
+    counts: Mapping[str, int]
+    anchors: str = ""
+    unfinished: int | None = None
+    popular: PopularityStep | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StoreUsage:
+    """removed: keys that the store has evicted or let expire since it started. memory_share: how much of its limit is
+    used, 1: full; 0 without a limit."""
+
+    removed: int
+    memory_share: float
+
+
+@dataclass(slots=True)
+class ForgetsApplied:
+    """A reader's progress in `forgets` as the store has it, a text per home partition: each write of the reader is
+    fenced by it and moves it on, so that a node that took over with users of before is told.
+
+    offsets: by partition, the last record that is applied to all its users; -1: none yet.
+    """
+
+    reader: str
+    offsets: dict[int, int]
+    texts: dict[int, str]
+
+    @property
+    def offset(self) -> int:
+        """The last record that is applied in all of these partitions."""
+        return min(self.offsets.values(), default=-1)
+
+    def of(self, partitions: Collection[int]) -> "ForgetsApplied":
+        """The same, of these partitions alone."""
+        return ForgetsApplied(
+            self.reader, {p: self.offsets[p] for p in partitions}, {p: self.texts[p] for p in partitions}
+        )
+
+
+@contextmanager
+def redis_errors() -> Iterator[None]:
+    """Raises: DependencyUnavailable for what the client raises."""
+    try:
+        yield
+    except OutOfMemoryError as exc:
+        raise DependencyUnavailable("Redis is full and takes no writes: give it more memory (maxmemory)") from exc
+    except REDIS_ERRORS as exc:
+        said = advice_on(exc) or f"{type(exc).__name__}: {exc}"
+        raise DependencyUnavailable(f"Redis does not answer: {said}") from exc
+
+
+def _state(values: Sequence[bytes | None], model_version: str, trace: bytes | None = None) -> StoredState | None:
+    if None in values:
+        return None
+    components, gate, *texts = cast(list[bytes], values)
+    num_components, width, partition, offset, event_time_ms, applied_ms = map(int, texts)
+    return StoredState(
+        query_state=PackedQueryState(
+            model_version=model_version,
+            components=components,
+            gate=gate,
+            num_components=num_components,
+            component_width=width,
+        ),
+        partition=partition,
+        offset=offset,
+        event_time_ms=event_time_ms,
+        applied_ms=applied_ms,
+        traceparent="" if trace is None else layout.traceparent_of(trace, partition, offset),
+    )
+
+
+def _progress(values: Sequence[bytes | None], epoch: bytes | None) -> Progress:
+    """values: those of _PROGRESS_FIELDS."""
+    if epoch is None or values[0] != epoch:
+        return Progress()
+    counts = {name: int(value or 0) for name, value in zip(layout.COUNT_FIELDS, values[4:], strict=True)}
+    return Progress(
+        watermark=int(values[1] or -1),
+        unfinished=int(values[2] or 0),
+        anchors=(values[3] or b"").decode(),
+        counts=counts,
+    )
+
+
+_HISTORY_FIELDS = ("position", "events", "ids")
+_PROGRESS_FIELDS = ("epoch", "watermark", "unfinished", "anchors", *layout.COUNT_FIELDS)
+
+
+def _lost(epoch: str, home: Home, entry: bytes | None, position: bytes | None, *, events: bool, seen: bool) -> bool:
+    """Whether the table of users knows more than the user's own keys. events, seen: whether there are any."""
+    applied = layout.unpack_entry(entry, time.time())
+    if applied is None:
+        return False
+    found = layout.unpack_positions(epoch, position)
+    return found is None or found[0].get(home.partition, -1) < applied or (events and not seen)
+
+
+class StateReader:
+    """Reads users for an asyncio process. Connects when first used."""
+
+    def __init__(
+        self, url: str, *, timeout_s: float = 0.25, max_connections: int = 64, with_traces: bool = False
+    ) -> None:
+        """with_traces: states say which span made them."""
+        self._redis = open_async_client(url, timeout_s=timeout_s, max_connections=max_connections)
+        # As of the last answer. It says where users are at home, and changes hardly ever.
+        self._epoch = ""
+        # Home partitions of which something was applied when they were read: where nothing is now, the store lost it.
+        self._applied = set[int]()
+        self._script = ""
+        self._read_popular = self._redis.register_script(layout.READ_POPULAR)
+        self._state_fields: tuple[str, ...] = (
+            *layout.STATE_FIELDS,
+            *(layout.STATE_TRACE,) * with_traces,
+            layout.STATE_POSITION,
+        )
+
+    async def read_user(
+        self, user_id: str, model_version: str, *, with_seen: bool = True, partition: int | None = None
+    ) -> UserView:
+        """State, seen items, epoch and a partition's watermark (None: of the user's home), in one round trip; another
+        partition's takes one more.
+
+        Raises: DependencyUnavailable; PreconditionFailed for another version's store.
+        """
+        # This call's own: another one may learn of a new epoch while this one waits for an answer of the former.
+        epoch = self._epoch or await self._current_epoch()
+        while epoch:
+            view, found = await self._read_user(user_id, model_version, with_seen, partition, epoch)
+            self._epoch = found if found == epoch else _checked(found)
+            if found == epoch:
+                return view
+            epoch = found
+        home = partition_for(user_id.encode(), NUM_PARTITIONS)
+        asked = home if partition is None else partition
+        is_lost = home in self._applied
+        return UserView(state=None, seen=[], epoch=None, watermark=None, partition=asked, is_lost=is_lost)
+
+    async def _read_user(
+        self, user_id: str, model_version: str, with_seen: bool, partition: int | None, read_in: str
+    ) -> tuple[UserView, str]:
+        """The view as of the epoch `read_in`, and the current epoch; if it is another one, the view says nothing."""
+        home = layout.home_of(user_id, read_in)
+        asked = home.partition if partition is None else partition
+        keys = (
+            layout.history_key(home),
+            layout.seen_key(home),
+            layout.state_key(home, model_version),
+            layout.users_key(home.partition),
+            layout.progress_key(home.partition),
+        )
+        wanted: tuple[str | int, ...] = (user_id, read_in, int(with_seen), *self._state_fields)
+        elsewhere: list[bytes | None] | None = None
+        with redis_errors():
+            if asked != home.partition:
+                # Before the state: a watermark read later than the state could promise an event that the state does not
+                # hold. It lies in another slot, perhaps on another node.
+                progress = self._redis.hmget(layout.progress_key(asked), ["epoch", "watermark"])
+                elsewhere = await cast(Awaitable[list[bytes | None]], progress)
+            for attempt in (1, 2):
+                if not self._script:
+                    self._script = await self._redis.script_load(layout.READ_USER)
+                pipeline = self._redis.pipeline(transaction=False)
+                pipeline.get(layout.EPOCH_KEY)
+                pipeline.evalsha(self._script, len(keys), *keys, *wanted)
+                try:
+                    replies = await pipeline.execute()
+                    break
+                except NoScriptError:
+                    self._script = ""
+                    if attempt == 2:
+                        raise
+        found_epoch: bytes | None = replies[0]
+        entry, position, event_bytes, num_seen, seen, (*found, state_position), at_home, turned_down = replies[1]
+        of_epoch, applied = elsewhere or at_home
+        was_applied = home.partition in self._applied
+        is_applied = at_home[0] == found_epoch and int(at_home[1] or -1) >= 0
+        if is_applied:
+            self._applied.add(home.partition)
+        num_fields = len(layout.STATE_FIELDS)
+        state = _state(found[:num_fields], model_version, *found[num_fields:])
+        epoch = (found_epoch or b"").decode()
+        view = UserView(
+            state=state,
+            seen=seen.decode().split("\0") if seen else [],
+            epoch=epoch,
+            watermark=int(applied) if of_epoch == found_epoch and applied is not None else -1,
+            partition=asked,
+            has_history=bool(position),
+            reaches_history=state is not None and layout.reaches(state_position, position),
+            is_lost=(was_applied and not is_applied)
+            or _lost(epoch, home, entry, position, events=event_bytes > 0, seen=num_seen > 0),
+            turned_down=turned_down.decode().split("\0") if turned_down else (),
+        )
+        return view, epoch
+
+    async def _current_epoch(self) -> str:
+        """Empty when there is none. Raises: DependencyUnavailable; PreconditionFailed for another version's epoch."""
+        with redis_errors():
+            found = cast(bytes | None, await self._redis.get(layout.EPOCH_KEY))
+        return _checked((found or b"").decode())
+
+    async def last_epoch(self) -> str:
+        """The epoch as of the last answer; "" before there is one. Raises: DependencyUnavailable."""
+        if not self._epoch:
+            self._epoch = await self._current_epoch()
+        return self._epoch
+
+    async def _home(self, user_id: str) -> Home | None:
+        epoch = await self._current_epoch()
+        return layout.home_of(user_id, epoch) if epoch else None
+
+    async def epoch(self) -> str | None:
+        """The current epoch; None before anything was applied. Raises: DependencyUnavailable, PreconditionFailed."""
+        return await self._current_epoch() or None
+
+    async def read_progress(self) -> tuple[str | None, dict[int, Progress]]:
+        """The epoch and every partition's progress; none where nothing was applied. Raises: DependencyUnavailable."""
+        epoch = await self._current_epoch()
+        pipeline = self._redis.pipeline(transaction=False)
+        for partition in range(layout.num_partitions_of(epoch) if epoch else 0):
+            pipeline.hmget(layout.progress_key(partition), _PROGRESS_FIELDS)
+        with redis_errors():
+            rows = await pipeline.execute()
+        return epoch or None, {partition: _progress(row, epoch.encode()) for partition, row in enumerate(rows)}
+
+    async def read_events(self, user_id: str) -> list[StoredEvent]:
+        """The user's history, oldest first; empty when none is stored. Raises: DependencyUnavailable."""
+        home = await self._home(user_id)
+        if home is None:
+            return []
+        with redis_errors():
+            blob = await cast(Awaitable[bytes | None], self._redis.hget(layout.history_key(home), "events"))
+        return stored_history.unpack_events(blob)
+
+    async def read_keys(self, user_id: str) -> UserKeys:
+        """What is stored of the user, in three round trips. Raises: DependencyUnavailable."""
+        home = await self._home(user_id)
+        if home is None:
+            return UserKeys(history_events=0, seen_items=0, state_model_versions=())
+        with redis_errors():
+            pipeline = self._redis.pipeline(transaction=False)
+            pipeline.hget(layout.history_key(home), "events")
+            pipeline.zcard(layout.seen_key(home))
+            pipeline.smembers(layout.MODELS_KEY)
+            events, seen_items, models = await pipeline.execute()
+            versions = sorted(model.decode() for model in models)
+            pipeline = self._redis.pipeline(transaction=False)
+            for version in versions:
+                pipeline.exists(layout.state_key(home, version))
+            stored = await pipeline.execute() if versions else []
+        return UserKeys(
+            history_events=len(stored_history.unpack_events(events)),
+            seen_items=seen_items,
+            state_model_versions=tuple(v for v, found in zip(versions, stored, strict=True) if found),
+        )
+
+    async def read_popular(self) -> list[Popularity]:
+        """What is popular in each partition that something was applied of. Raises: DependencyUnavailable."""
+        epoch = await self._current_epoch()
+        found = []
+        for partition in range(layout.num_partitions_of(epoch) if epoch else 0):
+            keys = (layout.progress_key(partition), layout.popular_key(partition))
+            # One at a time: others' work goes on between two of them.
+            with redis_errors():
+                half_life, text = await cast(
+                    Awaitable[list[bytes]], self._read_popular(keys=keys, args=[epoch], client=self._redis)
+                )
+            if text:
+                words = text.decode().split("\0")
+                levels = dict(zip(words[::2], map(float, words[1::2]), strict=True))
+                found.append(Popularity(half_life_s=float(half_life), levels=levels))
+        return found
+
+    async def ping(self) -> None:
+        """Raises: DependencyUnavailable when Redis does not answer."""
+        with redis_errors():
+            await self._redis.ping()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._redis.aclose()
+
+
+class StateWriter:
+    """Writes users and progress for the encoder's thread. Connects when first used; not for use by two threads."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        timeout_s: float = 2.0,
+        ttl_seconds: int = DEFAULT_TTL_SECONDS,
+        max_seen: int = DEFAULT_MAX_SEEN,
+    ) -> None:
+        self._redis = open_client(url, timeout_s=timeout_s)
+        self._ttl_seconds = ttl_seconds
+        self._max_seen = max_seen
+        self._scripts: dict[str, str] = {}
+
+    def epoch(self) -> str | None:
+        """The current epoch, None when Redis has none. Raises: DependencyUnavailable."""
+        with redis_errors():
+            found = cast(bytes | None, self._redis.get(layout.EPOCH_KEY))
+        return found.decode() if found is not None else None
+
+    def ensure_epoch(self, num_partitions: int) -> tuple[str, bool]:
+        """The current epoch, made when missing, and whether it was made now. num_partitions: of the stream.
+
+        Raises: DependencyUnavailable; PreconditionFailed when the store was filled by another version, or from a
+        stream with another number of partitions.
+        """
+        with redis_errors():
+            made = bool(self._redis.set(layout.EPOCH_KEY, _new_epoch(num_partitions), nx=True))
+            found = cast(bytes | None, self._redis.get(layout.EPOCH_KEY))
+        if found is None:
+            raise Conflict("the epoch vanished while it was made")
+        epoch = found.decode()
+        check_epoch(epoch, num_partitions)
+        return epoch, made
+
+    def hold(self, seconds: int) -> None:
+        """Ask whoever applies the stream to wait, for so long unless asked again. Raises: DependencyUnavailable."""
+        with redis_errors():
+            self._redis.set(layout.HOLD_KEY, "1", ex=seconds)
+
+    def release(self) -> None:
+        """Take `hold` back. Raises: DependencyUnavailable."""
+        with redis_errors():
+            self._redis.delete(layout.HOLD_KEY)
+
+    def is_held(self) -> bool:
+        """Whether the stream is to wait. Raises: DependencyUnavailable."""
+        with redis_errors():
+            return bool(self._redis.exists(layout.HOLD_KEY))
+
+    def progress(self, partitions: Collection[int], epoch: str) -> dict[int, Progress]:
+        """Progress of the partitions in this epoch. Raises: DependencyUnavailable."""
+        rows = self._progress_rows(partitions)
+        return {p: _progress(row, epoch.encode()) for p, row in zip(partitions, rows, strict=True)}
+
+    def begin(self, partitions: Sequence[int], epoch: str) -> dict[int, Progress]:
+        """Progress of the partitions; where another epoch's stands, this one's begins in its place.
+
+        Raises: Conflict when the epoch is not the current one, or another writer was quicker; DependencyUnavailable.
+        """
+        rows = self._progress_rows(partitions)
+        if self.epoch() != epoch:  # read after what is replaced: whatever else stands there is older
+            raise Conflict(f"the state store's epoch is not {epoch} any more")
+        others = {p: row[0] or b"" for p, row in zip(partitions, rows, strict=True) if row[0] != epoch.encode()}
+
+        def queue(pipeline: Any, sha: str) -> None:
+            for partition, other in others.items():
+                keys = (layout.progress_key(partition), layout.popular_key(partition))
+                pipeline.evalsha(sha, 2, *keys, other, epoch)
+
+        if 0 in (self._run_scripts((layout.BEGIN,), queue) if others else ()):
+            raise Conflict("another writer began an epoch")
+        return {p: _progress(row, epoch.encode()) for p, row in zip(partitions, rows, strict=True)}
+
+    def begin_anew(self, epoch: str) -> None:
+        """Erase every user and put a new epoch in the place of `epoch`; nothing where that is not the current one.
+
+        Until the end it may be done again: the old epoch stands. Raises: DependencyUnavailable.
+        """
+        with redis_errors():
+            if self._redis.get(layout.EPOCH_KEY) != epoch.encode():
+                return
+            pipeline = self._redis.pipeline(transaction=False)
+            for key in self._redis.scan_iter(match=layout.USER_KEYS, count=1000):
+                pipeline.unlink(key)
+                if len(pipeline) >= 1000:
+                    pipeline.execute()
+            pipeline.execute()
+            after = _new_epoch(layout.num_partitions_of(epoch))
+            self._redis.eval(layout.REPLACE_EPOCH, 1, layout.EPOCH_KEY, epoch, after)
+
+    def load_users(self, user_ids: Collection[str], epoch: str) -> dict[str, UserHistory]:
+        """The users' histories in one round trip; an unknown user's is empty. Raises: DependencyUnavailable."""
+        if not user_ids:
+            return {}
+        homes = [layout.home_of(user_id, epoch) for user_id in user_ids]
+        of_partition: dict[int, list[str]] = {}
+        for partition, user_id in homes:
+            of_partition.setdefault(partition, []).append(user_id)
+        pipeline = self._redis.pipeline(transaction=False)
+        for partition, users in of_partition.items():
+            pipeline.hmget(layout.users_key(partition), [layout.TABLE_EPOCH, *users])
+        for home in homes:
+            pipeline.hmget(layout.history_key(home), _HISTORY_FIELDS)
+            pipeline.exists(layout.seen_key(home))
+        with redis_errors():
+            replies = pipeline.execute()
+        entries: dict[str, bytes | None] = {}
+        for users, (of_epoch, *found) in zip(of_partition.values(), replies, strict=False):
+            if of_epoch == epoch.encode():
+                entries.update(zip(users, found, strict=True))
+        rest = replies[len(of_partition) :]
+        return {
+            home.user_id: _history(epoch, home, entries.get(home.user_id), row, has_seen=bool(has_seen))
+            for home, row, has_seen in zip(homes, rest[::2], rest[1::2], strict=True)
+        }
+
+    def are_whole(self, user_ids: Sequence[str], model_version: str, epoch: str) -> dict[str, bool]:
+        """Of those of them who have events: whether their state of this model reflects all, or is known not to exist.
+
+        Raises: DependencyUnavailable.
+        """
+        pipeline = self._redis.pipeline(transaction=False)
+        for user_id in user_ids:
+            home = layout.home_of(user_id, epoch)
+            pipeline.hget(layout.history_key(home), "position")
+            pipeline.hstrlen(layout.history_key(home), "events")
+            pipeline.hget(layout.state_key(home, model_version), layout.STATE_POSITION)
+        with redis_errors():
+            replies = pipeline.execute()
+        found = {}
+        for user_id, position, size, reached in zip(user_ids, replies[::3], replies[1::3], replies[2::3], strict=True):
+            if size and layout.unpack_positions(epoch, position):
+                found[user_id] = layout.reaches(reached, position)
+        return found
+
+    def find_lost(self, partitions: Collection[int], epoch: str) -> Iterator[Collection[str]]:
+        """Users at home in these partitions of whom the store lost keys, perhaps repeatedly. It looks at everybody,
+        at a thousand or so for each item: 7 microseconds of Redis each, of 100,000 users.
+
+        Raises: DependencyUnavailable.
+        """
+        now_s = time.time()
+        for partition in partitions:
+            cursor = b""
+            while cursor != b"0":
+                with redis_errors():
+                    cursor, *found = cast(
+                        list[bytes],
+                        self._redis.eval(
+                            layout.FIND_LOST,
+                            1,
+                            layout.users_key(partition),
+                            cursor or b"0",
+                            "1000",
+                            epoch,
+                            layout.history_key(Home(partition, "")),
+                            layout.seen_key(Home(partition, "")),
+                        ),
+                    )
+                    users = dict(zip(found[::2], found[1::2], strict=True))
+                    gone = [user for user, entry in users.items() if layout.unpack_entry(entry, now_s) is None]
+                    if gone:  # they expired, as they were to
+                        self._redis.hdel(layout.users_key(partition), *gone)
+                yield [user.decode() for user in users.keys() - gone]
+
+    def usage(self) -> StoreUsage:
+        """What Redis says of its memory and keys. Raises: DependencyUnavailable."""
+        with redis_errors():
+            found = cast(Mapping[str, int], self._redis.info())
+        share = found["used_memory"] / found["maxmemory"] if found["maxmemory"] else 0.0
+        return StoreUsage(found["evicted_keys"] + found["expired_keys"], share)
+
+    def apply(
+        self,
+        updates: Sequence[UserUpdate],
+        epoch: str,
+        watermarks: Mapping[int, int],
+        beside: Sequence[ModelState] = (),
+    ) -> None:
+        """Write every update whose `expected` position still holds, each atomically, then `beside` as `store_states`
+        does, in one round trip.
+
+        watermarks: of the partitions that this writer moves; a user at home in one of them is written only if it stands
+        where the writer thinks.
+        Raises: Conflict when another writer was quicker with some of them, or the store is not the one that the writer
+        knows (the others are written; merging the same records again then skips what is applied);
+        DependencyUnavailable.
+        """
+
+        def queue(pipeline: Any, apply: str, write_state: str) -> None:
+            for update in updates:
+                pipeline.evalsha(apply, 5, *self._apply_arguments(update, epoch, watermarks))
+            self._queue_states(pipeline, write_state, beside, epoch)
+
+        replies = self._run_scripts((layout.APPLY, layout.WRITE_STATE), queue) if updates or beside else []
+        _check_written(replies[: len(updates)])
+
+    def store_states(self, states: Sequence[ModelState], epoch: str) -> int:
+        """Write each state whose history still is at its position; how many were written.
+
+        Raises: DependencyUnavailable.
+        """
+
+        def queue(pipeline: Any, sha: str) -> None:
+            self._queue_states(pipeline, sha, states, epoch)
+
+        return sum(self._run_scripts((layout.WRITE_STATE,), queue)) if states else 0
+
+    def _queue_states(self, pipeline: Any, sha: str, states: Sequence[ModelState], epoch: str) -> None:
+        for one in states:
+            home = layout.home_of(one.user_id, epoch)
+            keys = (layout.history_key(home), layout.state_key(home, one.model_version))
+            words = _state_words(one.state) if one.state is not None and one.change == "set" else []
+            position = layout.pack_positions(epoch, one.positions, one.forgotten)
+            pipeline.evalsha(sha, 2, *keys, position, one.before, self._ttl_seconds, one.change, *words)
+
+    def rewrite(self, updates: Sequence[UserUpdate], epoch: str, forgets: ForgetsApplied | None = None) -> None:
+        """Erase all that is stored of each user, states of every model version included, and write the update in its
+        place, in one transaction per user; a user without positions, before and after, is only erased.
+
+        forgets: the progress of whoever applies `forgets`, moved on with each user.
+        Raises: Conflict when another writer was quicker with some of them, or the store is not where `forgets` says;
+        DependencyUnavailable.
+        """
+        homes = [layout.home_of(update.user_id, epoch) for update in updates]
+        texts, moves = dict(forgets.texts if forgets else {}), list[tuple[str, str, str]]()
+        for home in homes:
+            if forgets is None:
+                moves.append(("", "", ""))
+                continue
+            offset, rewritten = layout.unpack_forgets(epoch, texts[home.partition])
+            before, after = texts[home.partition], layout.forgets_text(epoch, offset, rewritten + 1)
+            moves.append((forgets.reader, before, after))
+            texts[home.partition] = after
+        with redis_errors():
+            models = {model.decode() for model in cast(set[bytes], self._redis.smembers(layout.MODELS_KEY))}
+
+        def queue(pipeline: Any, sha: str) -> None:
+            for update, home, move in zip(updates, homes, moves, strict=True):
+                keys_and_arguments = self._apply_arguments(update, epoch, {})
+                keys, arguments = keys_and_arguments[:5], keys_and_arguments[5:]
+                if not update.expected and not update.positions:
+                    arguments[1] = ""
+                keys.append(layout.forgets_key(home.partition))
+                keys += [layout.session_key(home, kind) for kind in layout.SESSION_KINDS]
+                keys += [layout.state_key(home, version) for version in sorted(models - {update.model_version})]
+                pipeline.evalsha(sha, len(keys), *keys, *arguments, *move)
+
+        _check_written(self._run_scripts((layout.REWRITE,), queue) if updates else [])
+        if forgets is not None:
+            forgets.texts = texts
+
+    def dump(self, user_ids: Collection[str], partitions: Collection[int], epoch: str) -> Dump:
+        """All of these users but their states, then the progress of these partitions, in one round trip.
+
+        Raises: DependencyUnavailable.
+        """
+        homes = [layout.home_of(user_id, epoch) for user_id in user_ids]
+
+        def queue(pipeline: Any, sha: str) -> None:
+            for home in homes:
+                keys = (layout.history_key(home), layout.seen_key(home), layout.users_key(home.partition))
+                pipeline.evalsha(sha, 3, *keys, home.user_id, epoch)
+            for partition in partitions:
+                pipeline.hmget(layout.progress_key(partition), _PROGRESS_FIELDS)
+
+        replies = self._run_scripts((layout.DUMP,), queue)
+        histories: dict[str, PackedHistory] = {}
+        lost = []
+        for home, (entry, position, events, ids, seen) in zip(homes, replies, strict=False):
+            if _lost(epoch, home, entry, position, events=bool(events), seen=bool(seen)):
+                lost.append(home.user_id)
+            elif found := layout.unpack_positions(epoch, position):
+                words = seen.decode().split("\0") if seen else []
+                times = map(int, map(float, words[1::2]))
+                histories[home.user_id] = PackedHistory(
+                    *found,
+                    stored_history.event_columns(events),
+                    ids or b"",
+                    *stored_history.pack_seen(dict(zip(words[::2], times, strict=True))),
+                )
+        progress = {p: _progress(row, epoch.encode()) for p, row in zip(partitions, replies[len(homes) :], strict=True)}
+        return Dump(histories=histories, lost=lost, progress=progress)
+
+    def user_ids(self, partition: int, epoch: str) -> list[str]:
+        """Everybody in the table of a partition. Raises: DependencyUnavailable."""
+        with redis_errors():
+            if self._redis.hget(layout.users_key(partition), layout.TABLE_EPOCH) != epoch.encode():
+                return []
+            pages = self._redis.hscan_iter(layout.users_key(partition), count=1_000)
+            return sorted({user.decode() for user, _ in pages if user})
+
+    def seed(self, partition: int, user_ids: Collection[str], epoch: str) -> None:
+        """Put users who are at home in this partition into its table; of whom nothing else is there is lost, not new.
+
+        Raises: Conflict when the partition's progress is not of this epoch; DependencyUnavailable.
+        """
+        entry = layout.pack_entry(-1, int(time.time()) + self._ttl_seconds)
+        keys = (layout.users_key(partition), layout.progress_key(partition))
+        seeded = self._run_scripts(
+            (layout.SEED,), lambda pipeline, sha: pipeline.evalsha(sha, 2, *keys, epoch, entry, *user_ids)
+        )
+        if 0 in seeded:
+            raise Conflict(f"the progress of partition {partition} is of another epoch")
+
+    def add_model(self, model_version: str) -> None:
+        """Name a model version before its first state is stored, so that a forget finds them all. Idempotent."""
+        with redis_errors():
+            self._redis.sadd(layout.MODELS_KEY, model_version)
+
+    def forgets_applied(self, reader: str, epoch: str) -> ForgetsApplied:
+        """How far `reader` applied `forgets` to each partition's users in this epoch; it lies with them. Raises:
+        DependencyUnavailable."""
+        pipeline = self._redis.pipeline(transaction=False)
+        for partition in range(layout.num_partitions_of(epoch)):
+            pipeline.hget(layout.forgets_key(partition), reader)
+        with redis_errors():
+            texts = {partition: (text or b"").decode() for partition, text in enumerate(pipeline.execute())}
+        return ForgetsApplied(reader, {p: layout.unpack_forgets(epoch, text)[0] for p, text in texts.items()}, texts)
+
+    def note_forgets(self, forgets: ForgetsApplied, offset: int, epoch: str) -> None:
+        """Note that `forgets` is applied up to this offset, in these partitions.
+
+        Raises: Conflict when the store is not where `forgets` says; DependencyUnavailable.
+        """
+        after = layout.forgets_text(epoch, offset)
+
+        def queue(pipeline: Any, sha: str) -> None:
+            for partition, before in forgets.texts.items():
+                pipeline.evalsha(sha, 1, layout.forgets_key(partition), forgets.reader, before, after)
+
+        if 0 in self._run_scripts((layout.NOTE_FORGETS,), queue):
+            raise Conflict("forgets were applied by another writer, or the store went back")
+        forgets.offsets, forgets.texts = dict.fromkeys(forgets.texts, offset), dict.fromkeys(forgets.texts, after)
+
+    def advance(self, steps: Sequence[AdvanceStep], epoch: str) -> None:
+        """Move watermarks and add counts, once: a step whose from_watermark no longer holds is not taken.
+
+        Raises: Conflict when some step was not taken; DependencyUnavailable.
+        """
+
+        def queue(pipeline: Any, sha: str) -> None:
+            for step in steps:
+                counts = [word for name, count in step.counts.items() if count for word in (name, count)]
+                keys = (layout.progress_key(step.partition), layout.popular_key(step.partition))
+                unfinished = "" if step.unfinished is None else step.unfinished
+                moved = (step.from_watermark, step.to_watermark, unfinished, step.anchors)
+                popular = self._popular_arguments(step.popular)
+                pipeline.evalsha(sha, 2, *keys, epoch, *moved, len(counts), *counts, *popular)
+
+        replies = self._run_scripts((layout.ADVANCE,), queue) if steps else []
+        lost = [step.partition for step, reply in zip(steps, replies, strict=True) if reply != 1]
+        if lost:
+            raise Conflict(f"the watermark of partitions {lost} was moved by another writer or lost")
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._redis.close()
+
+    def _popular_arguments(self, step: PopularityStep | None) -> list[Any]:
+        if step is None or not (step.joins or step.goes):
+            return []
+        joins, goes = ([word for pair in some.items() for word in pair] for some in (step.joins, step.goes))
+        return [step.half_life_s, layout.MAX_POPULAR, self._ttl_seconds, len(joins), *joins, *goes]
+
+    def _progress_rows(self, partitions: Collection[int]) -> list[list[bytes | None]]:
+        pipeline = self._redis.pipeline(transaction=False)
+        for partition in partitions:
+            pipeline.hmget(layout.progress_key(partition), _PROGRESS_FIELDS)
+        with redis_errors():
+            return pipeline.execute() if partitions else []
+
+    def _apply_arguments(self, update: UserUpdate, epoch: str, watermarks: Mapping[int, int]) -> list[Any]:
+        state, home = update.state, layout.home_of(update.user_id, epoch)
+        arguments: list[Any] = [
+            layout.history_key(home),
+            layout.seen_key(home),
+            layout.state_key(home, update.model_version),
+            layout.users_key(home.partition),
+            layout.progress_key(home.partition),
+            update.expected,
+            layout.pack_positions(epoch, update.positions, update.forgotten),
+            self._ttl_seconds,
+            stored_history.pack_events(update.events),
+            stored_history.pack_recent(update.recent),
+            self._max_seen,
+            update.state_change,
+            update.user_id,
+            layout.pack_entry(update.positions.get(home.partition, -1), int(time.time()) + self._ttl_seconds),
+            epoch,
+            watermarks.get(home.partition, ""),
+            "\0".join(update.turned_down),
+            len(update.unseen),
+            *update.unseen,
+            len(update.seen_times),
+        ]
+        for item_id, event_time_ms in update.seen_times.items():
+            arguments += (event_time_ms, item_id)
+        if state is not None and update.state_change == "set":
+            words = _state_words(state)
+            arguments += (len(words), *words)
+        return arguments
+
+    def _run_scripts(self, scripts: Sequence[str], queue: Callable[..., None]) -> list[Any]:
+        """Run a pipeline of calls of these scripts; a Redis that restarted has forgotten them and gets them again.
+        queue: is given the pipeline, and each script's hash."""
+        with redis_errors():
+            for attempt in (1, 2):
+                for script in scripts:
+                    if script not in self._scripts:
+                        self._scripts[script] = self._redis.script_load(script)
+                pipeline = self._redis.pipeline(transaction=False)
+                queue(pipeline, *(self._scripts[script] for script in scripts))
+                try:
+                    return pipeline.execute()
+                except NoScriptError:
+                    for script in scripts:
+                        del self._scripts[script]
+                    if attempt == 2:
+                        raise
+        raise AssertionError("unreachable")
+
+
+def _history(
+    epoch: str, home: Home, entry: bytes | None, row: Sequence[bytes | None], *, has_seen: bool
+) -> UserHistory:
+    position, events, ids = row
+    is_lost = _lost(epoch, home, entry, position, events=bool(events), seen=has_seen)
+    found = layout.unpack_positions(epoch, position)
+    known = -1 if entry is None else int(entry.partition(b":")[0])
+    if found is None:
+        return UserHistory(expected=position or b"", is_lost=is_lost, known=known)
+    positions, forgotten = found
+    return UserHistory(
+        events=stored_history.unpack_events(events),
+        recent=stored_history.unpack_recent(ids),
+        positions=positions,
+        forgotten=forgotten,
+        expected=position or b"",
+        is_lost=is_lost,
+        known=known,
+    )
+
+
+def _state_words(state: StoredState) -> list[Any]:
+    """Fields and values of a state's hash, in turn."""
+    packed = state.query_state
+    values: tuple[Any, ...] = (packed.components, packed.gate, packed.num_components, packed.component_width)
+    values += (state.partition, state.offset, state.event_time_ms, state.applied_ms)
+    words = [word for pair in zip(layout.STATE_FIELDS, values, strict=True) for word in pair]
+    if state.traceparent:
+        words += (layout.STATE_TRACE, layout.trace_text(state.partition, state.offset, state.traceparent))
+    return words
+
+
+def _check_written(replies: Sequence[int]) -> None:
+    lost = sum(1 for reply in replies if reply != 1)
+    if lost:
+        raise Conflict(f"{lost} of {len(replies)} users were changed by another writer, or the store went back")
+
+
+def _new_epoch(num_partitions: int) -> str:
+    return f"{secrets.token_hex(8)}-{num_partitions}"
+
+
+def _checked(epoch: str) -> str:
+    """The epoch; "" is none. Raises: PreconditionFailed for another version's."""
+    if epoch:
+        layout.num_partitions_of(epoch)
+    return epoch
+
+
+def check_epoch(epoch: str, num_partitions: int) -> None:
+    """Raises: PreconditionFailed unless the store was filled by this layout, from so many partitions."""
+    stored = layout.num_partitions_of(epoch)
+    if stored != num_partitions:
+        raise PreconditionFailed(
+            f"the state store was filled from {stored} partitions of `interactions`, which has {num_partitions} now: "
+            "users moved. Run `freshet repartition`, or empty the state store: it is filled again from the topic"
+        )
+
+
+def now_ms() -> int:
+    """This machine's clock, Unix milliseconds."""
+    return time.time_ns() // 1_000_000
