@@ -45,35 +45,35 @@ from services.gateway.adapters.state_store import RedisUserStates
 from services.gateway.adapters.stream_ends import KafkaStreamEnds
 from services.gateway.adapters.stream_status import ProbedStreamStatus
 from services.gateway.adapters.topics import KafkaForgetLog, KafkaInteractionLog, KafkaItemLog
-from services.gateway.api_keys import read_keys
-from services.gateway.audit import AuditLog
-from services.gateway.catalogue import DescribedItems
 from services.gateway.config import GatewaySettings, shard_addresses
-from services.gateway.door import Door, follow_keys
-from services.gateway.exposures import Exposures
+from services.gateway.edge.api_keys import read_keys
+from services.gateway.edge.audit import AuditLog
+from services.gateway.edge.door import Door, follow_keys
 from services.gateway.freshness import ServedIndex
-from services.gateway.handlers.explain import Explain
-from services.gateway.handlers.forget import ForgetUser
-from services.gateway.handlers.get_freshness import GetFreshness
-from services.gateway.handlers.impressions import RecordImpressions
-from services.gateway.handlers.items import PutItems
-from services.gateway.handlers.recommend import Recommend
-from services.gateway.handlers.record import RecordInteractions
-from services.gateway.handlers.search import Search
-from services.gateway.handlers.similar import Similar
-from services.gateway.lag import AcknowledgedLag
+from services.gateway.get_freshness import GetFreshness
 from services.gateway.loop_stalls import LoopStalls
 from services.gateway.metrics import GatewayMetrics
-from services.gateway.pages import PageTokens
-from services.gateway.popular import PopularItems
-from services.gateway.popular_now import FollowedPopularity
 from services.gateway.ports import Candidates, Ports, Refreshers
-from services.gateway.routes import Handlers, Held, Routes, own_set
+from services.gateway.recommend.catalogue import DescribedItems
+from services.gateway.recommend.explain import Explain
+from services.gateway.recommend.exposures import Exposures
+from services.gateway.recommend.pages import PageTokens
+from services.gateway.recommend.popular import PopularItems
+from services.gateway.recommend.popular_now import FollowedPopularity
+from services.gateway.recommend.recommend import Recommend
+from services.gateway.recommend.similar import Similar
+from services.gateway.recommend.token_waits import TokenWaits
+from services.gateway.search.search import Search
+from services.gateway.search.text_retrieval import TextRetrieval
 from services.gateway.server import SERVICE, GatewayServicer
 from services.gateway.stages import Limits, Stages
-from services.gateway.text_retrieval import TextRetrieval
-from services.gateway.token_waits import TokenWaits
 from services.gateway.validation import MAX_RULES, check_rule
+from services.gateway.version_sets.routes import Handlers, Held, Routes, own_set
+from services.gateway.write.forget import ForgetUser
+from services.gateway.write.impressions import RecordImpressions
+from services.gateway.write.items import PutItems
+from services.gateway.write.lag import AcknowledgedLag
+from services.gateway.write.record import RecordInteractions
 from services.platform.config import ConfigError
 from services.platform.errors import FreshetError, InvalidRequest
 from services.platform.http.server import HttpServer

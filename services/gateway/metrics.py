@@ -5,7 +5,7 @@ from functools import partial
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
 from services.gateway.domain import Degradation, Recommendation
-from services.gateway.searching import PERSONAL, SOURCES, SearchAnswer
+from services.gateway.search.searching import PERSONAL, SOURCES, SearchAnswer
 from services.gateway.stages import COMPONENTS
 from services.platform.metrics import LATENCY_BUCKETS_S
 from services.platform.turn_clock import TurnClock

@@ -16,9 +16,9 @@ from services.contracts.topics.forgets import Forget
 from services.contracts.topics.interactions import Interaction
 from services.contracts.topics.items import CatalogueItem
 from services.gateway.domain import Encoded, HistoryEvent, Pool, Ranking, Seen
-from services.gateway.forgetting import Contributions, StoredUser
 from services.gateway.freshness import PartitionProgress, ServedIndex
-from services.gateway.searching import SourceHits
+from services.gateway.search.searching import SourceHits
+from services.gateway.write.forgetting import Contributions, StoredUser
 from services.platform.errors import FreshetError
 from services.platform.stream.position import Position
 from services.user_state.store import UserView

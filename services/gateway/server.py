@@ -31,11 +31,11 @@ from services.gateway.domain import (
     SimilarQuery,
     now_ms,
 )
-from services.gateway.explanation import ExplainQuery, Explanation
+from services.gateway.edge.roles import Role
 from services.gateway.freshness import FreshnessReport
-from services.gateway.roles import Role
-from services.gateway.routes import Handlers, Routes, SetReport
-from services.gateway.searching import SearchAnswer, SearchQuery
+from services.gateway.recommend.explanation import ExplainQuery, Explanation
+from services.gateway.search.searching import SearchAnswer, SearchQuery
+from services.gateway.version_sets.routes import Handlers, Routes, SetReport
 from services.platform.errors import InvalidRequest, PermissionDenied
 from services.platform.large_requests import in_turn
 from services.platform.rpc import request_context

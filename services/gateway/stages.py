@@ -29,7 +29,7 @@ from services.gateway.domain import (
 )
 from services.gateway.loop_stalls import LoopStalls
 from services.gateway.ports import Ports
-from services.gateway.searching import SearchQuery
+from services.gateway.search.searching import SearchQuery
 from services.platform.errors import DeadlineExceeded
 from services.platform.rpc import request_context
 from services.user_state.store import StoredState, UserView

@@ -16,9 +16,9 @@ from services.contracts.topics.interactions import (
     validate,
 )
 from services.gateway.domain import FreshnessToken, HistoryEvent, RecommendQuery, SimilarQuery
-from services.gateway.explanation import ExplainQuery
-from services.gateway.searching import SearchQuery
-from services.gateway.shown_before import MAX_ANSWERS
+from services.gateway.recommend.explanation import ExplainQuery
+from services.gateway.recommend.shown_before import MAX_ANSWERS
+from services.gateway.search.searching import SearchQuery
 from services.platform.errors import InvalidRequest
 from services.platform.validation import MAX_ID_BYTES, validate_id, validate_query, validate_text
 

@@ -15,8 +15,8 @@ from services.catalogue import gate as catalogue_gate
 from services.encoder.handlers.apply_records import ApplyRecords
 from services.encoder.log_identity import LogIdentity
 from services.gateway.breaker import Breaker
-from services.gateway.catalogue import DescribedItems
-from services.gateway.handlers import forget
+from services.gateway.recommend.catalogue import DescribedItems
+from services.gateway.write import forget
 from services.platform.errors import DependencyUnavailable, PreconditionFailed
 from services.platform.stream.poison import PoisonPolicy
 from services.user_state import layout as state_layout

@@ -52,18 +52,18 @@ from services.encoder.handlers.encode_history import EncodeHistory, RequestEvent
 from services.gateway.adapters.state_store import RedisUserStates
 from services.gateway.bootstrap import make_handlers
 from services.gateway.breaker import Breaker
-from services.gateway.catalogue import DescribedItems
 from services.gateway.domain import Encoded, Pool, Ranking, ScoredItem, Seen
-from services.gateway.exposures import Exposures
-from services.gateway.forgetting import Contributions, StoredUser
-from services.gateway.handlers.record import EpochCache
-from services.gateway.lag import AcknowledgedLag
 from services.gateway.metrics import GatewayMetrics
-from services.gateway.pages import PageTokens
-from services.gateway.popular import PopularItems
 from services.gateway.ports import Ports
-from services.gateway.searching import Hit
+from services.gateway.recommend.catalogue import DescribedItems
+from services.gateway.recommend.exposures import Exposures
+from services.gateway.recommend.pages import PageTokens
+from services.gateway.recommend.popular import PopularItems
+from services.gateway.search.searching import Hit
 from services.gateway.stages import Limits
+from services.gateway.write.forgetting import Contributions, StoredUser
+from services.gateway.write.lag import AcknowledgedLag
+from services.gateway.write.record import EpochCache
 from services.platform.errors import DependencyUnavailable, FreshetError, PreconditionFailed
 from services.platform.rpc import request_context
 from services.platform.rpc.server import HealthState

@@ -21,7 +21,7 @@ import yaml
 
 from services.cli.stack.folders import REPOSITORY
 from services.contracts.processes import PROCESSES
-from services.gateway.first_keys import make_first_keys
+from services.gateway.edge.first_keys import make_first_keys
 
 CHART = REPOSITORY / "deploy" / "chart"
 RELEASE = NAMESPACE = "freshet"

@@ -22,11 +22,11 @@ from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
 from services.cli.stack.folders import REPOSITORY
-from services.gateway import door as door_module
-from services.gateway.api_keys import create_key, remove_key
 from services.gateway.bootstrap import opened_door
 from services.gateway.config import GatewaySettings
-from services.gateway.roles import AUDITED, ROLES_OF, Role
+from services.gateway.edge import door as door_module
+from services.gateway.edge.api_keys import create_key, remove_key
+from services.gateway.edge.roles import AUDITED, ROLES_OF, Role
 from services.gateway.server import SERVICE
 from services.platform.rpc import client as rpc_client
 from services.platform.rpc.server import RpcServer
@@ -124,7 +124,9 @@ async def running(folder: Path, first: Iterable[Role] = Role) -> AsyncIterator[R
 
 
 def test_every_rpc_has_its_roles_and_every_role_an_rpc() -> None:
-    assert set(ROLES_OF) == set(METHODS), "an RPC without a role is open to nobody: give it one in gateway/roles.py"
+    assert set(ROLES_OF) == set(METHODS), (
+        "an RPC without a role is open to nobody: give it one in gateway/edge/roles.py"
+    )
     assert all(ROLES_OF.values())
     assert set().union(*ROLES_OF.values()) == set(Role)
 

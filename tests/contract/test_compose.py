@@ -20,9 +20,9 @@ from services.cli.stack.settings_check import settings_of, variables_of
 from services.contracts.processes import BUNDLE, CHECKPOINTS, KEYS, PROCESSES, SECRETS, TEXT, Process
 from services.contracts.pseudonyms import pseudonym_key
 from services.encoder.config import EncoderSettings
-from services.gateway import first_keys
-from services.gateway.api_keys import read_keys
 from services.gateway.config import GatewaySettings
+from services.gateway.edge import first_keys
+from services.gateway.edge.api_keys import read_keys
 from services.generator.config import GeneratorSettings
 from services.platform.config import load_settings
 

@@ -14,9 +14,9 @@ from services.contracts.topics.forgets import Forget
 from services.contracts.topics.interactions import Interaction
 from services.contracts.topics.items import CatalogueItem
 from services.gateway.domain import Encoded, HistoryEvent, IndexFreshness, Pool, Ranking, ScoredItem, Seen
-from services.gateway.forgetting import Contributions, StoredUser
 from services.gateway.freshness import PartitionProgress, ServedIndex
-from services.gateway.searching import Hit, SourceHits
+from services.gateway.search.searching import Hit, SourceHits
+from services.gateway.write.forgetting import Contributions, StoredUser
 from services.offline.backfill.memory_store import MemoryStore
 from services.platform.errors import DeadlineExceeded, DependencyUnavailable, FreshetError, NotFound, PreconditionFailed
 from services.platform.stream.kafka import partition_for

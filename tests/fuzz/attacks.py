@@ -40,8 +40,8 @@ from services.contracts.topics import ensure_topics
 from services.contracts.topics.index_deltas import INDEX_DELTAS, item_key
 from services.contracts.topics.interactions import INTERACTIONS
 from services.contracts.topics.items import ITEMS
-from services.gateway.api_keys import create_key
-from services.gateway.roles import Role
+from services.gateway.edge.api_keys import create_key
+from services.gateway.edge.roles import Role
 from services.platform.stream.kafka import BulkProducer, Record, partition_for
 from services.platform.stream.topic import NUM_PARTITIONS
 

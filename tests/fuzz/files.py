@@ -45,9 +45,9 @@ from services.cli.backup import BackupError, _own_checksum, make_backup, read_ba
 from services.contracts.topics.index_deltas import ItemDelta
 from services.contracts.topics.items import CatalogueItem
 from services.encoder.config import EncoderSettings
-from services.gateway.api_keys import create_key, read_keys
 from services.gateway.config import GatewaySettings
-from services.gateway.roles import Role
+from services.gateway.edge.api_keys import create_key, read_keys
+from services.gateway.edge.roles import Role
 from services.generator.config import GeneratorSettings
 from services.offline.archive.files import open_whole
 from services.platform.config import ConfigError, load_settings
@@ -433,8 +433,8 @@ class Keys(Files):
         return folder / "keys"
 
     def read(self) -> None:
-        from services.gateway.audit import AuditLog
-        from services.gateway.door import Door
+        from services.gateway.edge.audit import AuditLog
+        from services.gateway.edge.door import Door
 
         Door(read_keys(self.root / "api-keys.json"), AuditLog(None))
 

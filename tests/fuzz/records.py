@@ -45,7 +45,7 @@ from services.contracts.topics.search_clicks import encode_click
 from services.contracts.topics.version_sets import VERSION_SETS, Counted, decode_operation, encode_operation
 from services.contracts.wire import index_freshness_message
 from services.encoder.domain import read_arrival
-from services.gateway.catalogue import DescribedItems
+from services.gateway.recommend.catalogue import DescribedItems
 from services.generator.changes import ItemChanges
 from services.platform.errors import FreshetError, InvalidRequest
 from services.platform.stream.kafka import Record

@@ -50,16 +50,16 @@ from services.encoder.handlers.describe_user import DescribeUser
 from services.encoder.handlers.encode_history import EncodeHistory
 from services.encoder.metrics import EncoderMetrics
 from services.encoder.server import EncoderServicer
-from services.gateway.api_keys import ApiKey, digest
-from services.gateway.audit import AuditLog
 from services.gateway.bootstrap import MAX_REQUEST_BYTES, admissions
 from services.gateway.config import GatewaySettings
 from services.gateway.domain import Ranking, ScoredItem, now_ms
-from services.gateway.door import Door
-from services.gateway.exposures import Exposures
-from services.gateway.forgetting import Contributions, StoredUser
-from services.gateway.pages import PageTokens, ServedList, packed_list
-from services.gateway.roles import Role
+from services.gateway.edge.api_keys import ApiKey, digest
+from services.gateway.edge.audit import AuditLog
+from services.gateway.edge.door import Door
+from services.gateway.edge.roles import Role
+from services.gateway.recommend.exposures import Exposures
+from services.gateway.recommend.pages import PageTokens, ServedList, packed_list
+from services.gateway.write.forgetting import Contributions, StoredUser
 from services.generator.config import GeneratorSettings
 from services.offline.backfill.memory_store import MemoryStore
 from services.platform.rpc.request_counts import OF_CLIENTS

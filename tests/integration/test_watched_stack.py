@@ -20,8 +20,8 @@ from outside import Outside, event, until
 
 from services.cli.stack import Stack
 from services.contracts.processes import PROCESSES
-from services.gateway.api_keys import create_key
-from services.gateway.roles import Role
+from services.gateway.edge.api_keys import create_key
+from services.gateway.edge.roles import Role
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(280)]
 

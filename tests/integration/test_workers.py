@@ -16,8 +16,8 @@ from freshet.v1 import gateway_pb2, gateway_pb2_grpc
 from outside import until
 
 from services.cli.stack import Ports, Stack
-from services.gateway.api_keys import create_key
-from services.gateway.roles import Role
+from services.gateway.edge.api_keys import create_key
+from services.gateway.edge.roles import Role
 from services.platform.ports import PortTaken, check_port_free
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]

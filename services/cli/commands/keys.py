@@ -1,6 +1,6 @@
 """`freshet keys create | list | revoke`: the API keys that the gateway admits.
 
-Thin: what a key is and how its file is written is services/gateway/api_keys.py's.
+Thin: what a key is and how its file is written is services/gateway/edge/api_keys.py's.
 """
 
 from pathlib import Path
@@ -10,7 +10,7 @@ import typer
 
 from services.cli import options
 from services.cli.output import CommandError, console, emit_json, reports_errors, sentences, table
-from services.gateway.roles import Role
+from services.gateway.edge.roles import Role
 
 app = typer.Typer(name="keys", help="API keys of the gateway: create, list and revoke them.", no_args_is_help=True)
 
@@ -37,7 +37,7 @@ def create(
     """
     from datetime import UTC, datetime, timedelta
 
-    from services.gateway.api_keys import create_key
+    from services.gateway.edge.api_keys import create_key
 
     with sentences(OSError):
         expires = None if days is None else (datetime.now(UTC) + timedelta(days=days)).replace(microsecond=0)
@@ -57,7 +57,7 @@ def list_keys(*, file: _File = _DEFAULT_FILE, as_json: options.AsJson = False) -
 
     Example:  freshet keys list
     """
-    from services.gateway.api_keys import read_keys
+    from services.gateway.edge.api_keys import read_keys
 
     with sentences(OSError):
         rows = [key.model_dump(mode="json", exclude={"sha256"}) for key in read_keys(file)]
@@ -80,7 +80,7 @@ def revoke(key_id: _Id, *, file: _File = _DEFAULT_FILE, as_json: options.AsJson 
 
     Example:  freshet keys revoke shop
     """
-    from services.gateway.api_keys import remove_key
+    from services.gateway.edge.api_keys import remove_key
 
     with sentences(OSError):
         if not remove_key(file, key_id):

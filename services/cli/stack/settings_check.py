@@ -95,7 +95,7 @@ def _certificate(path: Path, why: str) -> Iterator[Finding]:
 
 
 def _keys(path: Path) -> Iterator[Finding]:
-    from services.gateway.api_keys import read_keys
+    from services.gateway.edge.api_keys import read_keys
 
     try:
         keys = read_keys(path)

@@ -27,9 +27,9 @@ from services.contracts.shards import WHOLE, Shard
 from services.contracts.wire import certificate_of, explained_of, filter_message, rule_message, votes_of
 from services.gateway.adapters.peer import Peer
 from services.gateway.domain import Encoded, HistoryEvent, IndexFreshness, Pool, Ranking, ScoredItem, Seen
-from services.gateway.forgetting import Contributions, StoredUser
 from services.gateway.freshness import PartitionProgress, ServedIndex
-from services.gateway.searching import Hit, SourceHits
+from services.gateway.search.searching import Hit, SourceHits
+from services.gateway.write.forgetting import Contributions, StoredUser
 from services.platform.errors import FreshetError, PreconditionFailed
 from services.platform.rpc import client as rpc_client
 from services.platform.stream.times import set_ms

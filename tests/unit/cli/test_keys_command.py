@@ -13,8 +13,8 @@ from typer.testing import CliRunner, Result
 from services.cli import client
 from services.cli.main import app
 from services.cli.output import CommandError
-from services.gateway.api_keys import digest, read_keys
-from services.gateway.roles import Role
+from services.gateway.edge.api_keys import digest, read_keys
+from services.gateway.edge.roles import Role
 
 
 @pytest.fixture

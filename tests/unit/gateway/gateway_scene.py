@@ -27,17 +27,17 @@ from services.algorithms.event_schema import EventSchema, default_schema
 from services.contracts.query_state import PackedQueryState
 from services.gateway.bootstrap import make_handlers
 from services.gateway.domain import now_ms
-from services.gateway.exposures import Exposures
 from services.gateway.freshness import PartitionProgress
-from services.gateway.lag import AcknowledgedLag
 from services.gateway.metrics import GatewayMetrics
-from services.gateway.pages import PageTokens
-from services.gateway.popular import PopularItems
 from services.gateway.ports import Ports
-from services.gateway.routes import Routes
-from services.gateway.searching import Hit
+from services.gateway.recommend.exposures import Exposures
+from services.gateway.recommend.pages import PageTokens
+from services.gateway.recommend.popular import PopularItems
+from services.gateway.search.searching import Hit
 from services.gateway.server import GatewayServicer
 from services.gateway.stages import Limits
+from services.gateway.version_sets.routes import Routes
+from services.gateway.write.lag import AcknowledgedLag
 from services.user_state.store import StoredState
 
 ITEMS = ["a", "b", "c", "d", "e", "f"]

@@ -15,13 +15,13 @@ from services.algorithms.packed_state import after_absence, pack_query_state
 from services.algorithms.states import QueryStates
 from services.contracts.query_state import PackedQueryState
 from services.contracts.version_sets import VersionSet, VersionSets
-from services.gateway.api_keys import create_key
 from services.gateway.domain import Degradation, HistoryEvent, Recommendation, RecommendQuery
-from services.gateway.explanation import ExplainQuery
-from services.gateway.pages import PageTokens, Place
-from services.gateway.roles import Role
-from services.gateway.routes import Held, Routes
-from services.gateway.searching import SearchQuery
+from services.gateway.edge.api_keys import create_key
+from services.gateway.edge.roles import Role
+from services.gateway.recommend.explanation import ExplainQuery
+from services.gateway.recommend.pages import PageTokens, Place
+from services.gateway.search.searching import SearchQuery
+from services.gateway.version_sets.routes import Held, Routes
 from services.platform.errors import DependencyUnavailable, InvalidRequest
 
 # When the last event in ann's state happened, and a moment far from any bucket's edge: 97 floors later.

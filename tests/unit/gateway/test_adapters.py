@@ -41,7 +41,7 @@ from services.gateway.adapters.stream_ends import KafkaStreamEnds
 from services.gateway.adapters.stream_status import ProbedStreamStatus
 from services.gateway.domain import HistoryEvent, IndexFreshness, Pool, Ranking, ScoredItem, Seen
 from services.gateway.freshness import PartitionProgress
-from services.gateway.searching import Hit, SourceHits
+from services.gateway.search.searching import Hit, SourceHits
 from services.platform.config import ProcessSettings
 from services.platform.errors import DeadlineExceeded, DependencyUnavailable, PreconditionFailed
 from services.platform.rpc import client as rpc_client

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from services.gateway import api_keys
-from services.gateway.api_keys import create_key, digest, read_keys, remove_key
-from services.gateway.first_keys import make_first_keys
-from services.gateway.roles import Role
+from services.gateway.edge import api_keys
+from services.gateway.edge.api_keys import create_key, digest, read_keys, remove_key
+from services.gateway.edge.first_keys import make_first_keys
+from services.gateway.edge.roles import Role
 from services.platform.config import ConfigError
 
 GOOD: dict[str, Any] = {"id": "shop", "sha256": "0a" * 32, "roles": ["recommend"]}

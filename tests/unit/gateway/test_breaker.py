@@ -7,8 +7,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from services.gateway.breaker import Breaker
-from services.gateway.lag import AcknowledgedLag
 from services.gateway.loop_stalls import LoopStalls
+from services.gateway.write.lag import AcknowledgedLag
 from services.platform.errors import (
     DeadlineExceeded,
     DependencyUnavailable,

@@ -17,9 +17,9 @@ from google.protobuf import json_format
 from grpc_health.v1 import health_pb2
 from prometheus_client import CollectorRegistry
 
-from services.gateway.api_keys import Role, create_key
 from services.gateway.bootstrap import MAX_REQUEST_BYTES, admissions, opened_door
 from services.gateway.config import GatewaySettings
+from services.gateway.edge.api_keys import Role, create_key
 from services.gateway.server import SERVICE
 from services.platform.errors import DependencyUnavailable, FreshetError
 from services.platform.http.server import HttpServer

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from services.gateway.api_keys import ApiKey, digest
-from services.gateway.audit import MAX_REFUSALS, WINDOW_S, AuditLog
-from services.gateway.door import Door, Rate
-from services.gateway.roles import AUDITED, ROLES_OF, Role
+from services.gateway.edge.api_keys import ApiKey, digest
+from services.gateway.edge.audit import MAX_REFUSALS, WINDOW_S, AuditLog
+from services.gateway.edge.door import Door, Rate
+from services.gateway.edge.roles import AUDITED, ROLES_OF, Role
 from services.platform.config import ConfigError
 from services.platform.errors import FreshetError, Overloaded, PermissionDenied, Unauthenticated
 

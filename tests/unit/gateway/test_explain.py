@@ -7,7 +7,7 @@ import pytest
 from gateway_scene import ITEMS, Scene
 
 from services.gateway.domain import HistoryEvent, RecommendQuery
-from services.gateway.explanation import ExplainQuery, Explanation
+from services.gateway.recommend.explanation import ExplainQuery, Explanation
 from services.platform.errors import DependencyUnavailable, InvalidRequest, NotFound
 
 DOWN = DependencyUnavailable("away")

@@ -9,8 +9,8 @@ from gateway_scene import Scene
 from services.algorithms.event_schema import EventSchema
 from services.contracts.topics.interactions import Interaction
 from services.gateway.domain import Impression, RecommendQuery, SimilarQuery
-from services.gateway.exposures import Exposures
-from services.gateway.searching import SearchQuery
+from services.gateway.recommend.exposures import Exposures
+from services.gateway.search.searching import SearchQuery
 from services.platform.errors import InvalidRequest, PermissionDenied, PreconditionFailed
 
 

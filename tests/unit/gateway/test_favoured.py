@@ -13,7 +13,7 @@ from test_rules import Real, X, real
 from services.algorithms.filters import ItemFilter
 from services.algorithms.indexes.protocol import ESTIMATE, EXACT, Certificate
 from services.gateway.domain import HistoryEvent, Ranking, RecommendQuery, ScoredItem
-from services.gateway.favoured import WEIGHT, favours, with_favours
+from services.gateway.recommend.favoured import WEIGHT, favours, with_favours
 from services.gateway.stages import Limits
 
 __all__ = ["real"]  # the fixture

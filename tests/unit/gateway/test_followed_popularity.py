@@ -8,8 +8,8 @@ import pytest
 
 from services.algorithms.filters import ItemFilter
 from services.algorithms.popularity import level_of
-from services.gateway.popular import PopularItems
-from services.gateway.popular_now import FollowedPopularity
+from services.gateway.recommend.popular import PopularItems
+from services.gateway.recommend.popular_now import FollowedPopularity
 from services.platform.errors import DependencyUnavailable
 from services.user_state.store import Popularity
 

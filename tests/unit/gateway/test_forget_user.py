@@ -13,8 +13,8 @@ from test_server import gateway
 
 from services.contracts.topics import TOPICS
 from services.contracts.topics.forgets import Forget
-from services.gateway.forgetting import Contributions, ForgetReport, StoredUser
-from services.gateway.remains import HOLDS, NOTHING_OF_USERS, REMAINS, until
+from services.gateway.write.forgetting import Contributions, ForgetReport, StoredUser
+from services.gateway.write.remains import HOLDS, NOTHING_OF_USERS, REMAINS, until
 from services.platform.errors import DependencyUnavailable, InvalidRequest
 from services.platform.rpc import request_context
 from services.platform.stream.topic import NUM_PARTITIONS, Topic

@@ -8,8 +8,8 @@ import pytest
 from fakes.certificates import made, of, settings_of
 
 from services.gateway.config import GatewaySettings, shard_addresses
-from services.gateway.handlers.recommend import Recommend
-from services.gateway.handlers.search import Search
+from services.gateway.recommend.recommend import Recommend
+from services.gateway.search.search import Search
 from services.platform.config import ConfigError, load_settings
 
 

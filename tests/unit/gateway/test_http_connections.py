@@ -10,7 +10,7 @@ import pytest
 from gateway_scene import Scene
 from test_by_http import Door, doors
 
-from services.gateway.api_keys import Role, create_key
+from services.gateway.edge.api_keys import Role, create_key
 from services.platform.http import connections as http_connections
 
 _PATH = "/freshet.v1.GatewayService/Recommend"

@@ -7,8 +7,8 @@ from gateway_scene import Scene
 
 from services.algorithms.filters import ItemFilter
 from services.contracts.topics.items import CatalogueItem
-from services.gateway.catalogue import DescribedItems
 from services.gateway.domain import RecommendQuery, now_ms
+from services.gateway.recommend.catalogue import DescribedItems
 from services.gateway.stages import Limits
 from services.platform.errors import DependencyUnavailable
 

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from services.algorithms.filters import ItemFilter
 from services.algorithms.indexes.protocol import Certificate
 from services.contracts.topics.items import CatalogueItem
-from services.gateway.catalogue import DescribedItems
 from services.gateway.domain import (
     Degradation,
     FreshnessToken,
@@ -21,7 +20,8 @@ from services.gateway.domain import (
     RecommendQuery,
     ScoredItem,
 )
-from services.gateway.pages import KEPT_S, MAX_LISTS, Place, ServedList, find_list, packed_list
+from services.gateway.recommend.catalogue import DescribedItems
+from services.gateway.recommend.pages import KEPT_S, MAX_LISTS, Place, ServedList, find_list, packed_list
 from services.platform.errors import DependencyUnavailable, InvalidRequest, PermissionDenied, PreconditionFailed
 from services.user_state.layout import PAGES
 

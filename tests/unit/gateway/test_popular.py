@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from services.algorithms.attributes import Comparison, Condition
 from services.algorithms.filters import ItemFilter
 from services.contracts.topics.items import CatalogueItem
-from services.gateway.catalogue import DescribedItems
 from services.gateway.domain import Degradation, RecommendQuery
-from services.gateway.popular import TRAINING_COUNTS, PopularItems
+from services.gateway.recommend.catalogue import DescribedItems
+from services.gateway.recommend.popular import TRAINING_COUNTS, PopularItems
 
 CATALOGUE = PopularItems(ITEMS, COUNTS, CATEGORIES, ATTRIBUTES)
 
@@ -123,7 +123,7 @@ def test_a_reader_finds_a_new_item_whole_or_not_at_all(is_served: bool) -> None:
         catalogue.describe("n", ("x",), {"price": 1.0}, is_served=is_served, written_ms=1)
 
     read()
-    read_between_lines(write, read, file="gateway/popular.py")
+    read_between_lines(write, read, file="gateway/recommend/popular.py")
     read()
     for number, (before, after) in enumerate(zip(answers[0], answers[-1], strict=True)):
         assert all(answer[number] in (before, after) for answer in answers)

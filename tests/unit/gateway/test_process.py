@@ -19,8 +19,8 @@ from freshet.v1 import events_pb2, gateway_pb2, gateway_pb2_grpc
 
 from services.algorithms.bundle import BundleContent, EncoderShape, HeadShape, write_bundle
 from services.algorithms.states import ItemStates
-from services.gateway.api_keys import create_key
-from services.gateway.roles import Role
+from services.gateway.edge.api_keys import create_key
+from services.gateway.edge.roles import Role
 
 
 @pytest.fixture

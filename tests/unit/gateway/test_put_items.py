@@ -7,7 +7,7 @@ from gateway_scene import Scene
 from test_server import gateway
 
 from services.contracts.topics.items import CatalogueItem
-from services.gateway.handlers.items import MAX_ITEMS
+from services.gateway.write.items import MAX_ITEMS
 from services.platform.errors import DependencyUnavailable, InvalidRequest
 
 

@@ -9,7 +9,7 @@ from gateway_scene import ITEMS, POPULAR, STORED, Scene
 from services.algorithms.filters import ItemFilter
 from services.algorithms.indexes.protocol import ESTIMATE, EXACT
 from services.gateway.domain import Degradation, FreshnessToken, HistoryEvent, Recommendation, RecommendQuery
-from services.gateway.explanation import ExplainQuery
+from services.gateway.recommend.explanation import ExplainQuery
 from services.gateway.stages import COMPONENTS, Limits
 from services.platform.errors import (
     DeadlineExceeded,

@@ -10,8 +10,8 @@ from gateway_scene import Scene
 
 from services.contracts.version_sets import VersionSet, VersionSets
 from services.gateway.domain import RecommendQuery
-from services.gateway.routes import Held, Routes
 from services.gateway.server import GatewayServicer
+from services.gateway.version_sets.routes import Held, Routes
 from services.platform.errors import DependencyUnavailable
 
 A = VersionSet(name="a", model_version="m1", bundle="/a")

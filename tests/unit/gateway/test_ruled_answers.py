@@ -28,10 +28,10 @@ from services.compact.in_process import InProcess
 from services.contracts.query_state import PackedQueryState
 from services.contracts.topics.items import CatalogueItem
 from services.gateway.adapters.processes import RemoteCandidates, RemoteReranker
-from services.gateway.catalogue import DescribedItems
 from services.gateway.domain import Recommendation, RecommendQuery, now_ms
-from services.gateway.popular import PopularItems
-from services.gateway.shown_before import packed_items
+from services.gateway.recommend.catalogue import DescribedItems
+from services.gateway.recommend.popular import PopularItems
+from services.gateway.recommend.shown_before import packed_items
 from services.gateway.stages import Limits
 from services.platform.errors import DependencyUnavailable
 from services.reranker import bootstrap as reranker

@@ -30,8 +30,8 @@ from services.gateway.adapters.processes import RemoteCandidates, RemoteReranker
 from services.gateway.bootstrap import standing_rules
 from services.gateway.config import GatewaySettings
 from services.gateway.domain import Degradation, Pool, RecommendQuery
-from services.gateway.explanation import ExplainQuery
-from services.gateway.ruled_pools import searched_for, with_own_pools
+from services.gateway.recommend.explanation import ExplainQuery
+from services.gateway.recommend.ruled_pools import searched_for, with_own_pools
 from services.gateway.stages import Limits
 from services.platform.config import ConfigError
 from services.platform.errors import DependencyUnavailable

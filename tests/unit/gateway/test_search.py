@@ -10,8 +10,8 @@ from gateway_scene import FOUND, Scene, query_state
 
 from services.algorithms.filters import ItemFilter
 from services.gateway.domain import Degradation, HistoryEvent, RecommendQuery
-from services.gateway.handlers.search import RECENT
-from services.gateway.searching import SearchAnswer, SearchQuery
+from services.gateway.search.search import RECENT
+from services.gateway.search.searching import SearchAnswer, SearchQuery
 from services.gateway.stages import Limits
 from services.platform.errors import (
     DeadlineExceeded,

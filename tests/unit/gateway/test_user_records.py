@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from services.gateway.adapters.peer import Remote
 from services.gateway.adapters.processes import RemoteEncoder, RemoteRefreshers
-from services.gateway.forgetting import Contributions, StoredUser
+from services.gateway.write.forgetting import Contributions, StoredUser
 from services.platform.config import ProcessSettings
 from services.platform.errors import DependencyUnavailable
 from services.platform.rpc import client as rpc_client

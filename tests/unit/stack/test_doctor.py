@@ -26,8 +26,8 @@ from services.cli.stack.running import COSTS
 from services.cli.stack.settings_check import OF_COMMANDS, settings_of, variables_of
 from services.contracts.processes import PROCESSES
 from services.encoder.metrics import EncoderMetrics
-from services.gateway.api_keys import create_key
-from services.gateway.roles import Role
+from services.gateway.edge.api_keys import create_key
+from services.gateway.edge.roles import Role
 from services.platform.config import ProcessSettings
 from services.platform.metrics import serve_metrics
 from services.platform.rpc.server import HealthState, RpcServer

@@ -25,8 +25,8 @@ from services.catalogue.changes import CatalogueChanges
 from services.catalogue.follower import CatalogueFollower
 from services.contracts.topics.index_deltas import INDEX_DELTAS
 from services.contracts.topics.items import ITEMS, CatalogueItem, encode_item
-from services.gateway.catalogue import DescribedItems
 from services.gateway.domain import Degradation, RecommendQuery
+from services.gateway.recommend.catalogue import DescribedItems
 from services.platform.errors import DependencyUnavailable, FreshetError
 from services.reranker import bootstrap as reranker
 from services.reranker.config import RerankerSettings

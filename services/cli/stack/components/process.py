@@ -13,7 +13,7 @@ from services.cli.stack.components.component import Component, Place, inherited_
 from services.cli.stack.compose import local_environment
 from services.cli.stack.errors import StackError
 from services.cli.stack.folders import REPOSITORY
-from services.gateway.api_keys import write_private
+from services.gateway.edge.api_keys import write_private
 from services.platform.config import environment_tls
 from services.platform.rpc.health_check import probe_grpc
 from services.platform.version import freshet_version

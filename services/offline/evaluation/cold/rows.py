@@ -2,7 +2,8 @@
 
 A model is trained on the first four fifths of time; then events come one by one. Each is predicted from what happened
 before it: by training's counts, by the counts of the stream (`services.algorithms.popularity`, as the encoder process
-keeps them), by the model, and by the model with popular items favoured (`services.gateway.favoured`, for everybody).
+keeps them), by the model, and by the model with popular items favoured for everybody
+(`services.gateway.recommend.favoured`).
 
 Letters: C events of a batch that are predicted, X items, E predicted events in all.
 """
@@ -17,8 +18,8 @@ import numpy.typing as npt
 
 from services.algorithms.event_schema import default_schema
 from services.gateway.domain import ScoredItem
-from services.gateway.favoured import MAX_FAVOURED, favours
-from services.gateway.popular import TRAINING_COUNTS
+from services.gateway.recommend.favoured import MAX_FAVOURED, favours
+from services.gateway.recommend.popular import TRAINING_COUNTS
 from services.offline.datasets import Interactions, load_dataset
 from services.offline.evaluation.common.report import Report, Request, filled, report_of, written
 from services.offline.evaluation.stream.models import Fit, TrainedModels, stream_model

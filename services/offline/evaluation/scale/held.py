@@ -7,8 +7,8 @@ from pathlib import Path
 import psutil
 
 from services.algorithms.bundle import load_bundle
-from services.gateway.catalogue import DescribedItems
-from services.gateway.popular import PopularItems
+from services.gateway.recommend.catalogue import DescribedItems
+from services.gateway.recommend.popular import PopularItems
 
 
 def gateway_mib(folder: Path, titles: Sequence[str]) -> float:

@@ -1,4 +1,4 @@
-"""`python -m services.gateway.first_keys KEYS SECRETS`: what containers need before they start, made where it is not.
+"""`python -m services.gateway.edge.first_keys KEYS SECRETS`: what containers need before they start.
 
 KEYS/api-keys.json gets one key of all roles; its secret goes to SECRETS/api-key, and a new key of pseudonyms to
 SECRETS/pseudonym-key, a copy of it to KEYS; KEYS/signing-key signs what clients bring back. Two folders, because the
@@ -10,8 +10,8 @@ import secrets
 import sys
 from pathlib import Path
 
-from services.gateway.api_keys import create_key, write_private
-from services.gateway.roles import Role
+from services.gateway.edge.api_keys import create_key, write_private
+from services.gateway.edge.roles import Role
 
 
 def make_first_keys(keys: Path, secret: Path) -> None:

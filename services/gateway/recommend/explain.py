@@ -14,8 +14,8 @@ from services.algorithms.event_schema import EventSchema
 from services.algorithms.packed_state import after_absence
 from services.algorithms.rules import Rule
 from services.gateway.domain import HistoryEvent, Seen, last_event_ms, now_ms, seen_in, turned_down_in
-from services.gateway.explanation import ExplainQuery, Explanation, PastInteraction
 from services.gateway.ports import Ports
+from services.gateway.recommend.explanation import ExplainQuery, Explanation, PastInteraction
 from services.gateway.stages import FoundState, Limits
 from services.gateway.validation import check_explain, with_times
 from services.platform.large_requests import in_turn

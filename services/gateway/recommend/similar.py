@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 
 from services.algorithms.attributes import Kinds
 from services.gateway.domain import Degradation, Seen, SimilarAnswer, SimilarQuery
-from services.gateway.exposures import Exposures
 from services.gateway.ports import Ports
+from services.gateway.recommend.exposures import Exposures
 from services.gateway.stages import Limits, Stages, Work
 from services.gateway.validation import check_similar
 from services.platform.large_requests import in_turn

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from services.algorithms.indexes.protocol import Certificate
 from services.contracts.topics.exposures import Exposure, decode_exposure, encode_exposure
 from services.gateway.domain import Degradation, Ranking, ScoredItem, now_ms
-from services.gateway.signing import Altered, OfAnotherUser, Signer
+from services.gateway.edge.signing import Altered, OfAnotherUser, Signer
 from services.platform.errors import InvalidRequest, PermissionDenied, PreconditionFailed
 
 KEPT_S = 15 * 60

@@ -14,9 +14,9 @@ from typing import Any
 
 import structlog
 
-from services.gateway.api_keys import ApiKey, digest, read_keys
-from services.gateway.audit import AuditLog
-from services.gateway.roles import AUDITED, ROLES_OF
+from services.gateway.edge.api_keys import ApiKey, digest, read_keys
+from services.gateway.edge.audit import AuditLog
+from services.gateway.edge.roles import AUDITED, ROLES_OF
 from services.platform.config import ConfigError
 from services.platform.errors import FreshetError, Overloaded, PermissionDenied, Unauthenticated
 from services.platform.rpc import request_context

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Self
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
-from services.gateway.roles import Role
+from services.gateway.edge.roles import Role
 from services.platform.config import ConfigError
 
 # Lets a scanner for leaked secrets recognise one.

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from services.algorithms.event_schema import EventSchema, Role
 from services.contracts.topics.interactions import Interaction
 from services.gateway.domain import Impression, Receipt
-from services.gateway.exposures import Exposures
-from services.gateway.handlers.record import RecordInteractions
+from services.gateway.recommend.exposures import Exposures
 from services.gateway.validation import MAX_BATCH
+from services.gateway.write.record import RecordInteractions
 from services.platform.errors import InvalidRequest, PreconditionFailed
 from services.platform.validation import validate_id
 

@@ -14,17 +14,17 @@ import structlog
 
 from services.contracts.version_sets import VersionSet, VersionSets
 from services.gateway.domain import Recommendation, RecommendQuery
-from services.gateway.handlers.explain import Explain
-from services.gateway.handlers.forget import ForgetUser
-from services.gateway.handlers.get_freshness import GetFreshness
-from services.gateway.handlers.impressions import RecordImpressions
-from services.gateway.handlers.items import PutItems
-from services.gateway.handlers.recommend import Recommend
-from services.gateway.handlers.record import RecordInteractions
-from services.gateway.handlers.search import Search
-from services.gateway.handlers.similar import Similar
+from services.gateway.get_freshness import GetFreshness
 from services.gateway.ports import Refreshers
-from services.gateway.shadow import Shadow, ShadowReport
+from services.gateway.recommend.explain import Explain
+from services.gateway.recommend.recommend import Recommend
+from services.gateway.recommend.similar import Similar
+from services.gateway.search.search import Search
+from services.gateway.version_sets.shadow import Shadow, ShadowReport
+from services.gateway.write.forget import ForgetUser
+from services.gateway.write.impressions import RecordImpressions
+from services.gateway.write.items import PutItems
+from services.gateway.write.record import RecordInteractions
 from services.platform.errors import FreshetError
 
 log = structlog.get_logger()

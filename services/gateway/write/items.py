@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from services.contracts.topics.items import CatalogueItem, check_kinds, validate_item
 from services.gateway.ports import ItemLog
-from services.gateway.writes import RETRY_AFTER_MS, write_timeout_s
+from services.gateway.write.writes import RETRY_AFTER_MS, write_timeout_s
 from services.platform.errors import DependencyUnavailable, FreshetError, InvalidRequest
 from services.platform.large_requests import in_turn, side_by_side
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from services.contracts.topics.index_deltas import Batch
 from services.contracts.topics.items import CatalogueItem
-from services.gateway.popular import PopularItems
+from services.gateway.recommend.popular import PopularItems
 
 
 class DescribedItems:

@@ -15,7 +15,7 @@ from services.algorithms.diversity import select
 from services.algorithms.filters import MAX_CATEGORIES, MAX_IDS, ItemFilter
 from services.algorithms.rules import Rule, bound_with_boosts
 from services.gateway.domain import Pool, RecommendQuery, ScoredItem
-from services.gateway.popular import PopularItems
+from services.gateway.recommend.popular import PopularItems
 
 
 def searched_for(rule: Rule, wanted: ItemFilter) -> ItemFilter | None:

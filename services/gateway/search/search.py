@@ -14,11 +14,11 @@ from services.algorithms.attributes import Kinds
 from services.algorithms.rank_fusion import Fused, reciprocal_rank_fusion
 from services.contracts.query_state import PackedQueryState
 from services.gateway.domain import Degradation, Pool, Ranking, Seen, now_ms
-from services.gateway.exposures import Exposures
 from services.gateway.metrics import GatewayMetrics
-from services.gateway.searching import PERSONAL, SearchAnswer, SearchQuery, SearchResult, SourceRank, SourceTime
+from services.gateway.recommend.exposures import Exposures
+from services.gateway.search.searching import PERSONAL, SearchAnswer, SearchQuery, SearchResult, SourceRank, SourceTime
+from services.gateway.search.text_retrieval import SourceAnswer, TextRetrieval, no_source, without_seen
 from services.gateway.stages import Limits, Stages, Work
-from services.gateway.text_retrieval import SourceAnswer, TextRetrieval, no_source, without_seen
 from services.gateway.validation import MAX_K, check_search
 from services.platform.large_requests import in_turn
 from services.user_state.store import UserView

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from services.contracts.retraction import covers
 from services.contracts.topics.forgets import Forget
 from services.gateway.domain import now_ms
-from services.gateway.forgetting import Contributions, ForgetReport, StoredUser
 from services.gateway.ports import Ports, Refreshers
-from services.gateway.remains import REMAINS
-from services.gateway.writes import RETRY_AFTER_MS
+from services.gateway.write.forgetting import Contributions, ForgetReport, StoredUser
+from services.gateway.write.remains import REMAINS
+from services.gateway.write.writes import RETRY_AFTER_MS
 from services.platform.errors import DeadlineExceeded, DependencyUnavailable, FreshetError
 from services.platform.rpc import request_context
 from services.platform.validation import validate_id

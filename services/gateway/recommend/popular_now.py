@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import structlog
 
 from services.algorithms.popularity import count_at
-from services.gateway.popular import PopularItems
+from services.gateway.recommend.popular import PopularItems
 from services.user_state.store import Popularity
 
 log = structlog.get_logger()

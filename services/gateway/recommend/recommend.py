@@ -37,14 +37,13 @@ from services.gateway.domain import (
     seen_in,
     turned_down_in,
 )
-from services.gateway.exposures import Exposures
-from services.gateway.favoured import MAX_FAVOURED, favours, of_both, with_favours
-from services.gateway.lag import AcknowledgedLag
 from services.gateway.metrics import GatewayMetrics
-from services.gateway.pages import KEPT_S, MAX_LISTS, PageTokens, Place, ServedList, find_list, packed_list
-from services.gateway.popular import PopularItems
 from services.gateway.ports import Ports
-from services.gateway.ruled_pools import (
+from services.gateway.recommend.exposures import Exposures
+from services.gateway.recommend.favoured import MAX_FAVOURED, favours, of_both, with_favours
+from services.gateway.recommend.pages import KEPT_S, MAX_LISTS, PageTokens, Place, ServedList, find_list, packed_list
+from services.gateway.recommend.popular import PopularItems
+from services.gateway.recommend.ruled_pools import (
     rescored,
     searched_for,
     with_items_of,
@@ -52,7 +51,7 @@ from services.gateway.ruled_pools import (
     with_room,
     within_rules,
 )
-from services.gateway.shown_before import (
+from services.gateway.recommend.shown_before import (
     ANSWERS_KEPT_S,
     MAX_ANSWERS,
     MAX_IMPRESSIONS,
@@ -62,10 +61,11 @@ from services.gateway.shown_before import (
     not_again,
     packed_items,
 )
+from services.gateway.recommend.token_waits import TokenWaits, is_reached
+from services.gateway.search.text_retrieval import TextRetrieval, without_seen
 from services.gateway.stages import FoundState, Limits, Stages, Work
-from services.gateway.text_retrieval import TextRetrieval, without_seen
-from services.gateway.token_waits import TokenWaits, is_reached
 from services.gateway.validation import MAX_K, check_query, with_times
+from services.gateway.write.lag import AcknowledgedLag
 from services.platform.errors import DependencyUnavailable
 from services.platform.large_requests import in_turn
 from services.platform.rpc import admission

@@ -16,14 +16,14 @@ from services.algorithms.event_schema import EventSchema, Role
 from services.contracts.topics.interactions import Interaction
 from services.gateway.breaker import Breaker
 from services.gateway.domain import FreshnessToken, Receipt, now_ms
-from services.gateway.exposures import Exposures
-from services.gateway.lag import AcknowledgedLag
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.ports import Ports, UserStates
-from services.gateway.shown_before import HALF_LIVES_KEPT, MAX_DISCOUNTED, MAX_IMPRESSIONS, packed_items
+from services.gateway.recommend.exposures import Exposures
+from services.gateway.recommend.shown_before import HALF_LIVES_KEPT, MAX_DISCOUNTED, MAX_IMPRESSIONS, packed_items
 from services.gateway.stages import Limits
 from services.gateway.validation import check_interaction, check_interactions
-from services.gateway.writes import RETRY_AFTER_MS, write_timeout_s
+from services.gateway.write.lag import AcknowledgedLag
+from services.gateway.write.writes import RETRY_AFTER_MS, write_timeout_s
 from services.platform.errors import (
     DeadlineExceeded,
     DependencyUnavailable,

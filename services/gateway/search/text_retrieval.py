@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from services.algorithms.filters import ItemFilter
 from services.gateway.breaker import Breaker
 from services.gateway.ports import TextSources
-from services.gateway.searching import SOURCES, SourceHits, SourceTime
+from services.gateway.search.searching import SOURCES, SourceHits, SourceTime
 from services.gateway.stages import Limits
 from services.platform.errors import DeadlineExceeded, DependencyUnavailable, FreshetError, PreconditionFailed
 

@@ -10,8 +10,8 @@ from types import MappingProxyType
 
 from services.contracts.topics.exposures import Exposure
 from services.gateway.domain import now_ms
+from services.gateway.edge.signing import Altered, OfAnotherUser, Signer
 from services.gateway.ports import ExposureLog
-from services.gateway.signing import Altered, OfAnotherUser, Signer
 from services.platform.errors import InvalidRequest, PermissionDenied
 
 _TIME_BYTES, _NONCE_BYTES = 6, 4

@@ -1,0 +1,1 @@
+"""Search by words: every source at once, one list."""

@@ -1,0 +1,1 @@
+"""Which version set answers whom, and the one asked beside it."""

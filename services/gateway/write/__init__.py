@@ -1,0 +1,1 @@
+"""What clients write: interactions, impressions, items, and the wish to be forgotten."""
