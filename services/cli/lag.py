@@ -13,7 +13,7 @@ from services.platform.config import environment_tls
 if TYPE_CHECKING:
     from prometheus_client.samples import Sample
 
-    from services.cli.stack import Ports
+    from services.stack import Ports
 import urllib.request
 
 Buckets = dict[float, float]

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from services.cli.stack.ports import PARTS
 from services.cli.unit_costs import Fit
 from services.contracts.processes import PROCESSES
 from services.platform.stream.topic import NUM_PARTITIONS, SAFE_REPLICAS
+from services.stack.ports import PARTS
 
 # How full things are planned: half of a core, since arrivals bunch; four fifths of a machine's memory, since a merge
 # copies and the system needs some.

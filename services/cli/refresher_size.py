@@ -22,7 +22,6 @@ import redis
 
 from services.algorithms.bundle import Bundle, load_bundle
 from services.cli.refresher_rate import attributions
-from services.cli.stack import Ports, Stack
 from services.contracts.topics import ensure_topics
 from services.contracts.topics.attributions import ATTRIBUTIONS
 from services.platform.stream.kafka import BulkProducer, Record, partition_for
@@ -33,6 +32,7 @@ from services.refresher.domain.ledger import BLOCK_ROWS, FORGOTTEN_SHARDS, Ledge
 from services.refresher.domain.partition import SHARD_ITEMS, Partition
 from services.refresher.domain.records import hash_text
 from services.refresher.handlers.checkpoints import snapshot
+from services.stack import Ports, Stack
 
 _START_S = 1_700_000_000
 _SPREAD_S = 90 * 86_400

@@ -21,15 +21,15 @@ import paths
 import redis
 from kafka import KafkaAdminClient
 
-from services.cli.stack import Ports, Stack
-from services.cli.stack.children import Launch
-from services.cli.stack.components.component import Component, Place, run_installer
-from services.cli.stack.components.kafka import Kafka
-from services.cli.stack.errors import StackError
-from services.cli.stack.folders import StateFolder
-from services.cli.stack.ports import LOOPBACK
 from services.contracts.processes import PROCESSES
 from services.contracts.topics.interactions import INTERACTIONS
+from services.stack import Ports, Stack
+from services.stack.children import Launch
+from services.stack.components.component import Component, Place, run_installer
+from services.stack.components.kafka import Kafka
+from services.stack.errors import StackError
+from services.stack.folders import StateFolder
+from services.stack.ports import LOOPBACK
 from services.user_state.layout import EPOCH_KEY
 
 sys.path.append(str(paths.TESTS))

@@ -19,9 +19,9 @@ from engines import WITHIN_S
 from real import RealTrial
 
 from services.cli.model_control import Control
-from services.cli.stack import Stack, StackError
-from services.cli.stack.version_sets import find_set, remove_set, set_names
 from services.contracts.version_sets import VersionSets
+from services.stack import Stack, StackError
+from services.stack.version_sets import find_set, remove_set, set_names
 
 
 class ModelTrial(RealTrial):

@@ -30,8 +30,6 @@ from oracle import Event, _read, replay
 
 from services.algorithms.bundle import load_bundle
 from services.algorithms.packed_state import unpack_query_state
-from services.cli.stack import Ports, Stack
-from services.cli.stack.version_sets import find_set, set_names
 from services.contracts.stored_history import hash_event_id
 from services.contracts.topics.interactions import INTERACTIONS
 from services.encoder.bootstrap import in_process_encoder, vocabulary_of
@@ -39,6 +37,8 @@ from services.encoder.config import EncoderSettings
 from services.encoder.encoding import encode_job, user_state
 from services.platform.redis_clients import open_client
 from services.platform.stream.topic import NUM_PARTITIONS
+from services.stack import Ports, Stack
+from services.stack.version_sets import find_set, set_names
 from services.user_state.layout import home_of, state_key
 
 sys.path.append(str(paths.TESTS / "integration"))

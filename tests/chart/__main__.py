@@ -19,7 +19,7 @@ import pytest
 import yaml
 from rendered import Manifests, check, values_of
 
-from services.cli.stack.folders import REPOSITORY, cache_root
+from services.stack.folders import REPOSITORY, cache_root
 
 CHART = REPOSITORY / "deploy" / "chart"
 PROFILES = sorted((CHART / "profiles").glob("*.yaml"))

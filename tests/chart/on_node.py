@@ -19,9 +19,9 @@ from typing import Any
 
 import yaml
 
-from services.cli.stack.folders import REPOSITORY
 from services.contracts.processes import PROCESSES
 from services.gateway.edge.first_keys import make_first_keys
+from services.stack.folders import REPOSITORY
 
 CHART = REPOSITORY / "deploy" / "chart"
 RELEASE = NAMESPACE = "freshet"

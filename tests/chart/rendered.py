@@ -6,8 +6,8 @@ from typing import Any
 
 import yaml
 
-from services.cli.stack.compose import read_compose
 from services.contracts.processes import CHECKPOINTS, KEYS, PROCESSES, SECRETS, TEXT, Process
+from services.stack.compose import read_compose
 
 COMPOSE = read_compose(environ={})
 WORKLOADS = ("Deployment", "StatefulSet")

@@ -25,13 +25,13 @@ from freshet.v1 import gateway_pb2, gateway_pb2_grpc
 from outside import Outside, event, until
 
 from services.algorithms.bundle import Bundle, load_bundle
-from services.cli.stack.folders import cache_root
-from services.cli.stack.ports import LOOPBACK, Ports
 from services.contracts.processes import PROCESSES
 from services.encoder.adapters.in_process import InProcessEncoder
 from services.encoder.domain import EncodeJob
 from services.offline.datasets.simulator import SimulatorConfig, simulate
 from services.platform.ports import held_for_servers
+from services.stack.folders import cache_root
+from services.stack.ports import LOOPBACK, Ports
 
 ROOT, HERE = paths.TESTS.parent, paths.TESTS / "compose"
 STATE = ROOT / ".freshet" / "compose-test"

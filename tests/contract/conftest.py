@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 from fakes.redis_cluster import RedisCluster, running_cluster
 
-from services.cli.stack import Ports, Stack
 from services.contracts.topics import ensure_topics
+from services.stack import Ports, Stack
 
 
 @pytest.fixture(scope="session")

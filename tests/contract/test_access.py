@@ -21,7 +21,6 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
-from services.cli.stack.folders import REPOSITORY
 from services.gateway.bootstrap import opened_door
 from services.gateway.config import GatewaySettings
 from services.gateway.edge import door as door_module
@@ -30,6 +29,7 @@ from services.gateway.edge.roles import AUDITED, ROLES_OF, Role
 from services.gateway.server import SERVICE
 from services.platform.rpc import client as rpc_client
 from services.platform.rpc.server import RpcServer
+from services.stack.folders import REPOSITORY
 
 METHODS = gateway_pb2.DESCRIPTOR.services_by_name["GatewayService"].methods_by_name
 WAIT_S = 10.0

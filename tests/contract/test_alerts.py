@@ -16,7 +16,6 @@ from prometheus_client import CollectorRegistry
 from services.algorithms.incremental_encoding import CacheCounts
 from services.candidates.metrics import CandidatesMetrics
 from services.catalogue.merge_reports import MergeReports
-from services.cli.stack.folders import REPOSITORY
 from services.contracts.processes import PROCESSES
 from services.encoder.metrics import EncoderMetrics
 from services.gateway.metrics import GatewayMetrics
@@ -25,6 +24,7 @@ from services.platform.metrics import RpcMetrics
 from services.platform.turn_clock import TurnClock
 from services.refresher.metrics import RefresherMetrics
 from services.reranker.metrics import RerankerMetrics
+from services.stack.folders import REPOSITORY
 
 FOLDER = REPOSITORY / "deploy" / "dashboards"
 RUNBOOKS = REPOSITORY / "docs" / "runbooks"

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import yaml
 
-from services.cli.stack.compose import COMPOSE_FILE, read_compose
-from services.cli.stack.folders import REPOSITORY
 from services.contracts.processes import FULL_CPU_SHARES, HTTP_STEP, PROCESSES, Process
+from services.stack.compose import COMPOSE_FILE, read_compose
+from services.stack.folders import REPOSITORY
 
 CHART = REPOSITORY / "deploy" / "chart"
 VALUES = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))

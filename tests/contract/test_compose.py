@@ -11,12 +11,7 @@ import yaml
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
-from services.cli.stack.components.kafka import JARS as KAFKA_JARS
-from services.cli.stack.components.kafka import server_properties
-from services.cli.stack.compose import COMPOSE_FILE, local_environment, localize, read_compose
-from services.cli.stack.folders import REPOSITORY
-from services.cli.stack.ports import DEFAULTS, PARTS, Ports, owner
-from services.cli.stack.settings_check import settings_of, variables_of
+from services.cli.doctor.settings_check import settings_of, variables_of
 from services.contracts.processes import BUNDLE, CHECKPOINTS, KEYS, PROCESSES, SECRETS, TEXT, Process
 from services.contracts.pseudonyms import pseudonym_key
 from services.encoder.config import EncoderSettings
@@ -25,6 +20,11 @@ from services.gateway.edge import first_keys
 from services.gateway.edge.api_keys import read_keys
 from services.generator.config import GeneratorSettings
 from services.platform.config import load_settings
+from services.stack.components.kafka import JARS as KAFKA_JARS
+from services.stack.components.kafka import server_properties
+from services.stack.compose import COMPOSE_FILE, local_environment, localize, read_compose
+from services.stack.folders import REPOSITORY
+from services.stack.ports import DEFAULTS, PARTS, Ports, owner
 
 DEPLOY = REPOSITORY / "deploy"
 OVERLAYS = (DEPLOY / "compose.gpu.yml", DEPLOY / "compose.text.yml", DEPLOY / "compose.observability.yml")

@@ -10,9 +10,9 @@ from packaging.utils import canonicalize_name
 from typer.testing import CliRunner
 
 from services.cli.main import app
-from services.cli.stack.folders import REPOSITORY
 from services.contracts.processes import PROCESSES
 from services.platform.version import DISTRIBUTION
+from services.stack.folders import REPOSITORY
 
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 CONSTRAINTS = {

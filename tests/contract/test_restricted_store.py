@@ -16,11 +16,11 @@ import test_state_store
 from suites import eventually
 from test_state_store import *  # noqa: F403 - the suite
 
-from services.cli.stack import Stack
-from services.cli.stack.components.redis import Redis
-from services.cli.stack.folders import REPOSITORY
 from services.encoder.ports import Store
 from services.platform.errors import DependencyUnavailable
+from services.stack import Stack
+from services.stack.components.redis import Redis
+from services.stack.folders import REPOSITORY
 from services.user_state import store as state_store
 from services.user_state.layout import SESSION_KINDS
 from services.user_state.leases import RedisLeases

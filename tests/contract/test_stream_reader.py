@@ -12,13 +12,13 @@ from kafka import TopicPartition
 from kafka.admin import KafkaAdminClient
 from suites import OwnTopics, either, eventually, polled
 
-from services.cli.stack import Ports
 from services.contracts.topic_reader import TopicReader
 from services.contracts.topics.dead_letters import SUFFIX
 from services.platform.errors import DependencyUnavailable
 from services.platform.stream.kafka import BulkProducer
 from services.platform.stream.ports import Reader
 from services.platform.stream.record import SourceRecord
+from services.stack import Ports
 
 TOPICS = {"a": 3, "b": 1}
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.stack import Ports, Stack
 from services.offline.datasets.simulator import SimulatorConfig, simulate
+from services.stack import Ports, Stack
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 

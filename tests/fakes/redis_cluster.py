@@ -12,8 +12,8 @@ from typing import Any
 import redis
 from redis.crc import key_slot
 
-from services.cli.stack import Ports, Stack
-from services.cli.stack.components.redis import Redis
+from services.stack import Ports, Stack
+from services.stack.components.redis import Redis
 
 HOST = "127.0.0.1"
 MASTERS, SLOTS = 3, 16_384

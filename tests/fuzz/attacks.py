@@ -35,7 +35,6 @@ from freshet.v1 import candidates_pb2, candidates_pb2_grpc, common_pb2, events_p
 from kafka.admin import KafkaAdminClient
 
 from services.algorithms.bundle import load_bundle
-from services.cli.stack import Ports, Stack
 from services.contracts.topics import ensure_topics
 from services.contracts.topics.index_deltas import INDEX_DELTAS, item_key
 from services.contracts.topics.interactions import INTERACTIONS
@@ -44,6 +43,7 @@ from services.gateway.edge.api_keys import create_key
 from services.gateway.edge.roles import Role
 from services.platform.stream.kafka import BulkProducer, Record, partition_for
 from services.platform.stream.topic import NUM_PARTITIONS
+from services.stack import Ports, Stack
 
 GATEWAY = "/freshet.v1.GatewayService/"
 # What another caller's answers may wait beyond the slowest one before the attack, and what memory may stay.

@@ -569,7 +569,7 @@ def write_json(path: Path, content: Any) -> None:
 
 def main() -> None:
     """Write all of them."""
-    from services.cli.stack import Ports, Stack
+    from services.stack import Ports, Stack
 
     shutil.rmtree(HERE, ignore_errors=True)
     HERE.mkdir()

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import redis
 
-from services.cli.stack import Ports, Stack
 from services.contracts.topics import ensure_topics
+from services.stack import Ports, Stack
 
 TINY_TRAINING = """
 import sys

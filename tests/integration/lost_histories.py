@@ -32,7 +32,6 @@ from killed_encoder import VOCABULARY
 from prometheus_client import CollectorRegistry
 
 from services.algorithms.bundle import load_bundle
-from services.cli.stack import Ports, Stack
 from services.contracts import stored_history
 from services.contracts.topics import ensure_topics
 from services.contracts.topics.interactions import INTERACTIONS, Interaction, encode_interaction
@@ -43,6 +42,7 @@ from services.encoder.metrics import EncoderMetrics
 from services.encoder.ports import SequenceEncoder
 from services.platform.errors import FreshetError
 from services.platform.stream.kafka import BulkProducer, Record
+from services.stack import Ports, Stack
 from services.user_state import layout
 from services.user_state.store import StateReader, StateWriter, now_ms
 

@@ -15,11 +15,11 @@ from freshet.v1 import common_pb2, events_pb2, gateway_pb2, gateway_pb2_grpc
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 
 from services.algorithms.bundle import Bundle, load_bundle
-from services.cli.stack import Stack
 from services.contracts.topics.dead_letters import SUFFIX
 from services.contracts.topics.interactions import INTERACTIONS
 from services.platform.stream.kafka import partition_for
 from services.platform.stream.topic import NUM_PARTITIONS
+from services.stack import Stack
 from services.user_state.layout import home_of, seen_key, state_key
 from services.user_state.store import Popularity, StateReader, StateWriter
 

@@ -5,7 +5,7 @@ from freshet.v1 import gateway_pb2
 from google.protobuf.timestamp_pb2 import Timestamp
 from outside import Outside
 
-from services.cli.stack import Stack
+from services.stack import Stack
 
 pytestmark = pytest.mark.integration
 

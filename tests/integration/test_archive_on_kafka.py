@@ -12,7 +12,6 @@ from kafka import KafkaProducer, TopicPartition
 from kafka.admin import KafkaAdminClient
 
 from services.algorithms.bundle import load_bundle
-from services.cli.stack import Ports, Stack
 from services.contracts.topics import ensure_topics
 from services.contracts.topics.attributions import ATTRIBUTIONS
 from services.contracts.topics.forgets import FORGETS, Forget, encode_forget
@@ -22,6 +21,7 @@ from services.offline.archive.files import open_whole
 from services.offline.backfill.jobs import run_reattribution
 from services.offline.datasets import load_dataset
 from services.platform.stream.kafka import BulkProducer, Record, build_consumer, partition_for
+from services.stack import Ports, Stack
 
 pytestmark = pytest.mark.integration
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from services.catalogue.follower import CatalogueFollower, catalogue_reader
-from services.cli.stack import Stack
 from services.contracts.topics.dead_letters import SUFFIX
 from services.contracts.topics.index_deltas import INDEX_DELTAS, Batch, IndexDelta, ItemDelta, encode
 from services.contracts.topics.items import ITEMS, CatalogueItem, encode_item
 from services.platform.stream.kafka import BulkProducer, Record, build_consumer
+from services.stack import Stack
 
 DEADLINE_S = 20
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.stack import Stack
+from services.stack import Stack
 
 sys.path.append(str(Path(__file__).parents[1] / "chaos"))
 

@@ -7,11 +7,11 @@ import pytest
 import redis
 from kafka.admin import KafkaAdminClient
 
-from services.cli.stack import Ports, Stack
-from services.cli.stack.doctor import examine
-from services.cli.stack.findings import Finding
+from services.cli.doctor.examine import examine
+from services.cli.doctor.findings import Finding
 from services.contracts.topics import ensure_topics
 from services.contracts.topics.exposures import EXPOSURES
+from services.stack import Ports, Stack
 
 pytestmark = pytest.mark.integration
 

@@ -26,7 +26,6 @@ from freshet.v1 import events_pb2
 from killed_encoder import VOCABULARY
 from standing import standing
 
-from services.cli.stack import Ports, Stack
 from services.contracts.pseudonyms import DEVELOPMENT_PSEUDONYM_KEY
 from services.contracts.retraction import Undo
 from services.contracts.topic_reader import TopicReader
@@ -39,6 +38,7 @@ from services.encoder.handlers.apply_records import ApplyRecords
 from services.offline.backfill.memory_store import MemoryStore
 from services.platform.stream.kafka import BulkProducer, Record
 from services.platform.stream.topic import NUM_PARTITIONS
+from services.stack import Ports, Stack
 from services.user_state.store import StateReader, StateWriter
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]

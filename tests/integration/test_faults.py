@@ -15,8 +15,8 @@ from freshet.v1 import gateway_pb2
 from traffic import Answer, Traffic
 
 from services.algorithms.bundle import load_bundle
-from services.cli.stack import Stack
-from services.cli.stack.components.process import Process
+from services.stack import Stack
+from services.stack.components.process import Process
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 

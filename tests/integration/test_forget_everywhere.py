@@ -13,9 +13,9 @@ import pytest
 from freshet.v1 import events_pb2, gateway_pb2, gateway_pb2_grpc, refresher_pb2, refresher_pb2_grpc
 
 from services.algorithms.bundle import load_bundle
-from services.cli.stack import Stack
 from services.encoder.config import EncoderSettings
 from services.offline.backfill.jobs import run_reattribution
+from services.stack import Stack
 
 pytestmark = pytest.mark.integration
 

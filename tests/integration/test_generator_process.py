@@ -13,12 +13,12 @@ import pytest
 from freshet.v1 import generator_pb2, generator_pb2_grpc
 from kafka import KafkaConsumer, TopicPartition
 
-from services.cli.stack import Stack
 from services.contracts.topics import ensure_topics
 from services.contracts.topics.dead_letters import SUFFIX
 from services.contracts.topics.items import ITEMS, CatalogueItem, encode_item
 from services.contracts.topics.search_clicks import SEARCH_CLICKS
 from services.platform.stream.kafka import BulkProducer, Record
+from services.stack import Stack
 from tests.unit.generator.generator_scene import click, forget, undo, write_catalogue, write_text
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]

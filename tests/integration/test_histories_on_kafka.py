@@ -13,10 +13,10 @@ from kafka.admin import KafkaAdminClient
 from killed_encoder import VOCABULARY
 from lost_histories import measure
 
-from services.cli.stack import Ports, Stack
 from services.contracts.topics import ensure_topics
 from services.encoder.config import EncoderSettings
 from services.platform.stream.topic import Topic
+from services.stack import Ports, Stack
 
 pytestmark = pytest.mark.integration
 

@@ -9,7 +9,6 @@ import pytest
 from freshet.v1 import events_pb2
 
 from services.algorithms.bundle import load_bundle
-from services.cli.stack import Ports, Stack
 from services.contracts.topic_reader import TopicReader
 from services.contracts.topics.attributions import ATTRIBUTIONS
 from services.contracts.topics.forgets import FORGETS, Forget, encode_forget
@@ -19,6 +18,7 @@ from services.offline.backfill.jobs import import_interactions
 from services.offline.datasets.simulator import SimulatorConfig, simulate
 from services.platform.stream.kafka import BulkProducer, Record, partition_for
 from services.platform.stream.topic import NUM_PARTITIONS
+from services.stack import Ports, Stack
 from services.user_state.store import StateWriter
 
 pytestmark = pytest.mark.integration

@@ -9,11 +9,11 @@ import pytest
 from fakes import certificates
 
 from services.algorithms.bundle import load_bundle
-from services.cli.stack import Ports, Stack
 from services.encoder.bootstrap import inference_encoder
 from services.encoder.config import EncoderSettings
 from services.platform.errors import DependencyUnavailable
 from services.platform.transport import Tls
+from services.stack import Ports, Stack
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(280)]
 

@@ -24,11 +24,11 @@ from outside import Outside
 from traffic import Answer, Traffic
 
 from services.algorithms.bundle import load_bundle
-from services.cli.stack import Stack
 from services.contracts.topics import TOPICS, ensure_topics
 from services.gateway.adapters.stream_status import ProbedStreamStatus
 from services.platform.errors import DependencyUnavailable
 from services.platform.stream.kafka import EventProducer
+from services.stack import Stack
 
 sys.path.append(str(Path(__file__).parents[1] / "chaos"))
 

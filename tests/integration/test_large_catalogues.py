@@ -11,10 +11,10 @@ from services.algorithms.bundle import load_bundle
 from services.algorithms.indexes.by_name import make_index, parse_algorithm
 from services.algorithms.ops.mol_scores import MolScorer
 from services.cli.candidates_process import serving
-from services.cli.stack import Ports
 from services.offline.evaluation.common.report import Request
 from services.offline.evaluation.large import rows
 from services.offline.evaluation.large.catalogue import enlarged, queries
+from services.stack import Ports
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 

@@ -11,11 +11,11 @@ import pytest
 from freshet.v1 import candidates_pb2, candidates_pb2_grpc, common_pb2, reranker_pb2, reranker_pb2_grpc
 
 from services.algorithms.bundle import Bundle, load_bundle
-from services.cli.stack import Stack
 from services.contracts.topics import ensure_topics
 from services.contracts.topics.index_deltas import INDEX_DELTAS, IndexDelta, ItemDelta, encode
 from services.contracts.topics.items import ITEMS, CatalogueItem, encode_item
 from services.platform.stream.kafka import BulkProducer, Record
+from services.stack import Stack
 
 DEADLINE_S = 30
 KINDS = common_pb2.Certificate

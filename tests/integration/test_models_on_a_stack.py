@@ -12,13 +12,13 @@ import pytest
 
 from services.algorithms.bundle import load_bundle
 from services.cli.model_control import Control
-from services.cli.stack import Ports, Stack
-from services.cli.stack.version_sets import remove_set, set_names
 from services.offline.backfill.jobs import import_interactions
 from services.offline.datasets.simulator import SimulatorConfig, simulate
 from services.offline.evaluation.version_sets.traffic import Load
 from services.offline.evaluation.version_sets.walk import canary_of, judge, walk
 from services.platform.errors import Conflict
+from services.stack import Ports, Stack
+from services.stack.version_sets import remove_set, set_names
 
 PEOPLE = SimulatorConfig(
     num_users=300, num_items=400, num_topics=16, mean_events_per_user=40, max_events_per_user=120, seed=7

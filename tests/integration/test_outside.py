@@ -16,8 +16,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from outside import Outside, event, until
 
-from services.cli.stack import Stack
 from services.contracts.processes import PROCESSES
+from services.stack import Stack
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 

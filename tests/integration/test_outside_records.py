@@ -11,8 +11,8 @@ from freshet.v1 import gateway_pb2
 from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient
 from outside import JSON, Outside, event, until
 
-from services.cli.stack import Stack
 from services.contracts.topics.interactions import INTERACTIONS
+from services.stack import Stack
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 

@@ -9,7 +9,7 @@ import pytest
 from freshet.v1 import events_pb2, gateway_pb2
 from outside import Outside, event, until
 
-from services.cli.stack import Stack
+from services.stack import Stack
 
 pytestmark = pytest.mark.integration
 

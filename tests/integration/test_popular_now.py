@@ -6,7 +6,7 @@ import pytest
 from freshet.v1 import common_pb2, events_pb2, gateway_pb2
 from outside import Outside, event, until
 
-from services.cli.stack import Stack
+from services.stack import Stack
 
 pytestmark = pytest.mark.integration
 

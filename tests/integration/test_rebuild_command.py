@@ -12,7 +12,7 @@ import pytest
 from freshet.v1 import gateway_pb2, gateway_pb2_grpc, refresher_pb2, refresher_pb2_grpc
 
 from services.algorithms.bundle import load_bundle
-from services.cli.stack import Stack
+from services.stack import Stack
 
 pytestmark = pytest.mark.integration
 

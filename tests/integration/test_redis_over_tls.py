@@ -17,11 +17,11 @@ import pytest
 import redis
 from fakes import certificates
 
-from services.cli.stack import Stack
-from services.cli.stack.components.redis import Redis
 from services.platform.config import ProcessSettings
 from services.platform.errors import DependencyUnavailable
 from services.platform.transport import Tls
+from services.stack import Stack
+from services.stack.components.redis import Redis
 from services.user_state.leases import RedisLeases
 from services.user_state.store import StateReader, StateWriter
 

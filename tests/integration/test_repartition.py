@@ -13,7 +13,6 @@ import pytest
 import redis
 from kafka.admin import KafkaAdminClient, NewPartitions
 
-from services.cli.stack import Ports, Stack
 from services.contracts.topics import TOPICS, ensure_topics
 from services.contracts.topics.attributions import ATTRIBUTIONS
 from services.contracts.topics.forgets import FORGETS, Forget, encode_forget
@@ -24,6 +23,7 @@ from services.offline.backfill import repartition as job
 from services.platform.errors import InvalidRequest, PreconditionFailed
 from services.platform.stream.kafka import BulkProducer, Record, build_consumer, partition_for
 from services.platform.stream.topic import Replicas
+from services.stack import Ports, Stack
 
 pytestmark = pytest.mark.integration
 

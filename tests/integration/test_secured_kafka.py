@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 from fakes import certificates
 
-from services.cli.stack import Stack
-from services.cli.stack.components.kafka import Kafka
-from services.cli.stack.probes import probe_kafka
 from services.contracts.topic_reader import TopicReader
 from services.contracts.topics import ensure_topics
 from services.contracts.topics.interactions import INTERACTIONS
 from services.platform.config import ProcessSettings
 from services.platform.errors import DependencyUnavailable
 from services.platform.stream.kafka import BulkProducer, EventProducer, Record, build_consumer, build_producer
+from services.stack import Stack
+from services.stack.components.kafka import Kafka
+from services.stack.probes import probe_kafka
 
 pytestmark = pytest.mark.integration
 

@@ -23,12 +23,12 @@ from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.consumer.fetcher import ConsumerRecord
 
 from services.algorithms.bundle import ENCODER_ONNX, load_bundle
-from services.cli.stack import Ports, Stack, StackError
-from services.cli.stack.folders import REPOSITORY
-from services.cli.stack.ports import PARTS
 from services.contracts.topics import ensure_topics
 from services.contracts.topics.dead_letters import SUFFIX
 from services.contracts.topics.interactions import INTERACTIONS
+from services.stack import Ports, Stack, StackError
+from services.stack.folders import REPOSITORY
+from services.stack.ports import PARTS
 
 pytestmark = pytest.mark.integration
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from services.algorithms.bundle import load_bundle
 from services.cli.lag import Lags
 from services.cli.main import app
-from services.cli.stack import Ports, Stack
+from services.stack import Ports, Stack
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(280)]
 

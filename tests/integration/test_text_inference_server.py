@@ -13,7 +13,7 @@ from tritonclient.grpc import InferenceServerClient, InferInput, InferRequestedO
 from tritonclient.utils import InferenceServerException
 
 from services.algorithms.text_bundle import TextBundle, load_text_bundle
-from services.cli.stack import Ports, Stack
+from services.stack import Ports, Stack
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 

@@ -18,10 +18,10 @@ from fakes.collector import Collector, Seen
 from freshet.v1 import events_pb2, gateway_pb2, gateway_pb2_grpc
 from outside import Outside, event, until
 
-from services.cli.stack import Stack
 from services.contracts.processes import PROCESSES
 from services.gateway.edge.api_keys import create_key
 from services.gateway.edge.roles import Role
+from services.stack import Stack
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(280)]
 

@@ -24,8 +24,6 @@ from structlog.testing import capture_logs
 from services.algorithms.bundle import load_bundle
 from services.candidates.bootstrap import load_shard_snapshot
 from services.candidates.config import CandidatesSettings
-from services.cli.stack import Stack
-from services.cli.stack.folders import REPOSITORY
 from services.contracts.shards import Shard
 from services.contracts.topic_reader import TopicReader
 from services.contracts.topics.attributions import ATTRIBUTIONS
@@ -37,6 +35,8 @@ from services.offline.backfill.jobs import import_interactions, run_reattributio
 from services.offline.backfill.scoring import caught_up
 from services.offline.datasets.simulator import SimulatorConfig, simulate
 from services.platform.errors import PreconditionFailed
+from services.stack import Stack
+from services.stack.folders import REPOSITORY
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 

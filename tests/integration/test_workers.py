@@ -15,10 +15,10 @@ import pytest
 from freshet.v1 import gateway_pb2, gateway_pb2_grpc
 from outside import until
 
-from services.cli.stack import Ports, Stack
 from services.gateway.edge.api_keys import create_key
 from services.gateway.edge.roles import Role
 from services.platform.ports import PortTaken, check_port_free
+from services.stack import Ports, Stack
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 CONNECTIONS, RATE, BURST = 24, 1.0, 20

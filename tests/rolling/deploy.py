@@ -20,12 +20,12 @@ from pathlib import Path
 import typer
 
 from services.algorithms.bundle import load_bundle
-from services.cli.stack import Ports, Stack
 from services.gateway.domain import Degradation
 from services.offline.backfill.jobs import import_interactions
 from services.offline.datasets.simulator import SimulatorConfig, simulate
 from services.offline.evaluation.version_sets.traffic import PROGRAM, Answer, Load
 from services.offline.training.run import run_training
+from services.stack import Ports, Stack
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PEOPLE = SimulatorConfig(num_users=300, num_items=400, num_topics=16, mean_events_per_user=40, seed=7)
@@ -55,7 +55,7 @@ class Swap:
 def swap(state: Path, part: str, code: Path, to: str) -> Swap:
     """Stop the part and start it with the code of a checkout: by that checkout's own launcher."""
     began = time.time()
-    command = f"from services.cli.stack import Stack; s = Stack({str(state)!r}); s.stop({part!r}); s.start({part!r})"
+    command = f"from services.stack import Stack; s = Stack({str(state)!r}); s.stop({part!r}); s.start({part!r})"
     subprocess.run([sys.executable, "-c", command], cwd=code, check=True, timeout=180)
     # A reader that was refused leaves the part alone for half a second more.
     return Swap(part, to, began, time.time() + 1.0)

@@ -1,6 +1,6 @@
 {{/*
 What docker-compose.yml says, for this release: variables have their defaults, and addresses the names of the chart's
-Services. `freshet up` reads the same file in the same way (services/cli/stack/compose.py).
+Services. `freshet up` reads the same file in the same way (services/stack/compose.py).
 */}}
 {{- define "freshet.compose" -}}
 {{- $hosts := "kafka|redis|inference-server|encoder|candidates|reranker|refresher|generator|gateway" -}}

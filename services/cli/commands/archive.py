@@ -42,10 +42,10 @@ def archive(
 
     Example:  freshet archive archives/interactions --check
     """
-    from services.cli.stack import Stack
     from services.encoder.config import EncoderSettings
     from services.offline.archive.files import open_whole
     from services.offline.backfill.jobs import run_archive
+    from services.stack import Stack
 
     if before is not None and older_than is not None:
         raise usage_error("--before and --older-than are two ways to say one thing", "give one of them")

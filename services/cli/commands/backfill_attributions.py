@@ -31,9 +31,9 @@ def backfill_attributions(
 
     Example:  freshet backfill-attributions --bundle /models/next --on ray://head:10001
     """
-    from services.cli.stack import Stack
     from services.encoder.config import EncoderSettings
     from services.offline.backfill.jobs import run_reattribution, run_reattribution_on
+    from services.stack import Stack
 
     with sentences(), progress_bar(as_json=as_json) as bar:
         settings = EncoderSettings(bundle=bundle, kafka_bootstrap=Stack(state).kafka_bootstrap)

@@ -15,7 +15,7 @@ from services.cli.output import CommandError, ExitStatus, console, emit_json, re
 
 if TYPE_CHECKING:
     from services.cli.backup import Backup
-    from services.cli.stack import Stack
+    from services.stack import Stack
 
 _Checkpoints = Annotated[
     Path | None,
@@ -44,11 +44,11 @@ def backup(
     """
     from services.algorithms.bundle import BundleError, load_bundle
     from services.cli.backup import BackupError, make_backup
-    from services.cli.stack import Stack
     from services.platform.stream.topic import NUM_PARTITIONS
     from services.refresher.adapters.checkpoint_files import CheckpointFiles
     from services.refresher.bootstrap import checkpoint_topic
     from services.refresher.config import RefresherSettings
+    from services.stack import Stack
 
     stack = Stack(state, bundle=bundle)
     settings = RefresherSettings(
@@ -103,8 +103,8 @@ def restore(
     Example:  freshet restore backups/monday --check
     """
     from services.cli.backup import BackupError, read_backup, restore_backup
-    from services.cli.stack import Stack
-    from services.cli.stack.ports import PARTS
+    from services.stack import Stack
+    from services.stack.ports import PARTS
 
     stack = Stack(state, bundle=bundle)
     notes: list[str] = []

@@ -180,8 +180,8 @@ def forget(
 @contextmanager
 def _opened(state: "Path", kafka: str) -> "Iterator[DeadLetters]":
     from services.cli.dead_letters import DeadLetters
-    from services.cli.stack import Stack
     from services.platform.config import environment_kafka
+    from services.stack import Stack
 
     with sentences():
         opened = DeadLetters(environment_kafka(kafka or Stack(state).kafka_bootstrap))

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from freshet.v1 import gateway_pb2
 
     from services.cli.model_control import Control
-    from services.cli.stack import Stack
     from services.contracts.topics.version_sets import Operation
     from services.contracts.version_sets import VersionSet, VersionSets
+    from services.stack import Stack
 
 app = typer.Typer(
     name="model",
@@ -115,10 +115,10 @@ def warm(
 
     Example:  freshet model warm next --share 0.5
     """
-    from services.cli.stack import Stack
     from services.encoder.config import EncoderSettings
     from services.offline.backfill.jobs import run_reattribution, run_warming
     from services.offline.backfill.pace import Pace
+    from services.stack import Stack
 
     with sentences(), progress_bar(as_json=as_json) as bar:
         main = Stack(state)
@@ -201,9 +201,9 @@ def promote(
     Example:  freshet model promote next
     """
     from services.cli.model_control import problem_of, wait_for_gateways
-    from services.cli.stack import Stack
     from services.encoder.config import EncoderSettings
     from services.offline.backfill.jobs import measure_warmth
+    from services.stack import Stack
 
     with sentences():
         main = Stack(state)
@@ -256,9 +256,9 @@ def retire(
 
     Example:  freshet model retire next
     """
-    from services.cli.stack import Stack, StackError
-    from services.cli.stack.display import showing
-    from services.cli.stack.version_sets import remove_set, set_names
+    from services.stack import Stack, StackError
+    from services.stack.display import showing
+    from services.stack.version_sets import remove_set, set_names
 
     with sentences():
         main = Stack(state)
@@ -304,7 +304,7 @@ def list_(
     from google.protobuf.json_format import MessageToDict
 
     from services.cli.model_control import ask_gateways
-    from services.cli.stack import Stack
+    from services.stack import Stack
 
     with sentences():
         main = Stack(state)
@@ -349,10 +349,10 @@ def stage_bundle(
     addresses: those of a `VersionSet`, where its processes were started already.
     """
     from services.cli.model_control import NotKnown, problem_of, wait_for_gateways
-    from services.cli.stack import Stack, StackError
-    from services.cli.stack.display import showing
-    from services.cli.stack.version_sets import new_set, remove_set, set_names, set_parts
     from services.contracts.version_sets import VersionSet, VersionSets
+    from services.stack import Stack, StackError
+    from services.stack.display import showing
+    from services.stack.version_sets import new_set, remove_set, set_names, set_parts
 
     with sentences():
         main = Stack(state)
@@ -394,7 +394,7 @@ def stage_bundle(
 
 def set_of(model_version: str, state: Path) -> str:
     """The name of the set that has this model, "" where none has."""
-    from services.cli.stack import Stack
+    from services.stack import Stack
 
     with sentences():
         sets = _sets(_control(Stack(state)))
@@ -406,7 +406,7 @@ def _operate(
     operation: "Callable[[VersionSets], VersionSets]", said: str, state: Path, gateways: str, as_json: bool
 ) -> None:
     """Do it and say so."""
-    from services.cli.stack import Stack
+    from services.stack import Stack
 
     with sentences():
         after = _operated(operation, said, Stack(state), gateways)
@@ -494,7 +494,7 @@ def _checked(bundle: Path, serving: Path) -> str:
 def _with_addresses(one: "VersionSet", own: "Stack") -> "VersionSet":
     from dataclasses import replace
 
-    from services.cli.stack.version_sets import set_parts
+    from services.stack.version_sets import set_parts
 
     has_text = "generator" in set_parts(own)
     return replace(

@@ -12,8 +12,8 @@ from services.cli import options
 from services.cli.output import CommandError, console, emit_json, progress_bar, reports_errors, sentences, table
 
 if TYPE_CHECKING:
-    from services.cli.stack import Stack
     from services.offline.backfill.rebuild import RebuildReport
+    from services.stack import Stack
 
 _STATUS_TIMEOUT_S = 5.0
 
@@ -37,9 +37,9 @@ def rebuild(
 
     Example:  freshet rebuild --bundle bundles/new
     """
-    from services.cli.stack import Stack
     from services.offline.backfill.jobs import run_rebuild
     from services.refresher.config import RefresherSettings
+    from services.stack import Stack
 
     stack = Stack(state)
     live = _live(stack)

@@ -27,9 +27,9 @@ def rekey(
 
     Example:  FRESHET_PSEUDONYM_KEY=new FRESHET_PSEUDONYM_KEYS_BEFORE=old freshet rekey
     """
-    from services.cli.stack import Stack
     from services.encoder.config import EncoderSettings
     from services.offline.backfill.jobs import run_reattribution
+    from services.stack import Stack
 
     stack = Stack(state)
     with sentences(), progress_bar(as_json=as_json) as bar:

@@ -24,9 +24,9 @@ def repartition(
 
     Example:  freshet down && freshet up --only kafka,redis && freshet repartition --partitions 16
     """
-    from services.cli.stack import Stack
     from services.offline.backfill.repartition import repartition as run
     from services.platform.config import ProcessSettings, environment_kafka
+    from services.stack import Stack
 
     stack = Stack(state)
     running = [part.name for part in stack.status() if part.running and part.name not in ("kafka", "redis")]

@@ -51,7 +51,6 @@ def score(
     from services.algorithms.bundle import load_bundle
     from services.cli.batch import read_users
     from services.cli.row_parts import RowParts
-    from services.cli.stack import Stack
     from services.encoder.bootstrap import kafka_stream
     from services.encoder.config import EncoderSettings
     from services.gateway.config import GatewaySettings
@@ -59,6 +58,7 @@ def score(
     from services.offline.backfill.scoring import Scoring, ScoringCandidates, score_partition
     from services.platform.config import load_settings
     from services.platform.stream.kafka import partition_for
+    from services.stack import Stack
 
     with sentences(), progress_bar(as_json=as_json) as bar:
         moment_ns = client.parse_time_ns("as-of", as_of) if as_of else time.time_ns()

@@ -38,11 +38,11 @@ def shard_snapshots(
     Example:  freshet shard-snapshots /shared/snapshots --shards 16 --on ray://head:10001
     """
     from services.candidates.config import CandidatesSettings
-    from services.cli.stack import Stack
     from services.contracts.shards import Shard
     from services.offline.backfill.in_parts import run_parts
     from services.offline.backfill.shard_snapshots import write_shard_snapshot
     from services.platform.config import load_settings
+    from services.stack import Stack
 
     made: dict[int, ShardSnapshot] = {}
     with sentences(), progress_bar(as_json=as_json) as bar:

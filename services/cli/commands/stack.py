@@ -1,6 +1,6 @@
 """`freshet up`, `down`, `status`, `doctor` and `serve`: the local stack by hand.
 
-Each is a thin layer over services/cli/stack: options in, a table or JSON out, an exit status by outcome.
+Each is a thin layer over services/stack: options in, a table or JSON out, an exit status by outcome.
 """
 
 import importlib
@@ -25,7 +25,7 @@ from services.cli.output import (
 from services.contracts.processes import PROCESSES
 
 if TYPE_CHECKING:
-    from services.cli.stack.launcher import PartStatus, Stack
+    from services.stack.launcher import PartStatus, Stack
 
 _STYLES = {"ok": "green", "warning": "yellow", "error": "bold red"}
 
@@ -62,9 +62,9 @@ def up(
 
     Example:  freshet up --only kafka,redis --port-offset 1000
     """
-    from services.cli.stack import Ports, Stack, StackError
-    from services.cli.stack.display import showing
-    from services.cli.stack.version_sets import find_set, set_names, set_parts
+    from services.stack import Ports, Stack, StackError
+    from services.stack.display import showing
+    from services.stack.version_sets import find_set, set_names, set_parts
 
     parts = [part.strip() for part in only.split(",") if part.strip()] or None
     with showing(None if as_json else console(stderr=True)) as say:
@@ -105,9 +105,9 @@ def down(
 
     Example:  freshet down
     """
-    from services.cli.stack import Stack
-    from services.cli.stack.display import showing
-    from services.cli.stack.version_sets import find_set, set_names
+    from services.stack import Stack
+    from services.stack.display import showing
+    from services.stack.version_sets import find_set, set_names
 
     with showing(None if as_json else console(stderr=True)) as say:
         stack = Stack(state, say=say)
@@ -132,8 +132,8 @@ def status(
 
     Example:  freshet status --json
     """
-    from services.cli.stack import Stack
-    from services.cli.stack.version_sets import find_set, set_names, set_parts
+    from services.stack import Stack
+    from services.stack.version_sets import find_set, set_names, set_parts
 
     stack = Stack(state)
     statuses = [*stack.status(), *_shard_status(stack)]
@@ -160,8 +160,8 @@ def doctor(
 
     Example:  freshet doctor
     """
-    from services.cli.stack import Stack
-    from services.cli.stack.doctor import examine
+    from services.cli.doctor.examine import examine
+    from services.stack import Stack
 
     findings = examine(Stack(state, bundle=bundle))
     errors = sum(finding.severity == "error" for finding in findings)

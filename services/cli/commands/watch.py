@@ -41,7 +41,7 @@ def watch(
     from freshet.v1 import gateway_pb2
 
     from services.cli.lag import Lags
-    from services.cli.stack import Stack
+    from services.stack import Stack
 
     stack = Stack(state)
     target = gateway or stack.address("gateway")

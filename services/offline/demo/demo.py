@@ -45,7 +45,7 @@ from services.offline.demo.stream import (
 from services.offline.demo.summary import NOTES, event_counts, hit_rates, in_order, over_best_baseline, stream_figures
 
 if TYPE_CHECKING:
-    from services.cli.stack import Stack
+    from services.stack import Stack
 
 HELD_OUT_SHARE = 0.2
 _APPLY_TIMEOUT_S = 60.0

@@ -14,13 +14,13 @@ from pathlib import Path
 
 from services.algorithms.bundle import ENCODER_ONNX, Bundle, BundleError, load_bundle
 from services.cli.output import CommandError, ExitStatus, wait_without_spinning
-from services.cli.stack import Ports, Stack, StackError
 from services.offline.datasets import Interactions
 from services.offline.demo.display import Display, Stopwatch
 from services.offline.demo.stream import ReplayFailedError, StreamStalledError
 from services.platform.errors import FreshetError
 from services.platform.ports import PortTaken
 from services.platform.version import freshet_version
+from services.stack import Ports, Stack, StackError
 
 DEFAULT_STATE_DIR = Path(".freshet")
 

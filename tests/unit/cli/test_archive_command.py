@@ -48,7 +48,7 @@ def test_without_a_broker_it_may_be_tried_again(tmp_path: Path) -> None:
 
 def test_a_log_elsewhere_needs_no_local_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # As in a container: the installation has no compose file to make a stack of.
-    monkeypatch.setattr("services.cli.stack.Stack", None)
+    monkeypatch.setattr("services.stack.Stack", None)
     result = run("archive", str(tmp_path / "archive"), "--kafka", "127.0.0.1:1")
     assert result.exit_code == 3
     assert "127.0.0.1:1" in result.output

@@ -191,7 +191,7 @@ def run(*arguments: str) -> Result:
 
 def _note_ports(state: Path, bundle: Path) -> None:
     """Ports where nobody listens, so that no stack of this machine is asked."""
-    from services.cli.stack.ports import DEFAULTS
+    from services.stack.ports import DEFAULTS
 
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -23,10 +23,10 @@ from typer.testing import CliRunner, Result
 from services.algorithms.event_schema import default_schema
 from services.cli.main import app
 from services.cli.output import CommandError, printable, report
-from services.cli.stack import Ports, Stack
-from services.cli.stack.children import Children
-from services.cli.stack.components.component import Launch
 from services.encoder.config import EncoderSettings
+from services.stack import Ports, Stack
+from services.stack.children import Children
+from services.stack.components.component import Launch
 from tests.unit.cli.gateway_on_loopback import MemoryGateway, running_gateway, serving
 
 MARKUP = "Song [live] 1947 [/x] :smile:"

@@ -10,8 +10,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from services.cli.stack.folders import REPOSITORY
 from services.contracts.processes import PROCESSES, Process
+from services.stack.folders import REPOSITORY
 
 _SCRIPT = """
 import sys

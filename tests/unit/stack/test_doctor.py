@@ -17,13 +17,11 @@ from freshet.v1 import candidates_pb2, candidates_pb2_grpc, reranker_pb2, rerank
 from prometheus_client import CollectorRegistry
 
 from services.algorithms.bundle import BundleError, write_bundle
+from services.cli.doctor.examine import examine
+from services.cli.doctor.findings import Finding
+from services.cli.doctor.running import COSTS
+from services.cli.doctor.settings_check import OF_COMMANDS, settings_of, variables_of
 from services.cli.main import app
-from services.cli.stack import Ports, Stack, StackError
-from services.cli.stack.doctor import examine
-from services.cli.stack.findings import Finding
-from services.cli.stack.ports import PARTS
-from services.cli.stack.running import COSTS
-from services.cli.stack.settings_check import OF_COMMANDS, settings_of, variables_of
 from services.contracts.processes import PROCESSES
 from services.encoder.metrics import EncoderMetrics
 from services.gateway.edge.api_keys import create_key
@@ -32,6 +30,8 @@ from services.platform.config import ProcessSettings
 from services.platform.metrics import serve_metrics
 from services.platform.rpc.server import HealthState, RpcServer
 from services.platform.turn_clock import TurnClock
+from services.stack import Ports, Stack, StackError
+from services.stack.ports import PARTS
 from tests.unit.bundle.bundle_scene import content
 
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.stack import Ports, Stack, StackError
-from services.cli.stack.compose import compact, local_environment, read_compose
-from services.cli.stack.doctor import examine
+from services.cli.doctor.examine import examine
+from services.stack import Ports, Stack, StackError
+from services.stack.compose import compact, local_environment, read_compose
 
 GONE = {"candidates", "reranker", "inference-server"}
 

@@ -15,19 +15,19 @@ import psutil
 import pytest
 from typer.testing import CliRunner
 
+from services.cli.doctor.examine import examine
 from services.cli.main import app
-from services.cli.stack import Ports, Stack, StackError
-from services.cli.stack.children import Children, Launch
-from services.cli.stack.components.kafka import Kafka
-from services.cli.stack.compose import read_compose
-from services.cli.stack.display import PartLines
-from services.cli.stack.doctor import examine
-from services.cli.stack.errors import tail
-from services.cli.stack.folders import build_once, cache_root, recipe_key
-from services.cli.stack.memory import needed_bytes, require_stack_memory
-from services.cli.stack.ports import DEFAULTS, INFRASTRUCTURE, PARTS, owner, stop_order
-from services.cli.stack.probes import probe_inference_server, probe_kafka, probe_redis
 from services.platform.rpc.health_check import main, probe_grpc
+from services.stack import Ports, Stack, StackError
+from services.stack.children import Children, Launch
+from services.stack.components.kafka import Kafka
+from services.stack.compose import read_compose
+from services.stack.display import PartLines
+from services.stack.errors import tail
+from services.stack.folders import build_once, cache_root, recipe_key
+from services.stack.memory import needed_bytes, require_stack_memory
+from services.stack.ports import DEFAULTS, INFRASTRUCTURE, PARTS, owner, stop_order
+from services.stack.probes import probe_inference_server, probe_kafka, probe_redis
 
 SLEEP = "import time; time.sleep(60)"
 
@@ -163,7 +163,7 @@ def test_free_ports_are_free_and_of_one_block() -> None:
 
 
 def test_free_ports_are_given_once_while_whoever_asked_lives() -> None:
-    code = "from services.cli.stack import Ports; print(*Ports.free().numbers.values(), flush=True); input()"
+    code = "from services.stack import Ports; print(*Ports.free().numbers.values(), flush=True); input()"
     command = [sys.executable, "-c", code]
     # Without a guard, two of fifty random blocks would be the same in most runs: nobody listens on any of them.
     mine = [set(Ports.free().numbers.values()) for _ in range(40)]

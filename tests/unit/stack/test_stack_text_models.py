@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.stack import Ports, Stack
-from services.cli.stack.components.inference_server import InferenceServer
+from services.stack import Ports, Stack
+from services.stack.components.inference_server import InferenceServer
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.stack import Ports, Stack, StackError
-from services.cli.stack.version_sets import find_set, new_set, remove_set, set_names, set_parts
+from services.stack import Ports, Stack, StackError
+from services.stack.version_sets import find_set, new_set, remove_set, set_names, set_parts
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def test_what_took_the_stack_over_is_its_bundle_until_somebody_names_another(mai
 def test_without_memory_for_it_nothing_of_it_is_started(
     main: Stack, bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.cli.stack.memory.available_bytes", lambda: 1 << 30)
+    monkeypatch.setattr("services.stack.memory.available_bytes", lambda: 1 << 30)
     own = new_set(main, "next", bundle, None)
     with pytest.raises(StackError, match=rf"{bundle} needs about 3,100 MiB for 3 parts .* 1,024 MiB are available"):
         own.up(set_parts(own))

@@ -15,7 +15,6 @@ from freshet.v1 import candidates_pb2
 
 from services.algorithms.bundle import Bundle
 from services.algorithms.packed_state import pack_query_state
-from services.cli.stack import Ports, Stack
 from services.contracts.query_state import PackedQueryState, to_message
 from services.contracts.stored_history import RecentId, StoredEvent, pack_history
 from services.contracts.topics.attributions import Attribution, encode_attribution
@@ -25,6 +24,7 @@ from services.contracts.topics.index_deltas import IndexDelta, ItemDelta, encode
 from services.contracts.topics.interactions import Interaction, encode_interaction
 from services.offline.evaluation.large.catalogue import queries
 from services.platform.stream.topic import NUM_PARTITIONS
+from services.stack import Ports, Stack
 from services.user_state.store import StateReader, StateWriter, StoredState, UserUpdate
 
 # Events in the history, seen items; the first is what `freshet plan` takes a user for.

@@ -15,7 +15,6 @@ from services.algorithms.bundle import Bundle
 from services.algorithms.filters import ItemFilter
 from services.algorithms.packed_state import pack_query_state
 from services.algorithms.states import QueryStates
-from services.cli.stack import Stack
 from services.contracts.processes import PROCESSES
 from services.contracts.query_state import PackedQueryState
 from services.contracts.shards import Shard
@@ -26,6 +25,7 @@ from services.gateway.adapters.shards import ShardedCandidates
 from services.gateway.domain import Pool, Ranking, Seen
 from services.platform.rpc import client as rpc_client
 from services.platform.stream.kafka import BulkProducer, Record
+from services.stack import Stack
 
 _CONCURRENT = 8
 _TIMEOUT_S = 10.0

@@ -10,7 +10,7 @@ import grpc
 import numpy as np
 from freshet.v1 import common_pb2, gateway_pb2, gateway_pb2_grpc
 
-from services.cli.stack import Stack
+from services.stack import Stack
 
 RECOMMENDS_PER_S = 20.0
 _HISTORY, _DEADLINE_S = 5, 2.0

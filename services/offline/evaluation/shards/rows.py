@@ -15,9 +15,6 @@ from typing import Any
 import numpy as np
 
 from services.algorithms.bundle import load_bundle
-from services.cli.stack import Ports, Stack
-from services.cli.stack.launcher import up_together
-from services.cli.stack.ports import owner
 from services.offline.evaluation.common.report import Report, Request, filled, report_of, written
 from services.offline.evaluation.large.catalogue import queries
 from services.offline.evaluation.shards.compare import (
@@ -31,6 +28,9 @@ from services.offline.evaluation.shards.compare import (
     states_of,
 )
 from services.offline.evaluation.shards.outages import RECOMMENDS_PER_S, watched
+from services.stack import Ports, Stack
+from services.stack.launcher import up_together
+from services.stack.ports import owner
 
 POOL_SIZE = 200
 _STATES = 2_000

@@ -15,8 +15,6 @@ import numpy as np
 
 from services.algorithms.bundle import load_bundle
 from services.cli.model_control import Control
-from services.cli.stack import Ports, Stack
-from services.cli.stack.version_sets import remove_set, set_names
 from services.offline.backfill.jobs import import_interactions
 from services.offline.datasets import global_time_split, load_dataset
 from services.offline.evaluation.common.plots import panels
@@ -24,6 +22,8 @@ from services.offline.evaluation.common.report import Report, Request, filled, r
 from services.offline.evaluation.version_sets.traffic import Answer, Load
 from services.offline.evaluation.version_sets.walk import Judged, Phase, canary_of, judge, walk
 from services.offline.training.run import NONE, run_training
+from services.stack import Ports, Stack
+from services.stack.version_sets import remove_set, set_names
 
 RECOMMENDS_PER_S, EVENTS_PER_S, SHARE = 20.0, 50.0, 0.05
 # The first part by time is everybody's past; of the models and of the stack.

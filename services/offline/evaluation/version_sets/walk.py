@@ -14,9 +14,9 @@ import numpy as np
 from services.algorithms.bundle import Bundle
 from services.algorithms.ops.mol_scores import mol_scores
 from services.algorithms.packed_state import unpack_query_state
-from services.cli.stack import Stack
 from services.contracts.version_sets import VersionSet, VersionSets
 from services.offline.evaluation.version_sets.traffic import PROGRAM, Answer, Load
+from services.stack import Stack
 
 # A served score may be of an item that was refreshed; one of the other model is far off.
 _LISTED = 5

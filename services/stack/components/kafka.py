@@ -13,8 +13,8 @@ import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
-from services.cli.stack.children import Launch
-from services.cli.stack.components.component import (
+from services.stack.children import Launch
+from services.stack.components.component import (
     Component,
     Place,
     Say,
@@ -22,10 +22,10 @@ from services.cli.stack.components.component import (
     install_command,
     run_installer,
 )
-from services.cli.stack.errors import StackError
-from services.cli.stack.folders import REPOSITORY, build_once, cache_root, recipe_key
-from services.cli.stack.ports import LOOPBACK, Ports
-from services.cli.stack.probes import probe_kafka
+from services.stack.errors import StackError
+from services.stack.folders import REPOSITORY, build_once, cache_root, recipe_key
+from services.stack.ports import LOOPBACK, Ports
+from services.stack.probes import probe_kafka
 
 _DEPLOY = REPOSITORY / "deploy" / "kafka"
 PACKAGES = _DEPLOY / "requirements.txt"

@@ -8,9 +8,9 @@ import json
 import shutil
 from pathlib import Path
 
-from services.cli.stack.components.component import Say
-from services.cli.stack.launcher import Stack
-from services.cli.stack.ports import Ports, owner
+from services.stack.components.component import Say
+from services.stack.launcher import Stack
+from services.stack.ports import Ports, owner
 
 _OWN, _TEXT = ("candidates", "reranker", "refresher"), "generator"
 

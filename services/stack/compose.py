@@ -13,9 +13,9 @@ from typing import Any, Literal
 
 import yaml
 
-from services.cli.stack.folders import REPOSITORY
-from services.cli.stack.ports import LOOPBACK, PARTS, Ports
 from services.contracts.processes import FULL_CPU_SHARES, KEYS, PROCESSES, SECRETS
+from services.stack.folders import REPOSITORY
+from services.stack.ports import LOOPBACK, PARTS, Ports
 
 Profile = Literal["split", "compact"]
 # In the gateway's process where the stack is compact; encoding needs no server of its own there.

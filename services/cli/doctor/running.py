@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from services.cli.doctor.findings import Finding, error, fine, warning
 from services.cli.output import CommandError, duration
-from services.cli.stack.findings import Finding, error, fine, warning
-from services.cli.stack.launcher import PartStatus, Stack
 from services.contracts.processes import PROCESSES
 from services.platform.turn_clock import STUCK_S
+from services.stack.launcher import PartStatus, Stack
 
 # What it costs that a part is down.
 COSTS: Mapping[str, str] = {

@@ -7,8 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from services.cli.stack.children import Launch
-from services.cli.stack.components.component import (
+from services.stack.children import Launch
+from services.stack.components.component import (
     Component,
     Place,
     Say,
@@ -16,10 +16,10 @@ from services.cli.stack.components.component import (
     install_command,
     run_installer,
 )
-from services.cli.stack.errors import StackError
-from services.cli.stack.folders import REPOSITORY, build_once, cache_root, recipe_key
-from services.cli.stack.ports import LOOPBACK
-from services.cli.stack.probes import probe_redis
+from services.stack.errors import StackError
+from services.stack.folders import REPOSITORY, build_once, cache_root, recipe_key
+from services.stack.ports import LOOPBACK
+from services.stack.probes import probe_redis
 
 RECIPE = REPOSITORY / "deploy" / "redis" / "requirements.txt"
 MIN_VERSION = 6

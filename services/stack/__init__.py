@@ -3,8 +3,8 @@
 `Stack` (launcher.py) is what the commands, the demo and the tests use; the rest is how it does it.
 """
 
-from services.cli.stack.errors import StackError
-from services.cli.stack.launcher import PartStatus, Stack
-from services.cli.stack.ports import Ports
+from services.stack.errors import StackError
+from services.stack.launcher import PartStatus, Stack
+from services.stack.ports import Ports
 
 __all__ = ["PartStatus", "Ports", "Stack", "StackError"]

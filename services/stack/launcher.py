@@ -17,19 +17,19 @@ from pathlib import Path
 
 import psutil
 
-from services.cli.stack.children import Children
-from services.cli.stack.components.component import Component, Place, Say
-from services.cli.stack.components.inference_server import InferenceServer
-from services.cli.stack.components.kafka import Kafka
-from services.cli.stack.components.process import Process
-from services.cli.stack.components.redis import Redis
-from services.cli.stack.compose import Profile, compact, read_compose, sharded
-from services.cli.stack.errors import StackError, tail
-from services.cli.stack.folders import DEFAULT_STATE, StateFolder
-from services.cli.stack.memory import require_stack_memory
-from services.cli.stack.ports import LOOPBACK, PARTS, Ports, owner, stop_order
 from services.contracts.processes import PROCESSES, TEXT
 from services.platform.ports import held_for_servers
+from services.stack.children import Children
+from services.stack.components.component import Component, Place, Say
+from services.stack.components.inference_server import InferenceServer
+from services.stack.components.kafka import Kafka
+from services.stack.components.process import Process
+from services.stack.components.redis import Redis
+from services.stack.compose import Profile, compact, read_compose, sharded
+from services.stack.errors import StackError, tail
+from services.stack.folders import DEFAULT_STATE, StateFolder
+from services.stack.memory import require_stack_memory
+from services.stack.ports import LOOPBACK, PARTS, Ports, owner, stop_order
 
 _POLL_S = 0.1
 # By shard, its replicas' ports by name.

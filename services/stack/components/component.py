@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from services.cli.stack.children import Launch
-from services.cli.stack.compose import Service
-from services.cli.stack.errors import StackError
-from services.cli.stack.folders import StateFolder
-from services.cli.stack.ports import Ports
+from services.stack.children import Launch
+from services.stack.compose import Service
+from services.stack.errors import StackError
+from services.stack.folders import StateFolder
+from services.stack.ports import Ports
 
 # Called with a part's name and what it is doing now, in a few words.
 Say = Callable[[str, str], None]

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from services.cli.stack.findings import Finding, error, fine, warning
-from services.cli.stack.running import Running
+from services.cli.doctor.findings import Finding, error, fine, warning
+from services.cli.doctor.running import Running
 from services.contracts.processes import PROCESSES, Process
 from services.platform.config import ConfigError, ProcessSettings, environment_tls, load_settings
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from services.cli.stack.components.component import Say
+from services.stack.components.component import Say
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

@@ -11,8 +11,8 @@ import sysconfig
 from pathlib import Path
 from shutil import copy2
 
-from services.cli.stack.children import Launch
-from services.cli.stack.components.component import (
+from services.stack.children import Launch
+from services.stack.components.component import (
     Component,
     Place,
     Say,
@@ -21,11 +21,11 @@ from services.cli.stack.components.component import (
     run_installer,
     venv_command,
 )
-from services.cli.stack.compose import local_environment
-from services.cli.stack.errors import StackError
-from services.cli.stack.folders import REPOSITORY, build_once, cache_root, recipe_key
-from services.cli.stack.ports import LOOPBACK
-from services.cli.stack.probes import probe_inference_server
+from services.stack.compose import local_environment
+from services.stack.errors import StackError
+from services.stack.folders import REPOSITORY, build_once, cache_root, recipe_key
+from services.stack.ports import LOOPBACK
+from services.stack.probes import probe_inference_server
 
 RECIPE = REPOSITORY / "deploy" / "inference_server" / "requirements.txt"
 # The stub and the server exchange tensors through shared memory: one megabyte to begin with, not 64.

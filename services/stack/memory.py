@@ -9,9 +9,9 @@ import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from services.cli.stack.errors import StackError
-from services.cli.stack.ports import PARTS
 from services.platform.memory import available_bytes
+from services.stack.errors import StackError
+from services.stack.ports import PARTS
 
 _MIB = 1 << 20
 

@@ -12,18 +12,18 @@ from pathlib import Path
 
 import psutil
 
+from services.cli.doctor.findings import Finding, error, fine, warning
+from services.cli.doctor.running import Running, look_at_parts, look_at_running
+from services.cli.doctor.settings_check import look_at_expiry, look_at_settings
 from services.cli.output import CommandError
-from services.cli.stack.errors import StackError
-from services.cli.stack.findings import Finding, error, fine, warning
-from services.cli.stack.folders import cache_root
-from services.cli.stack.launcher import Stack
-from services.cli.stack.memory import needed_bytes
-from services.cli.stack.ports import INFRASTRUCTURE
-from services.cli.stack.running import Running, look_at_parts, look_at_running
-from services.cli.stack.settings_check import look_at_expiry, look_at_settings
 from services.platform.config import ConfigError
 from services.platform.errors import FreshetError
 from services.platform.memory import available_bytes
+from services.stack.errors import StackError
+from services.stack.folders import cache_root
+from services.stack.launcher import Stack
+from services.stack.memory import needed_bytes
+from services.stack.ports import INFRASTRUCTURE
 
 _GIB = 1 << 30
 _MIB = 1 << 20

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import psutil
 
-from services.cli.stack.errors import StackError
 from services.contracts.processes import FULL_CPU_SHARES
+from services.stack.errors import StackError
 
 _WEIGHT_PER_NICENESS = 1.25  # Linux's
 _CREATION_TOLERANCE_S = 0.05
