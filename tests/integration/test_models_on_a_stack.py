@@ -58,8 +58,9 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory, bundles: Path) -> Iterator[Stack]:
-    # Popular items score no more for people of few items, so that an answer's scores are the model's.
-    settings = {"FRESHET_GATEWAY_COLD_ITEMS": "0"}
+    # An answer's scores are the model's: popular items score no more for people of few items, and no item is refreshed,
+    # however long the walk takes.
+    settings = {"FRESHET_GATEWAY_COLD_ITEMS": "0", "FRESHET_REFRESHER_MIN_USERS": "1000"}
     stack = Stack(tmp_path_factory.mktemp("sets"), bundle=bundles / "seed-0", ports=Ports.free(), settings=settings)
     try:
         stack.up()
