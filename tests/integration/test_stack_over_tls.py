@@ -12,9 +12,9 @@ from freshet.v1 import gateway_pb2, gateway_pb2_grpc
 from typer.testing import CliRunner
 
 from services.algorithms.bundle import load_bundle
-from services.cli.lag import Lags
 from services.cli.main import app
 from services.stack import Ports, Stack
+from services.stack.lag import Lags
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(280)]
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from freshet.v1 import gateway_pb2
     from rich.console import RenderableType
 
-    from services.cli.lag import Lags
+    from services.stack.lag import Lags
 
 
 @reports_errors
@@ -40,8 +40,8 @@ def watch(
     """
     from freshet.v1 import gateway_pb2
 
-    from services.cli.lag import Lags
     from services.stack import Stack
+    from services.stack.lag import Lags
 
     stack = Stack(state)
     target = gateway or stack.address("gateway")

@@ -208,7 +208,7 @@ def _store(running: Running) -> Iterator[Finding]:
 
 def _loops(running: Running, name: str) -> Iterator[Finding]:
     """How its loops do, by its metrics."""
-    from services.cli.lag import read_samples
+    from services.stack.lag import read_samples
 
     address, log = running.stack.address(f"{name}-metrics"), running.log_command(name)
     try:

@@ -14,7 +14,6 @@ import numpy as np
 
 from services.algorithms.bundle import Bundle
 from services.algorithms.states import QueryStates
-from services.cli.lag import Buckets, quantile_ms, read_histogram
 from services.contracts.processes import HTTP_STEP
 from services.contracts.topics.interactions import INTERACTIONS
 from services.offline.datasets import GlobalTimeSplit, Interactions, global_time_split, load_dataset
@@ -43,6 +42,7 @@ from services.offline.demo.stream import (
     wait_until_applied,
 )
 from services.offline.demo.summary import NOTES, event_counts, hit_rates, in_order, over_best_baseline, stream_figures
+from services.stack.lag import Buckets, quantile_ms, read_histogram
 
 if TYPE_CHECKING:
     from services.stack import Stack

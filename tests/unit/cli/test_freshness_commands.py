@@ -9,8 +9,8 @@ from freshet.v1 import gateway_pb2
 from prometheus_client import CollectorRegistry, Histogram, start_http_server
 from typer.testing import CliRunner, Result
 
-from services.cli.lag import Lags
 from services.cli.main import app
+from services.stack.lag import Lags
 from tests.unit.cli.gateway_on_loopback import MemoryGateway, running_gateway
 
 

@@ -5,11 +5,11 @@ import math
 
 import numpy as np
 
-from services.cli.lag import quantile_ms
 from services.offline.demo.plan import Prediction, ReplayEvent, ReplayPlan, ReplayResult
 from services.offline.demo.replay import timeline
 from services.offline.demo.story import choose_person, movement
 from services.offline.demo.summary import event_counts, hit_rates, in_order, stream_figures
+from services.stack.lag import quantile_ms
 
 
 def answered(position: int, latency_ms: float, *, error: str = "") -> Prediction:
