@@ -1,7 +1,7 @@
 """One suite for the topics that the gateway writes: in memory always, on a broker with the integration tests.
 
 What was written is compared as the bytes of its topic's format. A failure is the producer's:
-tests/unit/common/test_kafka.py.
+tests/unit/platform/test_kafka.py.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """One suite for the outboxes of encoder and refresher: what readers of the topics find is what was published.
 
 The fakes keep what they are given; the real ones are asked on a broker. Records are compared as the bytes of their
-topic's format. A failure is the producer's: tests/unit/common/test_kafka.py.
+topic's format. A failure is the producer's: tests/unit/platform/test_kafka.py.
 """
 
 from collections.abc import Callable, Iterator, Sequence
