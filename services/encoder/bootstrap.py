@@ -47,7 +47,8 @@ from services.platform.stream.kafka import BulkProducer
 from services.platform.stream.ports import Offsets
 from services.platform.tracing import OFF, Tracing
 from services.user_state.leases import RedisLeases
-from services.user_state.store import StateReader, StateWriter
+from services.user_state.reader import StateReader
+from services.user_state.writer import StateWriter
 
 log = structlog.get_logger()
 

@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field, SecretStr, field_validator
 
 from services.contracts.pseudonyms import PseudonymSettings
-from services.user_state.store import DEFAULT_MAX_SEEN, DEFAULT_TTL_SECONDS
+from services.user_state.values import DEFAULT_MAX_SEEN, DEFAULT_TTL_SECONDS
 
 # So that a user's pseudonyms are no longer together than an id may be.
 MAX_EARLIER_KEYS = 2

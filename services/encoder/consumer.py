@@ -21,7 +21,7 @@ from services.platform.stream.follower import Follower
 from services.platform.stream.ports import Reader
 from services.platform.stream.record import SourceRecord
 from services.platform.turn_clock import TurnClock
-from services.user_state.store import now_ms
+from services.user_state.values import now_ms
 
 log = structlog.get_logger()
 

@@ -29,7 +29,7 @@ from services.contracts.topics.interactions import Interaction, decode_interacti
 from services.platform.errors import InvalidRequest
 from services.platform.stream.position import Position
 from services.platform.stream.record import DeadLetter, SourceRecord
-from services.user_state.store import UserHistory
+from services.user_state.values import UserHistory
 
 # Event ids of this many latest records of a user are remembered. What is applied together holds at most half as many
 # records of one user, so that whatever is delivered again is recognised whole.

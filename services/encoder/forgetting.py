@@ -14,7 +14,7 @@ from services.contracts.stored_history import PackedHistory, StoredEvent, pack_h
 from services.contracts.topics.forgets import FORGETS, Forget
 from services.platform.errors import PreconditionFailed
 from services.platform.stream.record import SourceRecord
-from services.user_state.store import UserHistory
+from services.user_state.values import UserHistory
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from services.contracts.topics.search_clicks import ClickRecord
 from services.encoder.domain import EncodedStates, EncodeJob
 from services.encoder.forgetting import ForgetRecord
 from services.platform.stream.record import DeadLetter
-from services.user_state.store import (
+from services.user_state.values import (
     AdvanceStep,
     Dump,
     ForgetsApplied,
@@ -64,7 +64,7 @@ class ForgetLog(Protocol):
 
 
 class UserReader(Protocol):
-    """What is stored of a user, for an event loop (the real one: `services.user_state.store.StateReader`)."""
+    """What is stored of a user, for an event loop (the real one: `services.user_state.reader`)."""
 
     async def read_keys(self, user_id: str) -> UserKeys:
         """What is stored of the user. Raises: DependencyUnavailable."""
@@ -74,7 +74,7 @@ class UserReader(Protocol):
 
 
 class Store(Protocol):
-    """User states and progress; see `services.user_state.store.StateWriter`, which is the real one."""
+    """User states and progress; see `services.user_state.writer`, which is the real one."""
 
     def epoch(self) -> str | None:
         """The current epoch; None when the store has none (it is new or was emptied)."""

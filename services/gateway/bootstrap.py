@@ -84,8 +84,8 @@ from services.platform.rpc.request_counts import OF_CLIENTS
 from services.platform.rpc.server import HealthState, RpcServer, serve
 from services.platform.stream.kafka import EventProducer
 from services.platform.tracing import Tracing
+from services.user_state.reader import StateReader
 from services.user_state.sessions import SessionStore
-from services.user_state.store import StateReader
 
 # gRPC's own default: what clients expect to be able to send.
 MAX_REQUEST_BYTES = 4 * 1024 * 1024

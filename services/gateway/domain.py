@@ -15,7 +15,7 @@ from services.algorithms.indexes.protocol import ESTIMATE, Certificate
 from services.algorithms.rules import Rule
 from services.contracts.query_state import PackedQueryState
 from services.contracts.topics.interactions import DEFAULT_TYPE
-from services.user_state.store import StoredState
+from services.user_state.values import StoredState
 
 
 def now_ms() -> int:

@@ -21,7 +21,7 @@ from services.gateway.search.searching import SourceHits
 from services.gateway.write.forgetting import Contributions, StoredUser
 from services.platform.errors import FreshetError
 from services.platform.stream.position import Position
-from services.user_state.store import UserView
+from services.user_state.values import UserView
 
 
 class UserStates(Protocol):

@@ -32,7 +32,7 @@ from services.gateway.ports import Ports
 from services.gateway.search.searching import SearchQuery
 from services.platform.errors import DeadlineExceeded
 from services.platform.rpc import request_context
-from services.user_state.store import StoredState, UserView
+from services.user_state.values import StoredState, UserView
 
 COMPONENTS = ("state_store", "sessions", "encoder", "candidates", "reranker")
 

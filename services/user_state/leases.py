@@ -21,7 +21,7 @@ import structlog
 from services.platform.leases import Holding
 from services.platform.redis_clients import REDIS_ERRORS, open_client
 from services.platform.turn_clock import STUCK_S
-from services.user_state.store import redis_errors
+from services.user_state.values import redis_errors
 
 log = structlog.get_logger()
 

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from services.platform.errors import DependencyUnavailable, PreconditionFailed
 from services.platform.redis_clients import open_async_client
 from services.user_state.layout import history_key, home_of, num_partitions_of, session_key, session_sizes_key
-from services.user_state.store import redis_errors
+from services.user_state.values import redis_errors
 
 # KEYS list, history, sizes. ARGV: entry, most entries, seconds to live, how many partitions share the store. Answers 1,
 # or 0 where there is no history, or -1 where the partition's lists have no room.

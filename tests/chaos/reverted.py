@@ -19,9 +19,8 @@ from services.gateway.recommend.catalogue import DescribedItems
 from services.gateway.write import forget
 from services.platform.errors import DependencyUnavailable, PreconditionFailed
 from services.platform.stream.poison import PoisonPolicy
-from services.user_state import layout as state_layout
-from services.user_state import store as state_store
-from services.user_state.store import StateWriter
+from services.user_state import layout, writer
+from services.user_state.writer import StateWriter
 
 
 def _patches(*patches: Any) -> Callable[[], AbstractContextManager[Any]]:
@@ -66,7 +65,7 @@ def _knows_at_once(self: DescribedItems, titles: Any, popular: Any) -> None:
 REVERTED: dict[str, tuple[str, Callable[[], AbstractContextManager[Any]]]] = {
     "1 eviction": (
         "the table of who was applied up to where is not asked",
-        _patches((state_store, "_lost", lambda *_, **__: False), (StateWriter, "find_lost", lambda *_: iter(()))),
+        _patches((writer, "is_lost_user", lambda *_, **__: False), (StateWriter, "find_lost", lambda *_: iter(()))),
     ),
     "2 an older store": (
         "writes are not fenced by the watermarks that the writer knows",
@@ -82,7 +81,7 @@ REVERTED: dict[str, tuple[str, Callable[[], AbstractContextManager[Any]]]] = {
     ),
     "4 model versions": (
         "a stored state counts as reaching its history",
-        _patches((state_store.layout, "reaches", lambda state, partition, offset, history: bool(history))),
+        _patches((layout, "reaches", lambda state, partition, offset, history: bool(history))),
     ),
     "4 rolling deploy": (
         "a refusal of another model's replica counts as an outage",
@@ -94,7 +93,7 @@ REVERTED: dict[str, tuple[str, Callable[[], AbstractContextManager[Any]]]] = {
     ),
     "6 partitions added": (
         "the number of partitions is not compared",
-        _patches((state_store, "check_epoch", _nothing)),
+        _patches((writer, "check_epoch", _nothing)),
     ),
     "7 takeover elsewhere": (
         "checkpoints stay on the host that made them",
@@ -110,6 +109,6 @@ REVERTED: dict[str, tuple[str, Callable[[], AbstractContextManager[Any]]]] = {
     ),
     "10 one hash slot": (
         "progress lies in another slot than the users that it covers",
-        _patches((state_layout, "progress_key", lambda partition: f"{{progress}}:{partition}")),
+        _patches((layout, "progress_key", lambda partition: f"{{progress}}:{partition}")),
     ),
 }

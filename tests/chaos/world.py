@@ -72,7 +72,8 @@ from services.platform.stream.position import Position
 from services.refresher.adapters.decoding import QueryShape
 from services.refresher.adapters.kafka_log import KafkaLog
 from services.refresher.adapters.kafka_outbox import KafkaOutbox as RefresherOutbox
-from services.user_state.store import StateReader, StateWriter
+from services.user_state.reader import StateReader
+from services.user_state.writer import StateWriter
 
 LETTERS = INTERACTIONS + SUFFIX
 MODELS = (refresher_scene.MODEL, "model-b")

@@ -20,8 +20,10 @@ from services.platform.redis_clients import open_client
 from services.stack.folders import REPOSITORY
 from services.user_state.layout import EPOCH_KEY, PAGES, home_of, progress_key
 from services.user_state.leases import RedisLeases
+from services.user_state.reader import StateReader
 from services.user_state.sessions import SessionStore
-from services.user_state.store import AdvanceStep, StateReader, StateWriter
+from services.user_state.values import AdvanceStep
+from services.user_state.writer import StateWriter
 
 pytestmark = pytest.mark.integration
 

@@ -21,10 +21,11 @@ from services.platform.errors import DependencyUnavailable
 from services.stack import Stack
 from services.stack.components.redis import Redis
 from services.stack.folders import REPOSITORY
-from services.user_state import store as state_store
 from services.user_state.layout import SESSION_KINDS
 from services.user_state.leases import RedisLeases
+from services.user_state.reader import StateReader
 from services.user_state.sessions import SessionStore
+from services.user_state.writer import StateWriter
 
 pytestmark = pytest.mark.integration
 
@@ -85,8 +86,8 @@ def restricted(monkeypatch: pytest.MonkeyPatch) -> None:
     def made(kind: Any, name: str, url: str, **options: Any) -> Any:
         return kind(of_user(name, url), **options)
 
-    for kind, name in (("StateWriter", "freshet-writer"), ("StateReader", "freshet-reader")):
-        monkeypatch.setattr(test_state_store, kind, partial(made, getattr(state_store, kind), name))
+    for kind, name in ((StateWriter, "freshet-writer"), (StateReader, "freshet-reader")):
+        monkeypatch.setattr(test_state_store, kind.__name__, partial(made, kind, name))
 
 
 @pytest.fixture
@@ -101,11 +102,11 @@ def store(redis_url: str) -> Iterator[Store]:
 async def test_the_gateways_user_keeps_lists_beside_users(redis_url: str) -> None:
     with redis.Redis.from_url(redis_url) as client:
         client.flushall()
-    writer = state_store.StateWriter(redis_url)
+    writer = StateWriter(redis_url)
     epoch, _ = writer.ensure_epoch(1)
     writer.apply([test_state_store.update("ann")], epoch, {})
     writer.close()
-    reader = state_store.StateReader(of_user("freshet-reader", redis_url))
+    reader = StateReader(of_user("freshet-reader", redis_url))
     sessions = SessionStore(of_user("freshet-reader", redis_url), reader.last_epoch)
     for kind in SESSION_KINDS:
         await sessions.push(kind, "ann", b"1", most=2, ttl_seconds=60)
@@ -151,8 +152,8 @@ def test_the_reader_writes_nothing_else(redis_url: str) -> None:
 
 
 async def test_a_wrong_password_is_said(redis_url: str, tmp_path: Path) -> None:
-    writer = state_store.StateWriter(of_user("freshet-writer", redis_url).replace(PASSWORD, "wrong"))
-    reader = state_store.StateReader(of_user("nobody", redis_url))
+    writer = StateWriter(of_user("freshet-writer", redis_url).replace(PASSWORD, "wrong"))
+    reader = StateReader(of_user("nobody", redis_url))
     with pytest.raises(DependencyUnavailable, match=r"(?i)WRONGPASS|invalid username-password"):
         writer.epoch()
     with pytest.raises(DependencyUnavailable, match=r"(?i)WRONGPASS|invalid username-password") as refused:

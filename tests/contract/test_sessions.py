@@ -14,8 +14,9 @@ from services.platform.errors import DependencyUnavailable, PreconditionFailed
 from services.platform.redis_clients import open_client
 from services.platform.stream.topic import NUM_PARTITIONS
 from services.user_state.layout import ANSWERS, PAGES, SESSION_KINDS, home_of, session_key, session_sizes_key
+from services.user_state.reader import StateReader
 from services.user_state.sessions import SessionStore
-from services.user_state.store import StateReader, StateWriter
+from services.user_state.writer import StateWriter
 
 
 @dataclass

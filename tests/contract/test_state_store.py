@@ -24,17 +24,17 @@ from services.platform.redis_clients import open_client
 from services.stack import Ports
 from services.user_state import layout as state_layout
 from services.user_state.layout import forgets_key, home_of
-from services.user_state.store import (
+from services.user_state.reader import StateReader
+from services.user_state.values import (
     AdvanceStep,
     ModelState,
     Popularity,
     PopularityStep,
-    StateReader,
-    StateWriter,
     StoredState,
     UserKeys,
     UserUpdate,
 )
+from services.user_state.writer import StateWriter
 
 MODEL = "model-1"
 NUM_PARTITIONS = 8

@@ -5,7 +5,9 @@ import json
 import pytest
 from golden import formats
 
-from services.user_state.store import Progress, StateReader, StateWriter, UserHistory
+from services.user_state.reader import StateReader
+from services.user_state.values import Progress, UserHistory
+from services.user_state.writer import StateWriter
 
 KEYS = json.loads((formats.HERE / "store.json").read_text())
 HOME = formats.HOME.partition

@@ -21,15 +21,9 @@ from services.platform.redis_clients import open_client
 from services.platform.stream.kafka import partition_for
 from services.platform.stream.topic import NUM_PARTITIONS
 from services.user_state.layout import EPOCH_KEY
-from services.user_state.store import (
-    AdvanceStep,
-    ModelState,
-    StateReader,
-    StateWriter,
-    StoredState,
-    UserUpdate,
-    UserView,
-)
+from services.user_state.reader import StateReader
+from services.user_state.values import AdvanceStep, ModelState, StoredState, UserUpdate, UserView
+from services.user_state.writer import StateWriter
 
 MODEL = "model-1"
 NOTHING_APPLIED = dict.fromkeys(range(NUM_PARTITIONS), -1)

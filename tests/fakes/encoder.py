@@ -17,7 +17,7 @@ from services.contracts.topics.search_clicks import ClickRecord
 from services.encoder.adapters.forget_log import ForgetTopic
 from services.encoder.domain import EncodedStates, EncodeJob
 from services.platform.stream.record import DeadLetter, SourceRecord
-from services.user_state.store import now_ms
+from services.user_state.values import now_ms
 
 
 class MemoryStream(MemoryTopics):

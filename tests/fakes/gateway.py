@@ -23,7 +23,7 @@ from services.platform.stream.kafka import partition_for
 from services.platform.stream.position import Position
 from services.platform.stream.topic import NUM_PARTITIONS
 from services.user_state.layout import num_partitions_of, pack_positions, reaches
-from services.user_state.store import StoredState, UserView
+from services.user_state.values import StoredState, UserView
 
 
 @dataclass

@@ -82,7 +82,8 @@ from services.refresher.handlers.checkpoints import snapshot
 from services.refresher.handlers.fold import FoldRecords
 from services.refresher.ports import Kept
 from services.user_state import layout as state_layout
-from services.user_state.store import AdvanceStep, PopularityStep, StateWriter, StoredState, UserUpdate
+from services.user_state.values import AdvanceStep, PopularityStep, StoredState, UserUpdate
+from services.user_state.writer import StateWriter
 
 HERE = Path(__file__).parent / "formats"
 

@@ -24,7 +24,7 @@ from services.encoder.handlers.apply_records import ApplyRecords
 from services.encoder.handlers.forget_users import ForgetUsers
 from services.encoder.metrics import EncoderMetrics
 from services.platform.stream.kafka import BulkProducer
-from services.user_state.store import StateWriter
+from services.user_state.writer import StateWriter
 
 VOCABULARY = Vocabulary(
     model_version="model-1",

@@ -44,7 +44,9 @@ from services.platform.errors import FreshetError
 from services.platform.stream.kafka import BulkProducer, Record
 from services.stack import Ports, Stack
 from services.user_state import layout
-from services.user_state.store import StateReader, StateWriter, now_ms
+from services.user_state.reader import StateReader
+from services.user_state.values import now_ms
+from services.user_state.writer import StateWriter
 
 _PAGE = 1_000
 _APART_MS = 60_000

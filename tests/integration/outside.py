@@ -21,7 +21,9 @@ from services.platform.stream.kafka import partition_for
 from services.platform.stream.topic import NUM_PARTITIONS
 from services.stack import Stack
 from services.user_state.layout import home_of, seen_key, state_key
-from services.user_state.store import Popularity, StateReader, StateWriter
+from services.user_state.reader import StateReader
+from services.user_state.values import Popularity
+from services.user_state.writer import StateWriter
 
 JSON = [("content-type", b"application/json")]
 WITHIN_S = 30.0

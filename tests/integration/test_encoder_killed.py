@@ -29,7 +29,8 @@ from services.encoder.handlers.apply_records import ApplyRecords
 from services.offline.backfill.memory_store import MemoryStore
 from services.platform.stream.kafka import BulkProducer, Record
 from services.platform.stream.topic import Topic
-from services.user_state.store import StateWriter, UserHistory
+from services.user_state.values import UserHistory
+from services.user_state.writer import StateWriter
 
 pytestmark = pytest.mark.integration
 

@@ -39,7 +39,8 @@ from services.offline.backfill.memory_store import MemoryStore
 from services.platform.stream.kafka import BulkProducer, Record
 from services.platform.stream.topic import NUM_PARTITIONS
 from services.stack import Ports, Stack
-from services.user_state.store import StateReader, StateWriter
+from services.user_state.reader import StateReader
+from services.user_state.writer import StateWriter
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 

@@ -19,7 +19,7 @@ from services.offline.datasets.simulator import SimulatorConfig, simulate
 from services.platform.stream.kafka import BulkProducer, Record, partition_for
 from services.platform.stream.topic import NUM_PARTITIONS
 from services.stack import Ports, Stack
-from services.user_state.store import StateWriter
+from services.user_state.writer import StateWriter
 
 pytestmark = pytest.mark.integration
 

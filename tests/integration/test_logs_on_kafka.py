@@ -21,7 +21,8 @@ from services.platform.errors import Conflict, PreconditionFailed
 from services.platform.stream.kafka import BulkProducer, Record
 from services.platform.stream.record import SourceRecord
 from services.platform.stream.topic import NUM_PARTITIONS, Topic
-from services.user_state.store import AdvanceStep, StateWriter, UserUpdate
+from services.user_state.values import AdvanceStep, UserUpdate
+from services.user_state.writer import StateWriter
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 

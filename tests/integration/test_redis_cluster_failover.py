@@ -19,7 +19,7 @@ from traffic import Answer, Traffic
 
 from services.algorithms.bundle import load_bundle
 from services.platform.stream.topic import NUM_PARTITIONS
-from services.user_state.store import StateReader
+from services.user_state.reader import StateReader
 
 sys.path.append(str(Path(__file__).parents[1] / "chaos"))
 

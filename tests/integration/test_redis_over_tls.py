@@ -23,7 +23,8 @@ from services.platform.transport import Tls
 from services.stack import Stack
 from services.stack.components.redis import Redis
 from services.user_state.leases import RedisLeases
-from services.user_state.store import StateReader, StateWriter
+from services.user_state.reader import StateReader
+from services.user_state.writer import StateWriter
 
 pytestmark = pytest.mark.integration
 

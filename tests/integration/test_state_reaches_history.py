@@ -11,7 +11,9 @@ from services.contracts.query_state import PackedQueryState
 from services.contracts.stored_history import StoredEvent
 from services.platform.stream.topic import NUM_PARTITIONS
 from services.user_state import layout as state_layout
-from services.user_state.store import StateReader, StateWriter, StoredState, UserUpdate, UserView
+from services.user_state.reader import StateReader
+from services.user_state.values import StoredState, UserUpdate, UserView
+from services.user_state.writer import StateWriter
 
 pytestmark = pytest.mark.integration
 

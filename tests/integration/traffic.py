@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import grpc
 from freshet.v1 import common_pb2, events_pb2, gateway_pb2, gateway_pb2_grpc
 
-from services.user_state.store import StateReader
+from services.user_state.reader import StateReader
 
 Degradation = gateway_pb2.Degradation
 

@@ -137,7 +137,7 @@ def restore(
 def _applied(stack: "Stack") -> tuple[str | None, Mapping[int, int]]:
     """Epoch and watermarks of `interactions`, None and nothing when Redis is away."""
     from services.platform.errors import DependencyUnavailable
-    from services.user_state.store import StateReader
+    from services.user_state.reader import StateReader
 
     async def read() -> tuple[str | None, Mapping[int, int]]:
         reader = StateReader(stack.redis_url, timeout_s=1.0)

@@ -52,7 +52,7 @@ from services.platform.stream.position import Position
 from services.platform.stream.record import DeadLetter, SourceRecord
 from services.platform.tracing import OFF, Tracing
 from services.user_state.layout import home_of
-from services.user_state.store import (
+from services.user_state.values import (
     AdvanceStep,
     ModelState,
     PopularityStep,

@@ -8,7 +8,7 @@ from services.encoder.encoding import Vocabulary
 from services.encoder.forgetting import pseudonyms_of
 from services.encoder.ports import UserReader
 from services.platform.validation import validate_id
-from services.user_state.store import UserKeys
+from services.user_state.values import UserKeys
 
 
 @dataclass(frozen=True, slots=True)

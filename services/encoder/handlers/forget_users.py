@@ -30,7 +30,7 @@ from services.platform.stream.ports import Offsets
 from services.platform.stream.position import Position
 from services.platform.stream.record import DeadLetter
 from services.user_state.layout import home_of, num_partitions_of
-from services.user_state.store import ForgetsApplied, UserHistory, UserUpdate
+from services.user_state.values import ForgetsApplied, UserHistory, UserUpdate
 
 log = structlog.get_logger()
 

@@ -35,7 +35,7 @@ from services.platform.errors import Conflict, DependencyUnavailable, InvalidReq
 from services.platform.stream.ports import Offsets, Reader
 from services.platform.stream.record import SourceRecord
 from services.user_state.layout import home_of, num_partitions_of
-from services.user_state.store import DEFAULT_TTL_SECONDS, AdvanceStep, Progress, now_ms
+from services.user_state.values import DEFAULT_TTL_SECONDS, AdvanceStep, Progress, now_ms
 
 log = structlog.get_logger()
 

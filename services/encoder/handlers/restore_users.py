@@ -27,7 +27,7 @@ from services.encoder.ports import SequenceEncoder, Store
 from services.platform.stream.ports import Offsets, Reader
 from services.platform.stream.record import SourceRecord
 from services.user_state.layout import home_of
-from services.user_state.store import StoredState, UserHistory, UserUpdate, now_ms
+from services.user_state.values import StoredState, UserHistory, UserUpdate, now_ms
 
 log = structlog.get_logger()
 

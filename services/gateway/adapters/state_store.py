@@ -1,9 +1,10 @@
-"""The user state store, through `services.user_state.store`."""
+"""The user state store, through `services.user_state.reader`."""
 
 from collections.abc import Mapping, Sequence
 
 from services.gateway.domain import HistoryEvent
-from services.user_state.store import StateReader, UserView
+from services.user_state.reader import StateReader
+from services.user_state.values import UserView
 
 
 class RedisUserStates:

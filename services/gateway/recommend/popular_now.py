@@ -13,7 +13,7 @@ import structlog
 
 from services.algorithms.popularity import count_at
 from services.gateway.recommend.popular import PopularItems
-from services.user_state.store import Popularity
+from services.user_state.values import Popularity
 
 log = structlog.get_logger()
 

@@ -70,7 +70,7 @@ from services.platform.errors import DependencyUnavailable
 from services.platform.large_requests import in_turn
 from services.platform.rpc import admission
 from services.user_state.layout import ANSWERS, IMPRESSIONS, PAGES
-from services.user_state.store import StoredState, UserView
+from services.user_state.values import StoredState, UserView
 
 MAX_POOL = 10_000
 # How often a pool is widened for an answer that limits left short. One more is rare on catalogues with 18 categories.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from services.gateway.domain import FreshnessToken
 from services.platform.rpc.admission import waiting
-from services.user_state.store import UserView
+from services.user_state.values import UserView
 
 
 @dataclass(frozen=True, slots=True)

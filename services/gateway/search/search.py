@@ -21,7 +21,7 @@ from services.gateway.search.text_retrieval import SourceAnswer, TextRetrieval, 
 from services.gateway.stages import Limits, Stages, Work
 from services.gateway.validation import MAX_K, check_search
 from services.platform.large_requests import in_turn
-from services.user_state.store import UserView
+from services.user_state.values import UserView
 
 # So many of the items that the user had last may be what they look for again.
 RECENT = 10

@@ -32,7 +32,7 @@ from services.platform.errors import Conflict, InvalidRequest, PreconditionFaile
 from services.platform.stream.kafka import Record
 from services.platform.stream.ports import Reader
 from services.platform.stream.position import Position
-from services.user_state.store import AdvanceStep, StoredState, UserUpdate, now_ms
+from services.user_state.values import AdvanceStep, StoredState, UserUpdate, now_ms
 
 _CONSUMED = "something consumes the stream during the import: stop the encoder process, and import again"
 

@@ -10,7 +10,7 @@ from services.algorithms import popularity
 from services.contracts import stored_history
 from services.platform.errors import Conflict
 from services.user_state import layout as state_layout
-from services.user_state.store import (
+from services.user_state.values import (
     AdvanceStep,
     Dump,
     ForgetsApplied,
@@ -23,8 +23,8 @@ from services.user_state.store import (
     UserHistory,
     UserKeys,
     UserUpdate,
-    check_epoch,
 )
+from services.user_state.writer import check_epoch
 
 
 class MemoryStore:

@@ -13,7 +13,7 @@ from services.contracts.topics.interactions import Interaction, validate
 from services.platform.errors import InvalidRequest
 from services.platform.stream.kafka import partition_for
 from services.platform.validation import validate_id
-from services.user_state.store import now_ms
+from services.user_state.values import now_ms
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

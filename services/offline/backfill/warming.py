@@ -12,7 +12,8 @@ from services.encoder.encoding import Vocabulary, encode_job, user_state
 from services.encoder.ports import SequenceEncoder
 from services.platform.errors import PreconditionFailed
 from services.user_state.layout import num_partitions_of
-from services.user_state.store import ModelState, StateWriter, StoredState, UserHistory, now_ms
+from services.user_state.values import ModelState, StoredState, UserHistory, now_ms
+from services.user_state.writer import StateWriter
 
 # Together in one call of the model, and asked for in one trip.
 _USERS, _ASKED = 32, 512

@@ -19,7 +19,8 @@ from services.algorithms.states import QueryStates
 from services.offline.datasets import Interactions
 from services.offline.demo.plan import ReplayEvent, ReplayPlan, ReplayResult
 from services.offline.demo.schedule import Schedule
-from services.user_state.store import Progress, StateReader
+from services.user_state.reader import StateReader
+from services.user_state.values import Progress
 
 OnProgress = Callable[[Mapping[str, Any]], None]
 

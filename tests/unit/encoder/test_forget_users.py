@@ -22,7 +22,7 @@ from services.encoder.handlers.describe_user import DescribeUser
 from services.offline.backfill.memory_store import MemoryStore
 from services.platform.errors import Conflict, DependencyUnavailable, PreconditionFailed
 from services.user_state.layout import home_of
-from services.user_state.store import UserHistory
+from services.user_state.values import UserHistory
 
 USERS = [f"user-{number}" for number in range(3)]
 

@@ -9,7 +9,7 @@ from services.algorithms.event_schema import EventSchema
 from services.encoder.domain import RECENT_IDS, Arrival, Merge, Outcome, Prefix, Undone, rounds
 from services.encoder.domain import merge as merge_by
 from services.platform.stream.position import Position
-from services.user_state.store import UserHistory
+from services.user_state.values import UserHistory
 
 L = 8
 SCHEMA = EventSchema.parse(

@@ -10,7 +10,7 @@ from streams import NOW_MS, append, drain, handler_on, interaction
 from services.contracts.topics.interactions import Interaction, encode_interaction
 from services.offline.backfill.memory_store import MemoryStore
 from services.platform.exported_spans import ExportedSpans
-from services.user_state.store import UserUpdate
+from services.user_state.values import UserUpdate
 
 TRACEPARENT = f"00-{5:032x}-{6:016x}-01"
 

@@ -38,7 +38,7 @@ from services.gateway.server import GatewayServicer
 from services.gateway.stages import Limits
 from services.gateway.version_sets.routes import Routes
 from services.gateway.write.lag import AcknowledgedLag
-from services.user_state.store import StoredState
+from services.user_state.values import StoredState
 
 ITEMS = ["a", "b", "c", "d", "e", "f"]
 COUNTS = np.array([10, 60, 30, 60, 20, 20], dtype=np.int64)

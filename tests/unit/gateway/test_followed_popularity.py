@@ -11,7 +11,7 @@ from services.algorithms.popularity import level_of
 from services.gateway.recommend.popular import PopularItems
 from services.gateway.recommend.popular_now import FollowedPopularity
 from services.platform.errors import DependencyUnavailable
-from services.user_state.store import Popularity
+from services.user_state.values import Popularity
 
 NOW_MS, HOUR_S = 1_800_000_000_000, 3600.0
 

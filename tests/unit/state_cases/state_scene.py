@@ -28,7 +28,7 @@ from services.encoder.metrics import EncoderMetrics
 from services.offline.backfill.memory_store import MemoryStore
 from services.platform.errors import FreshetError
 from services.platform.leases import Leases
-from services.user_state.store import UserHistory
+from services.user_state.values import UserHistory
 
 NOW_MS = 1_800_000_000_000
 ANN = "ann"

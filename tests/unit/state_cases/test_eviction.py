@@ -17,7 +17,7 @@ from state_scene import ANN, NOW_MS, EncoderProcess, FragileStore, append, appen
 
 from services.encoder.handlers import apply_records
 from services.refresher.config import RefresherSettings
-from services.user_state.store import DEFAULT_TTL_SECONDS
+from services.user_state.values import DEFAULT_TTL_SECONDS
 
 COMPOSE = Path(__file__).parents[3] / "docker-compose.yml"
 

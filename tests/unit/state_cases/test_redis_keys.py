@@ -20,7 +20,8 @@ from services.contracts.stored_history import StoredEvent
 from services.contracts.topics.forgets import Forget
 from services.refresher.domain.records import Forgetting
 from services.user_state import layout as state_layout
-from services.user_state.store import AdvanceStep, StateWriter, UserUpdate
+from services.user_state.values import AdvanceStep, UserUpdate
+from services.user_state.writer import StateWriter
 
 # An epoch of a stream with one partition.
 EPOCH = "epoch-1"

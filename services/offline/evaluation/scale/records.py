@@ -25,7 +25,9 @@ from services.contracts.topics.interactions import Interaction, encode_interacti
 from services.offline.evaluation.large.catalogue import queries
 from services.platform.stream.topic import NUM_PARTITIONS
 from services.stack import Ports, Stack
-from services.user_state.store import StateReader, StateWriter, StoredState, UserUpdate
+from services.user_state.reader import StateReader
+from services.user_state.values import StoredState, UserUpdate
+from services.user_state.writer import StateWriter
 
 # Events in the history, seen items; the first is what `freshet plan` takes a user for.
 USERS = ((100, 100), (20, 20), (100, 1_000))

@@ -18,7 +18,7 @@ from freshet.v1 import events_pb2, gateway_pb2, gateway_pb2_grpc
 
 from loadtest.open_loop import NOT_SENT, OpenLoop, arrivals
 from services.platform.rpc import client as rpc_client
-from services.user_state.store import StateReader
+from services.user_state.reader import StateReader
 
 TIMEOUT_S = 2.0
 K = 10

@@ -1,471 +1,41 @@
-"""User states in Redis: the gateway reads them in one round trip, the encoder process writes them exactly once.
+"""User states, written exactly once by the thread of the encoder; Redis errors are DependencyUnavailable.
 
-Redis errors become DependencyUnavailable here; every wait is short. The reader is for an asyncio loop, the writer
-for the encoder's own thread. What the keys and values look like is `state_layout`'s; what the states mean is not
-known here.
+What keys and values look like is `layout`'s; what the states mean is not known here.
 """
 
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, cast
 
-from redis.exceptions import NoScriptError, OutOfMemoryError
+from redis.exceptions import NoScriptError
 
 from services.contracts import stored_history
-from services.contracts.query_state import PackedQueryState
-from services.contracts.stored_history import PackedHistory, RecentId, StoredEvent
-from services.platform.errors import Conflict, DependencyUnavailable, PreconditionFailed
-from services.platform.redis_clients import REDIS_ERRORS, advice_on, open_async_client, open_client
-from services.platform.stream.kafka import partition_for
-from services.platform.stream.topic import NUM_PARTITIONS
+from services.contracts.stored_history import PackedHistory
+from services.platform.errors import Conflict, PreconditionFailed
+from services.platform.redis_clients import open_client
 from services.user_state import layout
 from services.user_state.layout import Home
-
-DEFAULT_TTL_SECONDS = 90 * 24 * 3600
-DEFAULT_MAX_SEEN = 2_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredState:
-    """A user's query state and what it reflects: the newest applied position, the newest event's time.
-
-    traceparent: of the span that made it; "" where no event of it was traced, or nobody wants to know.
-    """
-
-    query_state: PackedQueryState
-    partition: int
-    offset: int
-    event_time_ms: int
-    applied_ms: int
-    traceparent: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UserView:
-    """What a recommendation needs to know of a user. seen: newest first. epoch None: no stream was applied yet.
-
-    turned_down: the seen items that their newest event in the history speaks against.
-    watermark: of `partition`, the one that was asked for, else the user's home.
-    reaches_history: the state reflects the whole stored history; one of a model that was away for a while does not.
-    is_lost: the store lost some of what it held of the user, and the encoder process has not brought it back yet.
-    """
-
-    state: StoredState | None
-    seen: list[str]
-    epoch: str | None
-    watermark: int | None
-    partition: int
-    has_history: bool = True
-    reaches_history: bool = True
-    is_lost: bool = False
-    turned_down: Sequence[str] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UserHistory:
-    """A user's stored history as the writer needs it; `expected` is the position text that `apply` compares.
-
-    forgotten: per partition, the last offset that was erased with the user; empty for who was never forgotten.
-    is_lost: the store once held more of the user than this; known: up to where of the home partition (-1: not known).
-    """
-
-    events: list[StoredEvent] = field(default_factory=list)
-    recent: list[RecentId] = field(default_factory=list)
-    positions: dict[int, int] = field(default_factory=dict)
-    forgotten: dict[int, int] = field(default_factory=dict)
-    expected: bytes = b""
-    is_lost: bool = False
-    known: int = -1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UserKeys:
-    """What is stored of a user: how many events and seen items, and the model versions that have a state."""
-
-    history_events: int
-    seen_items: int
-    state_model_versions: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UserUpdate:
-    """One user's next history, seen items and state, written together.
-
-    turned_down: as of `UserView`; what was stored before is replaced.
-    state_change: "set" writes `state`, "drop" removes what is stored for the model version, "keep" leaves it alone.
-    """
-
-    user_id: str
-    model_version: str
-    expected: bytes
-    positions: Mapping[int, int]
-    events: Sequence[StoredEvent]
-    recent: Sequence[RecentId]
-    seen_times: Mapping[str, int]
-    unseen: Collection[str] = ()
-    turned_down: Sequence[str] = ()
-    forgotten: Mapping[int, int] = field(default_factory=dict)
-    state: StoredState | None = None
-    state_change: Literal["set", "drop", "keep"] = "keep"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelState:
-    """A state of a model beside the writer's own, made of the history at these positions, as `UserHistory` has them.
-
-    change: as of `UserUpdate`; "keep" lets a state that reflected `before` (of `expected`) reflect the positions, "set"
-    without a state says that the model makes none of this history.
-    """
-
-    user_id: str
-    model_version: str
-    positions: Mapping[int, int]
-    forgotten: Mapping[int, int]
-    state: StoredState | None = None
-    change: Literal["set", "drop", "keep"] = "set"
-    before: bytes = b""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """How far a partition is applied (-1: nothing yet), and what became of its records in this epoch.
-
-    anchors: what the writer remembers of the partition's log, in its own form; "" where nothing is.
-    unfinished: how many users were written since the watermark moved.
-    """
-
-    watermark: int = -1
-    unfinished: int = 0
-    counts: Mapping[str, int] = field(default_factory=dict)
-    anchors: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Dump:
-    """What the store holds of some users, read together, and progress as it was when that was read.
-
-    histories: of those of whom it holds anything. lost: of whom it once held more.
-    """
-
-    histories: Mapping[str, PackedHistory]
-    lost: Collection[str]
-    progress: Mapping[int, Progress]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Popularity:
-    """Items of a partition by level (`algorithms.popularity`), highest first."""
-
-    half_life_s: float
-    levels: Mapping[str, float]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PopularityStep:
-    """What records did to the popularity of items: levels (`algorithms.popularity`) that join, and that go."""
-
-    half_life_s: float
-    joins: Mapping[str, float] = field(default_factory=dict)
-    goes: Mapping[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdvanceStep:
-    """Moves one partition's watermark, adding the counts of the records in between, and what they made popular.
-
-    unfinished: how many users the writer wrote at home here since the watermark moved; None: it does not know.
-    anchors: see `Progress`.
-    """
-
-    partition: int
-    from_watermark: int
-    to_watermark: int
-    counts: Mapping[str, int]
-    anchors: str = ""
-    unfinished: int | None = None
-    popular: PopularityStep | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class StoreUsage:
-    """removed: keys that the store has evicted or let expire since it started. memory_share: how much of its limit is
-    used, 1: full; 0 without a limit."""
-
-    removed: int
-    memory_share: float
-
-
-@dataclass(slots=True)
-class ForgetsApplied:
-    """A reader's progress in `forgets` as the store has it, a text per home partition: each write of the reader is
-    fenced by it and moves it on, so that a node that took over with users of before is told.
-
-    offsets: by partition, the last record that is applied to all its users; -1: none yet.
-    """
-
-    reader: str
-    offsets: dict[int, int]
-    texts: dict[int, str]
-
-    @property
-    def offset(self) -> int:
-        """The last record that is applied in all of these partitions."""
-        return min(self.offsets.values(), default=-1)
-
-    def of(self, partitions: Collection[int]) -> "ForgetsApplied":
-        """The same, of these partitions alone."""
-        return ForgetsApplied(
-            self.reader, {p: self.offsets[p] for p in partitions}, {p: self.texts[p] for p in partitions}
-        )
-
-
-@contextmanager
-def redis_errors() -> Iterator[None]:
-    """Raises: DependencyUnavailable for what the client raises."""
-    try:
-        yield
-    except OutOfMemoryError as exc:
-        raise DependencyUnavailable("Redis is full and takes no writes: give it more memory (maxmemory)") from exc
-    except REDIS_ERRORS as exc:
-        said = advice_on(exc) or f"{type(exc).__name__}: {exc}"
-        raise DependencyUnavailable(f"Redis does not answer: {said}") from exc
-
-
-def _state(values: Sequence[bytes | None], model_version: str, trace: bytes | None = None) -> StoredState | None:
-    if None in values:
-        return None
-    components, gate, *texts = cast(list[bytes], values)
-    num_components, width, partition, offset, event_time_ms, applied_ms = map(int, texts)
-    return StoredState(
-        query_state=PackedQueryState(
-            model_version=model_version,
-            components=components,
-            gate=gate,
-            num_components=num_components,
-            component_width=width,
-        ),
-        partition=partition,
-        offset=offset,
-        event_time_ms=event_time_ms,
-        applied_ms=applied_ms,
-        traceparent="" if trace is None else layout.traceparent_of(trace, partition, offset),
-    )
-
-
-def _progress(values: Sequence[bytes | None], epoch: bytes | None) -> Progress:
-    """values: those of _PROGRESS_FIELDS."""
-    if epoch is None or values[0] != epoch:
-        return Progress()
-    counts = {name: int(value or 0) for name, value in zip(layout.COUNT_FIELDS, values[4:], strict=True)}
-    return Progress(
-        watermark=int(values[1] or -1),
-        unfinished=int(values[2] or 0),
-        anchors=(values[3] or b"").decode(),
-        counts=counts,
-    )
-
+from services.user_state.values import (
+    DEFAULT_MAX_SEEN,
+    DEFAULT_TTL_SECONDS,
+    PROGRESS_FIELDS,
+    AdvanceStep,
+    Dump,
+    ForgetsApplied,
+    ModelState,
+    PopularityStep,
+    Progress,
+    StoredState,
+    StoreUsage,
+    UserHistory,
+    UserUpdate,
+    is_lost_user,
+    progress_of,
+    redis_errors,
+)
 
 _HISTORY_FIELDS = ("position", "events", "ids")
-_PROGRESS_FIELDS = ("epoch", "watermark", "unfinished", "anchors", *layout.COUNT_FIELDS)
-
-
-def _lost(epoch: str, home: Home, entry: bytes | None, position: bytes | None, *, events: bool, seen: bool) -> bool:
-    """Whether the table of users knows more than the user's own keys. events, seen: whether there are any."""
-    applied = layout.unpack_entry(entry, time.time())
-    if applied is None:
-        return False
-    found = layout.unpack_positions(epoch, position)
-    return found is None or found[0].get(home.partition, -1) < applied or (events and not seen)
-
-
-class StateReader:
-    """Reads users for an asyncio process. Connects when first used."""
-
-    def __init__(
-        self, url: str, *, timeout_s: float = 0.25, max_connections: int = 64, with_traces: bool = False
-    ) -> None:
-        """with_traces: states say which span made them."""
-        self._redis = open_async_client(url, timeout_s=timeout_s, max_connections=max_connections)
-        # As of the last answer. It says where users are at home, and changes hardly ever.
-        self._epoch = ""
-        # Home partitions of which something was applied when they were read: where nothing is now, the store lost it.
-        self._applied = set[int]()
-        self._script = ""
-        self._read_popular = self._redis.register_script(layout.READ_POPULAR)
-        self._state_fields: tuple[str, ...] = (
-            *layout.STATE_FIELDS,
-            *(layout.STATE_TRACE,) * with_traces,
-            layout.STATE_POSITION,
-        )
-
-    async def read_user(
-        self, user_id: str, model_version: str, *, with_seen: bool = True, partition: int | None = None
-    ) -> UserView:
-        """State, seen items, epoch and a partition's watermark (None: of the user's home), in one round trip; another
-        partition's takes one more.
-
-        Raises: DependencyUnavailable; PreconditionFailed for another version's store.
-        """
-        # This call's own: another one may learn of a new epoch while this one waits for an answer of the former.
-        epoch = self._epoch or await self._current_epoch()
-        while epoch:
-            view, found = await self._read_user(user_id, model_version, with_seen, partition, epoch)
-            self._epoch = found if found == epoch else _checked(found)
-            if found == epoch:
-                return view
-            epoch = found
-        home = partition_for(user_id.encode(), NUM_PARTITIONS)
-        asked = home if partition is None else partition
-        is_lost = home in self._applied
-        return UserView(state=None, seen=[], epoch=None, watermark=None, partition=asked, is_lost=is_lost)
-
-    async def _read_user(
-        self, user_id: str, model_version: str, with_seen: bool, partition: int | None, read_in: str
-    ) -> tuple[UserView, str]:
-        """The view as of the epoch `read_in`, and the current epoch; if it is another one, the view says nothing."""
-        home = layout.home_of(user_id, read_in)
-        asked = home.partition if partition is None else partition
-        keys = (
-            layout.history_key(home),
-            layout.seen_key(home),
-            layout.state_key(home, model_version),
-            layout.users_key(home.partition),
-            layout.progress_key(home.partition),
-        )
-        wanted: tuple[str | int, ...] = (user_id, read_in, int(with_seen), *self._state_fields)
-        elsewhere: list[bytes | None] | None = None
-        with redis_errors():
-            if asked != home.partition:
-                # Before the state: a watermark read later than the state could promise an event that the state does not
-                # hold. It lies in another slot, perhaps on another node.
-                progress = self._redis.hmget(layout.progress_key(asked), ["epoch", "watermark"])
-                elsewhere = await cast(Awaitable[list[bytes | None]], progress)
-            for attempt in (1, 2):
-                if not self._script:
-                    self._script = await self._redis.script_load(layout.READ_USER)
-                pipeline = self._redis.pipeline(transaction=False)
-                pipeline.get(layout.EPOCH_KEY)
-                pipeline.evalsha(self._script, len(keys), *keys, *wanted)
-                try:
-                    replies = await pipeline.execute()
-                    break
-                except NoScriptError:
-                    self._script = ""
-                    if attempt == 2:
-                        raise
-        found_epoch: bytes | None = replies[0]
-        entry, position, event_bytes, num_seen, seen, (*found, state_position), at_home, turned_down = replies[1]
-        of_epoch, applied = elsewhere or at_home
-        was_applied = home.partition in self._applied
-        is_applied = at_home[0] == found_epoch and int(at_home[1] or -1) >= 0
-        if is_applied:
-            self._applied.add(home.partition)
-        num_fields = len(layout.STATE_FIELDS)
-        state = _state(found[:num_fields], model_version, *found[num_fields:])
-        epoch = (found_epoch or b"").decode()
-        view = UserView(
-            state=state,
-            seen=seen.decode().split("\0") if seen else [],
-            epoch=epoch,
-            watermark=int(applied) if of_epoch == found_epoch and applied is not None else -1,
-            partition=asked,
-            has_history=bool(position),
-            reaches_history=state is not None and layout.reaches(state_position, position),
-            is_lost=(was_applied and not is_applied)
-            or _lost(epoch, home, entry, position, events=event_bytes > 0, seen=num_seen > 0),
-            turned_down=turned_down.decode().split("\0") if turned_down else (),
-        )
-        return view, epoch
-
-    async def _current_epoch(self) -> str:
-        """Empty when there is none. Raises: DependencyUnavailable; PreconditionFailed for another version's epoch."""
-        with redis_errors():
-            found = cast(bytes | None, await self._redis.get(layout.EPOCH_KEY))
-        return _checked((found or b"").decode())
-
-    async def last_epoch(self) -> str:
-        """The epoch as of the last answer; "" before there is one. Raises: DependencyUnavailable."""
-        if not self._epoch:
-            self._epoch = await self._current_epoch()
-        return self._epoch
-
-    async def _home(self, user_id: str) -> Home | None:
-        epoch = await self._current_epoch()
-        return layout.home_of(user_id, epoch) if epoch else None
-
-    async def epoch(self) -> str | None:
-        """The current epoch; None before anything was applied. Raises: DependencyUnavailable, PreconditionFailed."""
-        return await self._current_epoch() or None
-
-    async def read_progress(self) -> tuple[str | None, dict[int, Progress]]:
-        """The epoch and every partition's progress; none where nothing was applied. Raises: DependencyUnavailable."""
-        epoch = await self._current_epoch()
-        pipeline = self._redis.pipeline(transaction=False)
-        for partition in range(layout.num_partitions_of(epoch) if epoch else 0):
-            pipeline.hmget(layout.progress_key(partition), _PROGRESS_FIELDS)
-        with redis_errors():
-            rows = await pipeline.execute()
-        return epoch or None, {partition: _progress(row, epoch.encode()) for partition, row in enumerate(rows)}
-
-    async def read_events(self, user_id: str) -> list[StoredEvent]:
-        """The user's history, oldest first; empty when none is stored. Raises: DependencyUnavailable."""
-        home = await self._home(user_id)
-        if home is None:
-            return []
-        with redis_errors():
-            blob = await cast(Awaitable[bytes | None], self._redis.hget(layout.history_key(home), "events"))
-        return stored_history.unpack_events(blob)
-
-    async def read_keys(self, user_id: str) -> UserKeys:
-        """What is stored of the user, in three round trips. Raises: DependencyUnavailable."""
-        home = await self._home(user_id)
-        if home is None:
-            return UserKeys(history_events=0, seen_items=0, state_model_versions=())
-        with redis_errors():
-            pipeline = self._redis.pipeline(transaction=False)
-            pipeline.hget(layout.history_key(home), "events")
-            pipeline.zcard(layout.seen_key(home))
-            pipeline.smembers(layout.MODELS_KEY)
-            events, seen_items, models = await pipeline.execute()
-            versions = sorted(model.decode() for model in models)
-            pipeline = self._redis.pipeline(transaction=False)
-            for version in versions:
-                pipeline.exists(layout.state_key(home, version))
-            stored = await pipeline.execute() if versions else []
-        return UserKeys(
-            history_events=len(stored_history.unpack_events(events)),
-            seen_items=seen_items,
-            state_model_versions=tuple(v for v, found in zip(versions, stored, strict=True) if found),
-        )
-
-    async def read_popular(self) -> list[Popularity]:
-        """What is popular in each partition that something was applied of. Raises: DependencyUnavailable."""
-        epoch = await self._current_epoch()
-        found = []
-        for partition in range(layout.num_partitions_of(epoch) if epoch else 0):
-            keys = (layout.progress_key(partition), layout.popular_key(partition))
-            # One at a time: others' work goes on between two of them.
-            with redis_errors():
-                half_life, text = await cast(
-                    Awaitable[list[bytes]], self._read_popular(keys=keys, args=[epoch], client=self._redis)
-                )
-            if text:
-                words = text.decode().split("\0")
-                levels = dict(zip(words[::2], map(float, words[1::2]), strict=True))
-                found.append(Popularity(half_life_s=float(half_life), levels=levels))
-        return found
-
-    async def ping(self) -> None:
-        """Raises: DependencyUnavailable when Redis does not answer."""
-        with redis_errors():
-            await self._redis.ping()
-
-    async def close(self) -> None:
-        """Close the connections."""
-        await self._redis.aclose()
 
 
 class StateWriter:
@@ -523,7 +93,7 @@ class StateWriter:
     def progress(self, partitions: Collection[int], epoch: str) -> dict[int, Progress]:
         """Progress of the partitions in this epoch. Raises: DependencyUnavailable."""
         rows = self._progress_rows(partitions)
-        return {p: _progress(row, epoch.encode()) for p, row in zip(partitions, rows, strict=True)}
+        return {p: progress_of(row, epoch.encode()) for p, row in zip(partitions, rows, strict=True)}
 
     def begin(self, partitions: Sequence[int], epoch: str) -> dict[int, Progress]:
         """Progress of the partitions; where another epoch's stands, this one's begins in its place.
@@ -542,7 +112,7 @@ class StateWriter:
 
         if 0 in (self._run_scripts((layout.BEGIN,), queue) if others else ()):
             raise Conflict("another writer began an epoch")
-        return {p: _progress(row, epoch.encode()) for p, row in zip(partitions, rows, strict=True)}
+        return {p: progress_of(row, epoch.encode()) for p, row in zip(partitions, rows, strict=True)}
 
     def begin_anew(self, epoch: str) -> None:
         """Erase every user and put a new epoch in the place of `epoch`; nothing where that is not the current one.
@@ -735,13 +305,13 @@ class StateWriter:
                 keys = (layout.history_key(home), layout.seen_key(home), layout.users_key(home.partition))
                 pipeline.evalsha(sha, 3, *keys, home.user_id, epoch)
             for partition in partitions:
-                pipeline.hmget(layout.progress_key(partition), _PROGRESS_FIELDS)
+                pipeline.hmget(layout.progress_key(partition), PROGRESS_FIELDS)
 
         replies = self._run_scripts((layout.DUMP,), queue)
         histories: dict[str, PackedHistory] = {}
         lost = []
         for home, (entry, position, events, ids, seen) in zip(homes, replies, strict=False):
-            if _lost(epoch, home, entry, position, events=bool(events), seen=bool(seen)):
+            if is_lost_user(epoch, home, entry, position, events=bool(events), seen=bool(seen)):
                 lost.append(home.user_id)
             elif found := layout.unpack_positions(epoch, position):
                 words = seen.decode().split("\0") if seen else []
@@ -752,7 +322,9 @@ class StateWriter:
                     ids or b"",
                     *stored_history.pack_seen(dict(zip(words[::2], times, strict=True))),
                 )
-        progress = {p: _progress(row, epoch.encode()) for p, row in zip(partitions, replies[len(homes) :], strict=True)}
+        progress = {
+            p: progress_of(row, epoch.encode()) for p, row in zip(partitions, replies[len(homes) :], strict=True)
+        }
         return Dump(histories=histories, lost=lost, progress=progress)
 
     def user_ids(self, partition: int, epoch: str) -> list[str]:
@@ -839,7 +411,7 @@ class StateWriter:
     def _progress_rows(self, partitions: Collection[int]) -> list[list[bytes | None]]:
         pipeline = self._redis.pipeline(transaction=False)
         for partition in partitions:
-            pipeline.hmget(layout.progress_key(partition), _PROGRESS_FIELDS)
+            pipeline.hmget(layout.progress_key(partition), PROGRESS_FIELDS)
         with redis_errors():
             return pipeline.execute() if partitions else []
 
@@ -898,7 +470,7 @@ def _history(
     epoch: str, home: Home, entry: bytes | None, row: Sequence[bytes | None], *, has_seen: bool
 ) -> UserHistory:
     position, events, ids = row
-    is_lost = _lost(epoch, home, entry, position, events=bool(events), seen=has_seen)
+    is_lost = is_lost_user(epoch, home, entry, position, events=bool(events), seen=has_seen)
     found = layout.unpack_positions(epoch, position)
     known = -1 if entry is None else int(entry.partition(b":")[0])
     if found is None:
@@ -936,13 +508,6 @@ def _new_epoch(num_partitions: int) -> str:
     return f"{secrets.token_hex(8)}-{num_partitions}"
 
 
-def _checked(epoch: str) -> str:
-    """The epoch; "" is none. Raises: PreconditionFailed for another version's."""
-    if epoch:
-        layout.num_partitions_of(epoch)
-    return epoch
-
-
 def check_epoch(epoch: str, num_partitions: int) -> None:
     """Raises: PreconditionFailed unless the store was filled by this layout, from so many partitions."""
     stored = layout.num_partitions_of(epoch)
@@ -951,8 +516,3 @@ def check_epoch(epoch: str, num_partitions: int) -> None:
             f"the state store was filled from {stored} partitions of `interactions`, which has {num_partitions} now: "
             "users moved. Run `freshet repartition`, or empty the state store: it is filled again from the topic"
         )
-
-
-def now_ms() -> int:
-    """This machine's clock, Unix milliseconds."""
-    return time.time_ns() // 1_000_000
