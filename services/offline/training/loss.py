@@ -102,7 +102,7 @@ def _mixture_loss(
         gate_dropout=head.gate_dropout,
         pair_dropout=head.pair_dropout,
         correction=correction,
-        scored_negatives=config.scored_negatives,
+        backward_negatives=config.backward_negatives,
     ) / len(queries.components)
     information = mutual_information(weights)
     total = ranking + config.mutual_information_weight * information

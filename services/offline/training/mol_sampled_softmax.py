@@ -63,7 +63,7 @@ def mol_sampled_softmax(
     gate_dropout: float = 0.0,
     pair_dropout: float = 0.0,
     correction: float = 0.0,
-    scored_negatives: int = 0,
+    backward_negatives: int = 0,
 ) -> Tensor:
     """Sum over positions of -log softmax of the positive's logit among itself and its group's negatives'.
 
@@ -72,10 +72,9 @@ def mol_sampled_softmax(
     added to the negatives' logits.
     Dropout: pair weights are dropped with probability `gate_dropout` and the rest renormalised; of the cosines that the
     gate's network reads, each is dropped with probability `pair_dropout` and the rest scaled (global generator).
-    scored_negatives: about how many of a position's negatives the mixture scores; 0: all. The mean of their cosines
-    chooses them, and each counts 1 / q for its probability q of being chosen: an unbiased estimate of the sum that the
-    softmax divides by, and so a consistent one of loss and gradients. Only the CPU's kernel gains by it; elsewhere all
-    are scored.
+    backward_negatives: of a position's gradients g over its negatives about so many are kept, each with probability q =
+    min(1, kept |g| / sum |g|), and divided by q: an unbiased estimate; 0: all. The loss is exact either way. Only the
+    CPU's kernel gains by it, so elsewhere all are kept.
     Cost: O(N K P (d + G)) time; memory one tile, n * G floats a few times over.
     Raises: ValueError if the groups don't cover the positions.
     """
@@ -97,7 +96,7 @@ def mol_sampled_softmax(
         gate_dropout,
         pair_dropout,
         correction,
-        scored_negatives,
+        backward_negatives,
     )
     return loss
 
@@ -162,7 +161,7 @@ def _tiles(num_positions: int, group_size: int, together: int) -> Iterator[tuple
 
 def _by_kernel(*args: Any) -> tuple[Tensor, list[Tensor]]:
     """The loss, and its gradients with respect to the first nine arguments."""
-    rows, target_rows, group_size, tau, gate_dropout, pair_dropout, correction, scored_negatives = args[9:]
+    rows, target_rows, group_size, tau, gate_dropout, pair_dropout, correction, backward_negatives = args[9:]
     loss, gradients = SampledSoftmax(
         **{name: tensor.contiguous().numpy() for name, tensor in zip(INPUTS, args, strict=False)},
         rows=rows.contiguous().numpy(),
@@ -171,7 +170,7 @@ def _by_kernel(*args: Any) -> tuple[Tensor, list[Tensor]]:
         group_size=group_size,
         tau=tau,
         correction=correction,
-        scored_negatives=scored_negatives if scored_negatives < rows.shape[1] else 0,
+        backward_negatives=backward_negatives if backward_negatives < rows.shape[1] else 0,
         gate_dropout=gate_dropout,
         pair_dropout=pair_dropout,
         seed=int(torch.randint(2**62, ())) if gate_dropout or pair_dropout else 0,

@@ -35,8 +35,8 @@ class TrainConfig:
     seed: int = 0
     dropouts: Dropouts = Dropouts()  # noqa: RUF009 - frozen
     num_negatives: int
-    # About how many of a position's negatives a mixture scores on a CPU (`mol_sampled_softmax`); 0: all.
-    scored_negatives: int = 0
+    # About how many of a position's negatives a mixture's gradient is estimated from on a CPU; 0: all.
+    backward_negatives: int = 0
     batch_sequences: int
     learning_rate: float
     weight_decay: float = 1e-3
@@ -65,7 +65,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         for names, low, high in (
             (("epochs", "num_negatives", "batch_sequences", "groups_per_tile"), 1, math.inf),
-            (("scored_negatives", "weight_decay", "mutual_information_weight"), 0, math.inf),
+            (("backward_negatives", "weight_decay", "mutual_information_weight"), 0, math.inf),
             (("user_norm_weight", "start_noise"), 0, math.inf),
             (("head_rate", "gate_rate"), 0, 100),
             (("warmup_fraction", "final_rate_fraction"), 0, 1),
@@ -176,7 +176,7 @@ _QUICK = TrainConfig(
     epochs=6,
     dropouts=Dropouts(encoder=0.1),
     num_negatives=256,
-    scored_negatives=48,
+    backward_negatives=32,
     batch_sequences=32,
     learning_rate=3e-3,
     loss="corrected-softmax",

@@ -1,7 +1,7 @@
 """The sampled softmax over mixture-of-logits scores, and its gradients: training's inner loop on the CPU.
 
-Groups of positions share their negatives. All their cosines are computed; the mixture scores those that their mean
-chooses, forward and backward while they are in the cache.
+Groups of positions share their negatives. The pass from cosines to scores stays in the cache, and is computed again for
+the negatives that have a gradient.
 
 Letters: N positions, K negatives per group, M items, P_q, P_x components, P = P_q * P_x, d component width, G hidden
 width.
@@ -31,7 +31,7 @@ class _Batch(ctypes.Structure):
             for name in ("positions", "group_size", "negatives", "num_query", "num_item", "width", "hidden")
         ),
         *((name, ctypes.c_void_p) for name in (*INPUTS, "rows", "targets", "uniforms")),
-        ("scored_negatives", ctypes.c_int64),
+        ("backward_negatives", ctypes.c_int64),
         *((name, ctypes.c_float) for name in ("tau", "correction", "gate_dropout", "pair_dropout")),
         ("seed", ctypes.c_uint64),
         ("threads", ctypes.c_int64),
@@ -48,7 +48,7 @@ class SampledSoftmax:
 
     float32: positive (N,), query (N, P_q, d), query_gate (N, P), items (M, P_x, d), item_gate (M, P), hidden_weight
     (G, P), hidden_bias (G,), out_weight (P, G), out_bias (P,); int64: rows (groups, K), targets (N,).
-    About `scored_negatives` of a position's negatives (0: all) are scored, chosen by uniforms (N,) in [0, 1).
+    About `backward_negatives` of a position's negatives (0: all) have a gradient, chosen by uniforms (N,) in [0, 1).
     What is dropped depends on `seed` alone. The same threads give the same bits.
     """
 
@@ -67,7 +67,7 @@ class SampledSoftmax:
     group_size: int
     tau: float
     correction: float = 0.0
-    scored_negatives: int = 0
+    backward_negatives: int = 0
     gate_dropout: float = 0.0
     pair_dropout: float = 0.0
     seed: int = 0
@@ -77,7 +77,7 @@ class SampledSoftmax:
         """The loss, summed over positions, and its gradients by `INPUTS`. `kernels`: another library than this
         processor's.
 
-        Cost: N K P d products, and of the negatives that are scored N P (2 d + 6 G).
+        Cost: N K P (d + 2 G) products, and three times those of the negatives that have a gradient.
         """
         (positions, num_query, width), (num_items, num_item, _) = self.query.shape, self.items.shape
         pairs, hidden, negatives = num_query * num_item, len(self.hidden_bias), self.rows.shape[1]
@@ -109,7 +109,7 @@ class SampledSoftmax:
                 for name in (*INPUTS, "uniforms")
             },
             **{name: _address(name, getattr(self, name), shapes[name], np.int64) for name in ("rows", "targets")},
-            scored_negatives=self.scored_negatives,
+            backward_negatives=self.backward_negatives,
             tau=self.tau,
             correction=self.correction,
             gate_dropout=self.gate_dropout,

@@ -1,12 +1,12 @@
 // The sampled softmax over mixture-of-logits scores of positions with their group's negatives, and all its gradients: the
 // inner loop of training, one pass.
 //
-// A few positions' cosines with all negatives are computed together. Their mean chooses the negatives that the mixture
-// scores; those are gathered into a band with other positions', whose network, losses and gradients are computed while it
-// is in the first two caches: nothing of size R K G is ever stored. Pairs lie along the lanes, components and hidden units
-// along the rows, so every product of matrices broadcasts a scalar of one factor and the softmax over components is a few
-// vector operations. Threads take groups; what a group adds to items is added in the groups' order, and each thread's sums
-// of weights in the threads': the same threads give the same bits.
+// A position's cosines, network and scores are computed block by block while they are in the first cache, then its loss.
+// Of its negatives, those that are to have a gradient are gathered into a band with other positions' and computed again
+// from the cosines on, with what their gradients need: nothing of size R K G is ever stored. Pairs lie along the lanes,
+// components and hidden units along the rows, so every product of matrices broadcasts a scalar of one factor and the
+// softmax over components is a few vector operations. Threads take groups; what a group adds to items is added in the
+// groups' order, and each thread's sums of weights in the threads': the same threads give the same bits.
 //
 // Letters: N positions, R positions per group, K negatives per group, K' = K rounded up to whole vectors, M items, P_q, P_x
 // components, P = P_q P_x, d component width, d' rounded up, G hidden width of the pair network, W = floats in a row of a
@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <numeric>
 #include <vector>
 
 #include "parallel.hpp"
@@ -35,7 +36,7 @@ struct Batch {
     const float *hidden_weight, *hidden_bias, *out_weight, *out_bias;  // (G, P), (G,), (P, G), (P,)
     const int64_t *rows, *targets;         // (groups, K), (N,): rows of items
     const float* uniforms;                 // (N,) in [0, 1): where systematic sampling begins
-    int64_t scored_negatives;              // 0: all
+    int64_t backward_negatives;            // 0: all
     float tau, correction, gate_dropout, pair_dropout;
     uint64_t seed;
     int64_t threads;
@@ -58,11 +59,10 @@ constexpr int kColumns = 4;  // times 4 rows: 16 of 32 registers hold sums
 #else
 constexpr int kColumns = 2;
 #endif
-constexpr int64_t kBand = 128;      // columns, at least
+constexpr int64_t kBlock = 64;      // columns whose hidden units (G = 64: 16 KB) are in the first cache
+constexpr int64_t kBand = 128;      // columns of a backward band
 constexpr int64_t kPositions = 8;   // whose cosines are computed together, so that items are read from the cache
 constexpr float kNone = -3e38f;     // the logit of what does not count
-// Of the probability of being chosen: how sharp the mean cosine's logit is, and the share that is equal for all.
-constexpr float kSharpness = 0.7f, kUniform = 0.2f;
 
 int64_t whole_vectors(int64_t count) { return (count + kLanes - 1) / kLanes * kLanes; }
 
@@ -223,8 +223,8 @@ class WithoutDenormals {
 #endif
 };
 
-// 1 / (1 - probability) or 0 per lane: a counter-based draw, equal for equal (seed, counter + negative), whichever thread
-// draws it. `negatives`: kLanes of them.
+// 1 / (1 - probability) or 0 per lane: a counter-based draw, equal for equal (seed, counter + negative), so that the
+// backward pass draws what the forward pass drew. `negatives`: kLanes of them.
 Floats kept(uint64_t seed, uint32_t counter, const int32_t* negatives, float probability) {
     Words x;
     std::memcpy(&x, negatives, sizeof x);
@@ -244,13 +244,19 @@ struct Part {
     int64_t position, begin, count;
 };
 
+// Columns of pairs: matrices of P rows (`scores` of one), `row` floats apart.
+struct Columns {
+    int64_t row;
+    float *cosines, *kept, *read, *item_gates, *gates, *gate_slopes, *weights, *scores;
+};
+
 // A thread's memory.
 struct Space {
-    Buffer items, item_gates, item_rows, item_sums, gate_sums, weight_sums, all_cosines, probabilities;
-    Buffer cosines, kept, read, item_gates_of, query_gates, gates, gate_slopes, weights, scores, factors;
-    Buffer hidden, slopes, change, query, d_query;
-    std::vector<int32_t> chosen, negatives;
-    std::vector<float> factors_of_chosen;
+    Buffer items, item_gates, item_rows, item_sums, gate_sums, weight_sums;
+    Buffer cosines, kept, read, gates, weights, scores, block;
+    Buffer band[7], band_scores, query_gates, d_scores, hidden, slopes, change, query, d_query;
+    std::vector<int32_t> numbers, chosen, negatives;
+    std::vector<float> values;
     std::vector<Part> parts;
 };
 
@@ -278,26 +284,26 @@ class Worker {
         out_weight_ = hidden_weight_ + hidden * pairs_ * kLanes;
         hidden_bias_ = out_weight_ + hidden * pairs_ * kLanes;
         out_bias_ = hidden_bias_ + hidden * kLanes;
-        all_cosines_ = space.all_cosines.of(kPositions * pairs_ * padded_);
-        probabilities_ = space.probabilities.of(padded_);
-        cosines_ = space.cosines.of(pairs_ * room_);
-        kept_ = drops_pairs_ ? space.kept.of(pairs_ * room_) : nullptr;
-        read_ = drops_pairs_ ? space.read.of(pairs_ * room_) : cosines_;
-        gates_of_item_ = space.item_gates_of.of(pairs_ * room_);
-        gates_of_query_ = space.query_gates.of(pairs_ * room_);
-        gates_ = space.gates.of(pairs_ * room_);
-        gate_slopes_ = space.gate_slopes.of(pairs_ * room_);
-        weights_ = space.weights.of(pairs_ * room_);
-        scores_ = space.scores.of(room_);
-        factors_ = space.factors.of(room_);
+        cosines_ = space.cosines.of(kPositions * pairs_ * padded_);
+        const auto optional = [&](Buffer& buffer, int64_t row) { return drops_pairs_ ? buffer.of(pairs_ * row) : nullptr; };
+        all_ = {padded_, nullptr, optional(space.kept, padded_), optional(space.read, padded_), item_gates_,
+                space.gates.of(pairs_ * padded_), nullptr, space.weights.of(pairs_ * padded_), space.scores.of(padded_)};
+        block_ = space.block.of(hidden * kBlock);
+        float* rows[7];
+        for (int at = 0; at < 7; ++at) rows[at] = space.band[at].of(pairs_ * room_);
+        band_ = {room_, rows[0], rows[1], rows[2], rows[3], rows[4], rows[5], rows[6], space.band_scores.of(room_)};
+        query_gates_ = space.query_gates.of(pairs_ * room_);
+        d_scores_ = space.d_scores.of(room_);
         hidden_ = space.hidden.of(hidden * room_);
         slopes_ = space.slopes.of(hidden * room_);
         change_ = space.change.of(hidden * room_);
         query_ = space.query.of(b_.num_query * wide_);
         d_query_ = space.d_query.of(b_.num_query * wide_);
+        space.numbers.resize(padded_);
+        std::iota(space.numbers.begin(), space.numbers.end(), 0);
         space.chosen.resize(padded_);
-        space.factors_of_chosen.resize(padded_);
         space.negatives.resize(room_);
+        space.values.resize(padded_);
     }
 
     // The loss of a group's positions, and their gradients; those of its items are in sums until `add_items`.
@@ -312,8 +318,9 @@ class Worker {
             const int64_t count = std::min(kPositions, end - begin);
             score_components(begin, count);
             for (int64_t s = begin; s < begin + count; ++s) {
-                const float* const cosines = all_cosines_ + (s - begin) * pairs_ * padded_;
-                add_to_band(s, cosines, choose(s, cosines));
+                all_.cosines = cosines_ + (s - begin) * pairs_ * padded_;
+                forward(s);
+                add_to_band(s, choose(s));
             }
         }
         flush();
@@ -371,7 +378,7 @@ class Worker {
         for (int64_t x = 0; x < b_.num_item; ++x)
             for (int64_t at = 0; at < padded_; at += width)
                 for (int64_t s = 0; s < count; ++s) {
-                    float* const to = all_cosines_ + (s * pairs_ + x) * padded_ + at;
+                    float* const to = cosines_ + (s * pairs_ + x) * padded_ + at;
                     product(b_.num_query, std::min(width, padded_ - at),
                             {b_.query + (begin + s) * b_.num_query * b_.width, b_.width, 1},
                             items_ + x * b_.width * padded_ + at, padded_, b_.width, zero,
@@ -379,216 +386,212 @@ class Worker {
                 }
     }
 
-    // Chooses the negatives that a position is scored with: how many; their numbers and 1 / q_k are in `space`. Negative k
-    // is chosen with probability q_k = min(1, a exp(mean cosine / tau) + b): where the running sum of q passes a whole
-    // number (systematic sampling). The sum runs down each lane in turn.
-    int64_t choose(int64_t position, const float* cosines) {
-        float* const q = probabilities_;
-        const float sharpness = kSharpness / (b_.tau * pairs_);
-        for (int64_t at = 0; at < padded_; at += kLanes) {
-            Floats sum = load(cosines + at);
-            for (int64_t p = 1; p < pairs_; ++p) sum += load(cosines + p * padded_ + at);
-            store(q + at, sum * sharpness);
-        }
-        const int64_t target = b_.targets[position];
-        for (int64_t k = 0; k < padded_; ++k) q[k] = k < b_.num_negatives && rows_[k] != target ? q[k] : kNone;
-        Floats highest = splat(kNone), sum = splat(0.0f), count = splat(0.0f);
-        for (int64_t at = 0; at < padded_; at += kLanes) highest = max(highest, load(q + at));
-        const float top = highest_of(highest);
-        for (int64_t at = 0; at < padded_; at += kLanes) {
-            const Floats logit = load(q + at);
-            const Floats value = logit > splat(kNone) ? exp_not_positive(logit - top) : splat(0.0f);
-            sum += value;
-            count += value > splat(0.0f) ? splat(1.0f) : splat(0.0f);
-            store(q + at, value);
-        }
-        const float wanted = b_.scored_negatives, a = wanted * (1 - kUniform) / sum_of(sum);
-        const float b = wanted ? wanted * kUniform / sum_of(count) : 1.0f;
-        Floats marks = splat(0.0f);
-        for (int64_t at = 0; at < padded_; at += kLanes) {
-            const Floats value = load(q + at);
-            const Floats probability = value > splat(0.0f) ? min(a * value + b, splat(1.0f)) : splat(0.0f);
-            store(q + at, probability);
-            marks += probability;
-        }
-        float mark = b_.uniforms[position];
-        for (int lane = 0; lane < kLanes; ++lane) {
-            const float of_lane = marks[lane];
-            marks[lane] = mark;
-            mark += of_lane;
-        }
-        int64_t found = 0;
-        for (int64_t at = 0; at < padded_; at += kLanes) {
-            const Floats probability = load(q + at), next = marks + probability;
-            const Ints passed = __builtin_convertvector(next, Ints) > __builtin_convertvector(marks, Ints);
-            const Floats factor = 1.0f / probability;
-            marks = next;
-            for (int lane = 0; lane < kLanes; ++lane) {
-                space_.chosen[found] = static_cast<int32_t>(at + lane);
-                space_.factors_of_chosen[found] = factor[lane];
-                found -= passed[lane];
-            }
-        }
-        return found;
+    // Scores of a position with all negatives.
+    void forward(int64_t position) {
+        drop_pairs(all_, position, space_.numbers.data(), 0, padded_);
+        const float* const of_query = b_.query_gate + position * pairs_;
+        for (int64_t at = 0; at < padded_; at += kBlock)
+            network<false>(all_, at, std::min(kBlock, padded_ - at), block_, nullptr, kBlock, [&](int64_t p, int64_t n) {
+                return b_.out_bias[p] + of_query[p] * load(item_gates_ + p * padded_ + at + n);
+            });
+        for (int64_t at = 0; at < padded_; at += kLanes) weigh(all_, position, space_.numbers.data(), at);
     }
 
-    // Gathers the `count` chosen negatives of a position, then as many that count nothing as fill a vector.
-    void add_to_band(int64_t position, const float* cosines, int64_t count) {
-        if (!count) return;
-        const int64_t whole = whole_vectors(count);
-        if (used_ + whole > room_) flush();
-        int32_t* const chosen = space_.negatives.data() + used_;
-        for (int64_t k = 0; k < whole; ++k) {
-            chosen[k] = k < count ? space_.chosen[k] : 0;
-            factors_[used_ + k] = k < count ? space_.factors_of_chosen[k] : 0.0f;
-        }
-        for (int64_t p = 0; p < pairs_; ++p) {
-            const int64_t to = p * room_ + used_;
-            for (int64_t k = 0; k < whole; ++k) {
-                cosines_[to + k] = cosines[p * padded_ + chosen[k]];
-                gates_of_item_[to + k] = item_gates_[p * padded_ + chosen[k]];
-            }
-            std::fill_n(gates_of_query_ + to, whole, b_.query_gate[position * pairs_ + p]);
-        }
-        space_.parts.push_back({position, used_, whole});
-        used_ += whole;
-    }
-
-    // The loss of the band's positions, and the gradients of its columns.
-    void flush() {
-        for (const Part& part : space_.parts) drop_pairs(part);
-        product(b_.num_hidden, used_, {b_.hidden_weight, pairs_, 1}, read_, room_, pairs_,
-                [&](int64_t h, int64_t) { return splat(b_.hidden_bias[h]); },
-                [&](int64_t h, int64_t n, Floats sum) { activate(sum, hidden_ + h * room_ + n, slopes_ + h * room_ + n); });
-        product(pairs_, used_, {b_.out_weight, b_.num_hidden, 1}, hidden_, room_, b_.num_hidden,
-                [&](int64_t p, int64_t n) {
-                    return b_.out_bias[p] + load(gates_of_query_ + p * room_ + n) * load(gates_of_item_ + p * room_ + n);
-                },
-                [&](int64_t p, int64_t n, Floats sum) { activate(sum, gates_ + p * room_ + n, gate_slopes_ + p * room_ + n); });
-        for (const Part& part : space_.parts) {
-            for (int64_t at = part.begin; at < part.begin + part.count; at += kLanes) weigh(part.position, at);
-            add_loss(part);
-        }
-        differentiate();
-        for (const Part& part : space_.parts) add_components(part);
-        space_.parts.clear();
-        used_ = 0;
-    }
-
-    // SiLU and its derivative.
-    static void activate(Floats value, float* to, float* slope) {
+    // SiLU, and its derivative where asked for.
+    template <bool kSlope>
+    static Floats activate(Floats value, float* slope) {
         const Floats x = max(value, splat(-87.3f));
         const Floats sigmoid = reciprocal(1.0f + exp_in_range(-min(x, splat(87.3f))));
         const Floats y = x * sigmoid;
-        store(to, y);
-        store(slope, sigmoid + y * (1.0f - sigmoid));
+        if (kSlope) store(slope, sigmoid + y * (1.0f - sigmoid));
+        return y;
+    }
+
+    // The gates of `width` columns from `at` on, before the softmax; hidden units, `hidden_row` floats apart.
+    template <bool kSlopes, typename Start>
+    void network(const Columns& columns, int64_t at, int64_t width, float* hidden, float* slopes, int64_t hidden_row,
+                 const Start& start) const {
+        product(b_.num_hidden, width, {b_.hidden_weight, pairs_, 1}, (drops_pairs_ ? columns.read : columns.cosines) + at,
+                columns.row, pairs_, [&](int64_t h, int64_t) { return splat(b_.hidden_bias[h]); },
+                [&](int64_t h, int64_t n, Floats sum) {
+                    const int64_t to = h * hidden_row + n;
+                    store(hidden + to, activate<kSlopes>(sum, slopes + to));
+                });
+        product(pairs_, width, {b_.out_weight, b_.num_hidden, 1}, hidden, hidden_row, b_.num_hidden, start,
+                [&](int64_t p, int64_t n, Floats sum) {
+                    const int64_t to = p * columns.row + at + n;
+                    store(columns.gates + to, activate<kSlopes>(sum, columns.gate_slopes + to));
+                });
     }
 
     // The cosines that the network reads.
-    void drop_pairs(const Part& part) {
+    void drop_pairs(const Columns& columns, int64_t position, const int32_t* negatives, int64_t begin, int64_t count) const {
         if (!drops_pairs_) return;
         for (int64_t p = 0; p < pairs_; ++p)
-            for (int64_t at = part.begin; at < part.begin + part.count; at += kLanes) {
-                const Floats factor = kept(b_.seed, counter(part.position, p), space_.negatives.data() + at, b_.pair_dropout);
-                store(kept_ + p * room_ + at, factor);
-                store(read_ + p * room_ + at, factor * load(cosines_ + p * room_ + at));
+            for (int64_t at = begin; at < begin + count; at += kLanes) {
+                const Floats factor = kept(b_.seed, counter(position, p), negatives + at, b_.pair_dropout);
+                store(columns.kept + p * columns.row + at, factor);
+                store(columns.read + p * columns.row + at, factor * load(columns.cosines + p * columns.row + at));
             }
     }
 
     uint32_t counter(int64_t position, int64_t p) const { return static_cast<uint32_t>((position * pairs_ + p) * padded_); }
 
     // Pair weights and score of one vector of pairs.
-    void weigh(int64_t position, int64_t at) {
-        const float* const gates = gates_ + at;
-        float* const weights = weights_ + at;
+    void weigh(const Columns& columns, int64_t position, const int32_t* negatives, int64_t at) const {
+        const int64_t row = columns.row;
+        const float* const gates = columns.gates + at;
+        float* const weights = columns.weights + at;
         Floats highest = load(gates);
-        for (int64_t p = 1; p < pairs_; ++p) highest = max(highest, load(gates + p * room_));
+        for (int64_t p = 1; p < pairs_; ++p) highest = max(highest, load(gates + p * row));
         Floats total = splat(0.0f);
         for (int64_t p = 0; p < pairs_; ++p) {
-            const Floats weight = exp_not_positive(load(gates + p * room_) - highest);
+            const Floats weight = exp_not_positive(load(gates + p * row) - highest);
             total += weight;
-            store(weights + p * room_, weight);
+            store(weights + p * row, weight);
         }
         Floats scale = 1.0f / total;
         if (b_.gate_dropout > 0) {
             Floats left = splat(0.0f);
             for (int64_t p = 0; p < pairs_; ++p) {
-                const Floats mask = kept(~b_.seed, counter(position, p), space_.negatives.data() + at, b_.gate_dropout);
-                const Floats weight = (mask > splat(0.0f)) ? load(weights + p * room_) * scale : splat(0.0f);
+                const Floats mask = kept(~b_.seed, counter(position, p), negatives + at, b_.gate_dropout);
+                const Floats weight = (mask > splat(0.0f)) ? load(weights + p * row) * scale : splat(0.0f);
                 left += weight;
-                store(weights + p * room_, weight);
+                store(weights + p * row, weight);
             }
             scale = 1.0f / max(left, splat(1e-6f));
         }
         Floats score = splat(0.0f);
         for (int64_t p = 0; p < pairs_; ++p) {
-            const Floats weight = load(weights + p * room_) * scale;
-            store(weights + p * room_, weight);
-            score += weight * load(cosines_ + p * room_ + at);
+            const Floats weight = load(weights + p * row) * scale;
+            store(weights + p * row, weight);
+            score += weight * load(columns.cosines + p * row + at);
         }
-        store(scores_ + at, score);
+        store(columns.scores + at, score);
     }
 
-    // A position's loss; its gradients with respect to the scores take the place of the columns' factors 1 / q.
-    void add_loss(const Part& part) {
-        const float positive = b_.positive[part.position] / b_.tau;
-        const auto logit = [&](int64_t at) { return load(scores_ + at) / b_.tau + b_.correction; };
-        const int64_t end = part.begin + part.count;
-        Floats highest = splat(positive), sum = splat(0.0f);
-        for (int64_t at = part.begin; at < end; at += kLanes)
-            highest = max(highest, load(factors_ + at) > splat(0.0f) ? logit(at) : splat(kNone));
+    // Adds a position's loss, and chooses the negatives that have a gradient: how many, in space.chosen, with the scores'
+    // gradients in space.values. Systematic sampling: negative k, of gradient g_k, is taken where the running sum of q_k =
+    // min(1, kept g_k / sum g) passes a whole number, and counts g_k / q_k. The sum runs down each lane in turn.
+    int64_t choose(int64_t position) {
+        float* const values = all_.scores;
+        const int64_t target = b_.targets[position];
+        const float positive = b_.positive[position] / b_.tau;
+        for (int64_t k = 0; k < padded_; ++k)
+            values[k] = k < b_.num_negatives && rows_[k] != target ? values[k] / b_.tau + b_.correction : kNone;
+        Floats highest = splat(positive);
+        for (int64_t at = 0; at < padded_; at += kLanes) highest = max(highest, load(values + at));
         const float top = highest_of(highest);
-        for (int64_t at = part.begin; at < end; at += kLanes) {
-            const Floats value = load(factors_ + at) * exp_saturated(logit(at) - top);
-            store(factors_ + at, value);
+        Floats sum = splat(0.0f);
+        for (int64_t at = 0; at < padded_; at += kLanes) {
+            const Floats logit = load(values + at);
+            const Floats value = logit > splat(kNone) ? exp_not_positive(logit - top) : splat(0.0f);
             sum += value;
+            store(values + at, value);
         }
         const float others = sum_of(sum), own = std::exp(positive - top), scale = 1.0f / ((others + own) * b_.tau);
-        for (int64_t at = part.begin; at < end; at += kLanes) store(factors_ + at, load(factors_ + at) * scale);
         loss_ += std::log(static_cast<double>(others) + own) + top - positive;
-        out_.positive[part.position] = -others * scale;
+        out_.positive[position] = -others * scale;
+
+        int64_t found = 0;
+        const bool thins = b_.backward_negatives > 0;
+        const float rate = thins ? b_.backward_negatives / std::max(others, 1e-30f) : 3e38f;
+        const auto probability = [&](int64_t at) { return min(load(values + at) * rate, splat(1.0f)); };
+        Floats marks = splat(0.0f);
+        for (int64_t at = 0; at < padded_; at += kLanes) marks += probability(at);
+        float mark = thins ? b_.uniforms[position] : 0.0f;
+        for (int lane = 0; lane < kLanes; ++lane) {
+            const float own_sum = marks[lane];
+            marks[lane] = mark;
+            mark += own_sum;
+        }
+        for (int64_t at = 0; at < padded_; at += kLanes) {
+            const Floats value = load(values + at), q = probability(at), next = marks + q;
+            const Ints passed = thins ? __builtin_convertvector(next, Ints) > __builtin_convertvector(marks, Ints) : value > splat(0.0f);
+            const Floats gradient = (q < splat(1.0f) ? splat(1.0f / rate) : value) * scale;
+            marks = next;
+            for (int lane = 0; lane < kLanes; ++lane) {
+                space_.chosen[found] = static_cast<int32_t>(at + lane);
+                space_.values[found] = gradient[lane];
+                found -= passed[lane];
+            }
+        }
+        return found;
     }
 
-    // From the scores' gradients, in factors_, to those of the gates, the network and the cosines, which take the place of
-    // the weights. The weights w are a softmax of y = SiLU(z): ds / dy_p = w_p (c_p - s); ds / dc_p = w_p + the network's.
-    void differentiate() {
+    // Gathers the `count` chosen negatives of a position, then as many of gradient zero as fill a vector.
+    void add_to_band(int64_t position, int64_t count) {
+        if (!count) return;
+        const int64_t whole = whole_vectors(count);
+        if (used_ + whole > room_) flush();
+        int32_t* const chosen = space_.negatives.data() + used_;
+        for (int64_t k = 0; k < whole; ++k) {
+            chosen[k] = k < count ? space_.chosen[k] : 0;
+            d_scores_[used_ + k] = k < count ? space_.values[k] : 0.0f;
+        }
+        for (int64_t p = 0; p < pairs_; ++p) {
+            const int64_t to = p * room_ + used_;
+            for (int64_t k = 0; k < whole; ++k) {
+                band_.cosines[to + k] = all_.cosines[p * padded_ + chosen[k]];
+                band_.item_gates[to + k] = item_gates_[p * padded_ + chosen[k]];
+            }
+            std::fill_n(query_gates_ + to, whole, b_.query_gate[position * pairs_ + p]);
+        }
+        space_.parts.push_back({position, used_, whole});
+        used_ += whole;
+    }
+
+    // The gradients of the band's columns.
+    void flush() {
         const int64_t row = room_, used = used_, hidden = b_.num_hidden;
+        const int32_t* const negatives = space_.negatives.data();
+        for (const Part& part : space_.parts) drop_pairs(band_, part.position, negatives, part.begin, part.count);
+        network<true>(band_, 0, used, hidden_, slopes_, row, [&](int64_t p, int64_t n) {
+            return b_.out_bias[p] + load(query_gates_ + p * row + n) * load(band_.item_gates + p * row + n);
+        });
+        for (const Part& part : space_.parts)
+            for (int64_t at = part.begin; at < part.begin + part.count; at += kLanes)
+                weigh(band_, part.position, negatives, at);
+        // The weights w are a softmax of y = SiLU(z): ds / dy_p = w_p (c_p - s); ds / dc_p = w_p + the network's path.
         for (int64_t p = 0; p < pairs_; ++p) {
             Floats bias = load(out_bias_ + p * kLanes);
             for (int64_t n = 0; n < used; n += kLanes) {
                 const int64_t at = p * row + n;
-                const Floats weight = load(weights_ + at) * load(factors_ + n);
-                const Floats d_gate = (load(cosines_ + at) - load(scores_ + n)) * weight * load(gate_slopes_ + at);
-                store(weights_ + at, weight);
-                store(gates_ + at, d_gate);
+                const Floats weight = load(band_.weights + at) * load(d_scores_ + n);
+                const Floats d_gate = (load(band_.cosines + at) - load(band_.scores + n)) * weight * load(band_.gate_slopes + at);
+                store(band_.weights + at, weight);
+                store(band_.gates + at, d_gate);
                 bias += d_gate;
             }
             store(out_bias_ + p * kLanes, bias);
             for (const Part& part : space_.parts) {
                 const float of_query = b_.query_gate[part.position * pairs_ + p];
-                const float* const d_gates = gates_ + p * row + part.begin;
-                const int32_t* const negatives = space_.negatives.data() + part.begin;
+                const float* const d_gates = band_.gates + p * row + part.begin;
                 Floats to_query = splat(0.0f);
                 for (int64_t k = 0; k < part.count; k += kLanes)
-                    to_query += load(d_gates + k) * load(gates_of_item_ + p * row + part.begin + k);
-                for (int64_t k = 0; k < part.count; ++k) gate_sums_[negatives[k] * pairs_ + p] += d_gates[k] * of_query;
+                    to_query += load(d_gates + k) * load(band_.item_gates + p * row + part.begin + k);
+                for (int64_t k = 0; k < part.count; ++k)
+                    gate_sums_[negatives[part.begin + k] * pairs_ + p] += d_gates[k] * of_query;
                 out_.query_gate[part.position * pairs_ + p] = sum_of(to_query);
             }
         }
-        add_inner(out_weight_, pairs_, hidden, gates_, hidden_, row, used);
-        product(hidden, used, {b_.out_weight, 1, hidden}, gates_, row, pairs_, zero, [&](int64_t h, int64_t n, Floats sum) {
+        add_inner(out_weight_, pairs_, hidden, band_.gates, hidden_, row, used);
+        product(hidden, used, {b_.out_weight, 1, hidden}, band_.gates, row, pairs_, zero, [&](int64_t h, int64_t n, Floats sum) {
             const Floats d_hidden = sum * load(slopes_ + h * row + n);
             store(change_ + h * row + n, d_hidden);
             store(hidden_bias_ + h * kLanes, load(hidden_bias_ + h * kLanes) + d_hidden);
         });
-        add_inner(hidden_weight_, hidden, pairs_, change_, read_, row, used);
+        add_inner(hidden_weight_, hidden, pairs_, change_, drops_pairs_ ? band_.read : band_.cosines, row, used);
         product(pairs_, used, {b_.hidden_weight, 1, pairs_}, change_, row, hidden, zero, [&](int64_t p, int64_t n, Floats sum) {
             const int64_t at = p * row + n;
-            store(weights_ + at, load(weights_ + at) + (drops_pairs_ ? sum * load(kept_ + at) : sum));
+            store(band_.weights + at, load(band_.weights + at) + (drops_pairs_ ? sum * load(band_.kept + at) : sum));
         });
+        for (const Part& part : space_.parts) add_components(part);
+        space_.parts.clear();
+        used_ = 0;
     }
 
-    // From the cosines' gradients, in weights_, to those of one position's components and of its negatives'.
+    // From the cosines' gradients, in band.weights, to those of one position's components and of its negatives'.
     void add_components(const Part& part) {
         const int64_t queries = b_.num_query;
         for (int64_t q = 0; q < queries; ++q)
@@ -597,7 +600,7 @@ class Worker {
         for (int64_t x = 0; x < b_.num_item; ++x)
             for (int64_t q = 0; q < queries;) {
                 const bool tall = queries - q >= 4;
-                const Scalars d_cosines{weights_ + (q * b_.num_item + x) * room_ + part.begin, b_.num_item * room_, 1};
+                const Scalars d_cosines{band_.weights + (q * b_.num_item + x) * room_ + part.begin, b_.num_item * room_, 1};
                 for (int64_t n = 0; n < wide_;) {
                     const bool wide = wide_ - n >= kColumns * kLanes;
                     const auto add = !tall ? (wide ? to_components<1, kColumns> : to_components<1, 1>)
@@ -624,10 +627,9 @@ class Worker {
     float *items_, *item_gates_, *item_rows_;  // (P_x, d, K'), (P, K'), (K, P_x, d')
     float *item_sums_, *gate_sums_;            // (K, P_x, d'), (K, P)
     float *hidden_weight_, *out_weight_, *hidden_bias_, *out_bias_;  // a vector of partial sums per element
-    float *all_cosines_, *probabilities_;                            // (positions, P, K'), (K',)
-    // The band: (P, W), (W,) and (G, W).
-    float *cosines_, *kept_, *read_, *gates_of_item_, *gates_of_query_, *gates_, *gate_slopes_, *weights_;
-    float *scores_, *factors_, *hidden_, *slopes_, *change_;
+    float *cosines_, *block_;                                        // (positions, P, K'), (G, block)
+    Columns all_, band_;
+    float *query_gates_, *d_scores_, *hidden_, *slopes_, *change_;  // of the band: (P, W), (W,), (G, W) three times
     float *query_, *d_query_;                                       // (P_q, d')
 };
 

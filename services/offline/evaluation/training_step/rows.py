@@ -13,7 +13,7 @@ from torch.nn import functional
 from services.offline.datasets import Interactions, load_dataset
 from services.offline.evaluation.catalogues.scene import Shape
 from services.offline.evaluation.common.report import Report, Request, filled, report_of, written
-from services.offline.evaluation.common.roofline import full_scores, measure_rates, pair_scan
+from services.offline.evaluation.common.roofline import full_scores, measure_rates
 from services.offline.evaluation.common.timing import Times
 from services.offline.evaluation.training_step.by_pytorch import mol_sampled_softmax_reference
 from services.offline.training.choice import microseconds_per_position
@@ -24,7 +24,7 @@ _POSITIONS = 512
 _GROUP = 64
 _ITEMS = 12_000
 _PLAIN = "PyTorch and autograd"
-_EVERY, _SOME = "the kernel, every negative", "the kernel, some negatives"
+_THINNED = "the kernel, some negatives backward"
 
 
 def run(request: Request, *, data: list[str]) -> Report:
@@ -49,12 +49,12 @@ def page(report: Report) -> str:
 def _losses(config: TrainConfig, turns: int) -> list[dict[str, Any]]:
     """The loss and its gradients, each way in turn: µs of processor time per position, the least time, and how far one
     gradient of all inputs is from that in double precision, as a share of its length."""
-    head, negatives, scored = config.head, config.num_negatives, config.scored_negatives
+    head, negatives, kept = config.head, config.num_negatives, config.backward_negatives
     inputs = _inputs(config)
     ways: dict[str, Callable[[], Tensor]] = {
         _PLAIN: lambda: _loss(mol_sampled_softmax_reference, inputs, config).sum(),
-        _EVERY: lambda: _loss(mol_sampled_softmax, inputs, config),
-        _SOME: lambda: _loss(mol_sampled_softmax, inputs, config, scored_negatives=scored),
+        "the kernel, every negative": lambda: _loss(mol_sampled_softmax, inputs, config),
+        _THINNED: lambda: _loss(mol_sampled_softmax, inputs, config, backward_negatives=kept),
     }
     doubles = [tensor.detach().double().requires_grad_() for tensor in inputs[0]], inputs[1]
     exact = _joined(torch.autograd.grad(_loss(mol_sampled_softmax_reference, doubles, config).sum(), doubles[0]))
@@ -73,15 +73,9 @@ def _losses(config: TrainConfig, turns: int) -> list[dict[str, Any]]:
         gate_hidden=head.gate_hidden,
     )
     rates = measure_rates()
+    forward = full_scores(shape, num_queries=1, num_items=negatives)
     # Each product of matrices has two in the backward pass; activations are taken as kept.
-    cosines, work = pair_scan(shape, num_queries=1, num_items=negatives), {}
-    for name in ways:
-        count = scored if name == _SOME else negatives
-        forward, again = (
-            full_scores(shape, num_queries=1, num_items=count),
-            pair_scan(shape, num_queries=1, num_items=count),
-        )
-        work[name] = forward + replace(forward.times(2), exponentials=0.0) + cosines + again.times(-1)
+    backward = replace(forward.times(2), exponentials=0.0)
     microseconds = {name: 1e3 * found.cpu_ms / _POSITIONS for name, found in times.items()}
     return [
         {
@@ -89,7 +83,9 @@ def _losses(config: TrainConfig, turns: int) -> list[dict[str, Any]]:
             "microseconds": round(value, 1),
             "factor": round(value / microseconds[_PLAIN], 3),
             "deviation": float(f"{deviation[name]:.2g}"),
-            "floor": round(1e6 * rates.seconds(work[name]), 1),
+            "floor": round(
+                1e6 * rates.seconds(forward + backward.times(kept / negatives if name == _THINNED else 1)), 1
+            ),
         }
         for name, value in microseconds.items()
     ]
@@ -102,14 +98,11 @@ def _inputs(config: TrainConfig) -> tuple[list[Tensor], Negatives]:
     def random(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator)
 
-    def components(rows: int, count: int) -> Tensor:
-        return functional.normalize(random(rows, 1, width) + random(rows, count, width), dim=-1)
-
     tensors = [
         0.3 * random(_POSITIONS),
-        components(_POSITIONS, head.num_query_components),
+        functional.normalize(random(_POSITIONS, head.num_query_components, width), dim=-1),
         random(_POSITIONS, pairs),
-        components(_ITEMS, head.num_item_components),
+        functional.normalize(random(_ITEMS, head.num_item_components, width), dim=-1),
         random(_ITEMS, pairs),
         0.3 * random(hidden, pairs),
         0.1 * random(hidden),
