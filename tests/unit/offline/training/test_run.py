@@ -114,17 +114,6 @@ def test_the_exported_encoder_equals_pytorch_at_any_batch_length_and_positions(n
     assert outputs == ["components", *(["gate"] if config.head.is_mixture else [])]
 
 
-def test_an_export_with_data_of_the_models_items_tells_an_older_bundle_how_long_new_items_may_become(
-    tmp_path: Path,
-) -> None:
-    path = bundle_of(ONE_GRAPH, tmp_path / "bundle")
-    others = replace(cyclic_interactions(), item_ids=[f"other-{row}" for row in range(30)])
-    assert export_bundle(path, interactions=others).bundle.manifest.new_item_length is None
-    told = export_bundle(path, interactions=cyclic_interactions()).bundle.manifest.new_item_length
-    assert told is not None
-    assert load_bundle(path).manifest.new_item_length == told
-
-
 def test_an_export_that_answers_differently_is_never_put_into_the_bundle(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
