@@ -80,7 +80,7 @@ async def test_the_record_says_who_answers_and_nothing_is_opened_twice() -> None
 
 
 async def test_a_retired_set_is_closed_once_its_last_calls_are_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.gateway.routes._GRACE_S", 0.01)
+    monkeypatch.setattr("services.gateway.version_sets.routes._GRACE_S", 0.01)
     sets = Sets()
     await sets.routes.apply(BOTH)
     await sets.routes.apply(BOTH.retired("b"))
