@@ -149,8 +149,10 @@ class Publisher:
         found = self._by_text(texts[:_MAX_TEXTS], model_weights)
         for item_id in item_ids:
             reason = "" if item_id in texts else reasons[item_id]
-            # What was taken out, or withdrawn, an earlier process may have published, which no checkpoint says.
-            if reason and (item_id in state.published or state.dirty_items[item_id] or reason == WITHDRAWN):
+            # An earlier process may have published the item, which no checkpoint says: before something was taken out
+            # of it, before a withdrawal, or before interactions cancelled each other.
+            was_taken_out = state.dirty_items[item_id]
+            if reason and (item_id in state.published or was_taken_out or reason in (WITHDRAWN, NO_DIRECTION)):
                 found.append(ItemDelta(item_id=item_id, dropped=True))
         live = [item_id for item_id in item_ids if not reasons[item_id]]
         if not live:
