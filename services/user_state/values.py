@@ -60,7 +60,8 @@ class UserHistory:
     """A user's stored history as the writer needs it; `expected` is the position text that `apply` compares.
 
     forgotten: per partition, the last offset that was erased with the user; empty for who was never forgotten.
-    is_lost: the store once held more of the user than this; known: up to where of the home partition (-1: not known).
+    is_lost: the store once held more of the user than this; known: the last offset of the home
+    partition that the table of users says (-1: not known).
     """
 
     events: list[StoredEvent] = field(default_factory=list)
@@ -138,7 +139,7 @@ class Progress:
 class Dump:
     """What the store holds of some users, read together, and progress as it was when that was read.
 
-    histories: of those of whom it holds anything. lost: of whom it once held more.
+    histories: of the users that it holds. lost: users of which it once held more.
     """
 
     histories: Mapping[str, PackedHistory]

@@ -54,7 +54,7 @@ def event(user: str, item: str, **fields: Any) -> events_pb2.Interaction:
 def same_state(one: bytes | None, other: bytes | None) -> bool:
     """Whether two stored states are equal up to the last bit of each half-precision value.
 
-    A state that is computed anew is summed in another order than one that grew event by event.
+    The encoder sums in another order when it recomputes a state than when it extends it event by event (decision 071).
     """
     bits = [np.frombuffer(state or b"", "<i2").astype(np.int32) for state in (one, other)]
     return bits[0].size == bits[1].size > 0 and int(np.abs(bits[0] - bits[1]).max()) <= 1

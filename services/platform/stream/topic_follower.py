@@ -1,7 +1,7 @@
-"""Whole topics of one partition: read from their start, followed, and read again where one was made anew.
+"""Whole topics of one partition: read from their start, followed, and read again where one was recreated.
 
-A subclass says what a record does (`take`) and forgets what a topic said (`drop`); connecting, seeking, when all was
-read, and whether a topic still is the one that was read, are the same for all and are here.
+A subclass applies records (`take`) and forgets what a topic said (`drop`). This class connects, seeks, notices the end
+of the topics, and notices a topic that is no longer the one that was read.
 """
 
 import time
@@ -127,7 +127,7 @@ class TopicFollower(Follower):
         """These are not the topics that were read: their positions mean other things. What another topic says stays,
         since it is not read again."""
         if topics:
-            log.warning("topics_made_anew", follower=self.name, topics=sorted(topics), read=dict(self._next))
+            log.warning("topics_recreated", follower=self.name, topics=sorted(topics), read=dict(self._next))
         for topic in topics:
             self._next[topic] = 0
             self._known_by.pop(topic, None)
