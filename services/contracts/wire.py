@@ -31,7 +31,7 @@ def conditions_of(messages: Iterable[Any], name: str = "filter.where") -> tuple[
         try:
             conditions.append(Condition(message.name, Comparison(COMPARISONS[message.comparison]), values))
         except ValueError as exc:
-            raise InvalidRequest(f"{name}: {exc}") from exc
+            raise InvalidRequest(f"{field}: {exc}") from exc
     return tuple(conditions)
 
 

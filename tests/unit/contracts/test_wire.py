@@ -65,7 +65,7 @@ def test_a_rule_that_does_not_fit_is_named_by_its_place() -> None:
 
 
 def test_a_condition_with_too_few_values_is_named() -> None:
-    with pytest.raises(InvalidRequest, match=r"^filter\.where: 'price' at most: 0 values; allowed: 1"):
+    with pytest.raises(InvalidRequest, match=r"^filter\.where\[0\]: 'price' at most: 0 values; allowed: 1"):
         wire.filter_of(common_pb2.Filter(where=[{"name": "price", "comparison": 1}]))
 
 
