@@ -22,7 +22,8 @@ help: ## List the targets
 setup: $(STAMP) ## Create .venv with everything pinned, and the gRPC stubs (EXTRA=gpu on a GPU machine)
 
 $(STAMP): pyproject.toml deploy/constraints.txt $(wildcard deploy/build_*.py) \
-  $(wildcard protos/freshet/v1/*.proto) $(wildcard services/algorithms/native/*.[ch]pp services/algorithms/ops/*/cpu.cpp)
+  $(wildcard protos/freshet/v1/*.proto) $(wildcard services/algorithms/native/*.[ch]pp services/algorithms/ops/*/cpu.cpp \
+  services/offline/training/*/cpu.cpp)
 	@command -v $(PYTHON) >/dev/null || { echo "Freshet needs Python 3.11: no $(PYTHON) on the path (set PYTHON=...)"; exit 1; }
 	@test -x $(BIN)/uv || { echo "Creating $(VENV) ..."; $(PYTHON) -m venv $(VENV) && $(BIN)/pip install --quiet uv==0.13.8; }
 	@echo "Installing Freshet and its pinned dependencies (PyTorch is several GB the first time) ..."
@@ -142,4 +143,4 @@ hooks: setup ## Run `make check` and the fast tests before each commit
 	@$(BIN)/pre-commit install
 
 clean: ## Remove what was built here (caches outside the checkout stay)
-	@rm -rf $(VENV) stubs services/algorithms/native/*.so services/algorithms/ops/*/*.so .freshet .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf $(VENV) stubs services/algorithms/native/*.so services/algorithms/ops/*/*.so services/offline/training/*/*.so .freshet .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,7 +1,7 @@
 """Compile the CPU kernels at install time (called by `build_hook.py`, or `python deploy/build_kernels.py [op ...]`).
 
-Each `services/algorithms/ops/<op>/cpu.cpp` becomes `cpu-<instruction set>.so` beside it; `services.algorithms.native`
-loads the best one that the running processor has.
+Each `<op>/cpu.cpp` of `services/algorithms/ops` (serving) and of `services/offline/training` becomes
+`cpu-<instruction set>.so` beside it; `services.algorithms.native` loads the best one that the running processor has.
 """
 
 import os
@@ -28,12 +28,13 @@ def build_kernels(root: Path = ROOT, ops: Sequence[str] = ()) -> list[Path]:
 
     Raises: RuntimeError without a C++ compiler, or with its message when a source does not compile.
     """
-    algorithms = root / "services" / "algorithms"
+    algorithms, training = root / "services" / "algorithms", root / "services" / "offline" / "training"
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
     if compiler is None:
         raise RuntimeError("no C++ compiler (g++, c++ or CXX): Freshet's CPU kernels are compiled when it is installed")
     flags = X86_FLAGS if platform.machine() in ("x86_64", "AMD64") else {"baseline": ()}
-    sources = [source for source in sorted(algorithms.glob("ops/*/cpu.cpp")) if not ops or source.parent.name in ops]
+    found = [*sorted(algorithms.glob("ops/*/cpu.cpp")), *sorted(training.glob("*/cpu.cpp"))]
+    sources = [source for source in found if not ops or source.parent.name in ops]
     work = [(source, source.with_name(f"cpu-{name}.so"), flags[name]) for source in sources for name in flags]
     processor = algorithms / "native" / "processor.cpp"
     work.append((processor, processor.with_suffix(".so"), ()))

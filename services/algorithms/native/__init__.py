@@ -24,8 +24,11 @@ def instruction_set() -> str:
 
 
 @cache
-def load_kernels(op: str) -> ctypes.CDLL:
-    """The library of `ops/<op>/cpu.cpp` for this processor. Raises: RuntimeError where no kernels were built."""
+def load_kernels(op: str | Path) -> ctypes.CDLL:
+    """The library of `ops/<op>/cpu.cpp`, or of an op's folder elsewhere, for this processor.
+
+    Raises: RuntimeError where no kernels were built.
+    """
     return _opened(Path(__file__).parent.parent / "ops" / op / f"cpu-{instruction_set()}.so")
 
 

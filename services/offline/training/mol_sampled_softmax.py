@@ -1,7 +1,7 @@
 """A loss over sampled negatives' mixture-of-logits scores, with its gradients, in one pass over groups of positions.
 
 A position's loss needs its own K + 1 logits and nothing else, so a group of positions can run forward and backward
-at once: nothing of size N * K * G is ever stored. On a CPU, in float32, a kernel does it (`ops.mol_gradients`);
+at once: nothing of size N * K * G is ever stored. On a CPU, in float32, a kernel does it (`mol_gradients`);
 elsewhere it is PyTorch over tiles, with pairs along the fast axis and components along the slow one, which makes the
 softmax over components a few long vector operations.
 Gradients are accumulated for a sum of losses with equal weight, which is what training asks for.
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from services.algorithms.ops.mol_gradients import INPUTS, SampledSoftmax
+from services.offline.training.mol_gradients import INPUTS, SampledSoftmax
 from services.offline.training.sampled_objectives import sampled_softmax
 
 # Groups whose passes run together on a card, which is slow to start and wide: 132 groups of a batch of ML-1M make some

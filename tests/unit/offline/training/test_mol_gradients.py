@@ -1,6 +1,7 @@
 """Training's kernel: each build's loss and gradients against autograd in double precision."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,7 +9,10 @@ import torch
 from native_builds import native_builds
 from torch.nn import functional
 
-from services.algorithms.ops.mol_gradients import INPUTS, SampledSoftmax
+from services.offline.training import mol_gradients
+from services.offline.training.mol_gradients import INPUTS, SampledSoftmax
+
+BUILDS = native_builds(Path(mol_gradients.__file__).parent)
 
 # N, R, K, M, P_q, P_x, d, G
 SHAPES = [
@@ -65,11 +69,11 @@ def by_autograd(softmax: SampledSoftmax) -> tuple[float, dict[str, np.ndarray]]:
     return loss.item(), {name: gradient.numpy() for name, gradient in zip(INPUTS, gradients, strict=True)}
 
 
-@pytest.mark.parametrize("build", native_builds("mol_gradients"))
+@pytest.mark.parametrize("build", BUILDS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_loss_and_gradients_equal_autograds(shape: tuple[int, ...], build: str) -> None:
     softmax = softmax_of(shape)
-    loss, found = softmax.loss_and_gradients(kernels=native_builds("mol_gradients")[build])
+    loss, found = softmax.loss_and_gradients(kernels=BUILDS[build])
     wanted_loss, expected = by_autograd(softmax)
     assert loss == pytest.approx(wanted_loss, rel=3e-6)
     for name, wanted in expected.items():
@@ -77,10 +81,10 @@ def test_loss_and_gradients_equal_autograds(shape: tuple[int, ...], build: str) 
         np.testing.assert_allclose(found[name] / scale, wanted / scale, atol=2e-5, err_msg=name)
 
 
-@pytest.mark.parametrize("build", native_builds("mol_gradients"))
+@pytest.mark.parametrize("build", BUILDS)
 def test_chosen_negatives_count_what_stands_for_all(build: str) -> None:
     """With one pair and d = 1, a score is the item, and its gradient is the score's."""
-    kernels, groups, kept = native_builds("mol_gradients")[build], 20_000, 8
+    kernels, groups, kept = BUILDS[build], 20_000, 8
     rng = np.random.default_rng(0)
     row = rng.normal(size=40).astype(np.float32)
     row[:3] = 9  # so likely that they are always chosen
@@ -126,11 +130,11 @@ def test_as_many_chosen_as_there_are_is_every_negative() -> None:
         np.testing.assert_array_equal(chosen[name], every[name], err_msg=name)
 
 
-@pytest.mark.parametrize("build", native_builds("mol_gradients"))
+@pytest.mark.parametrize("build", BUILDS)
 @pytest.mark.parametrize("dropout", ["gate_dropout", "pair_dropout"])
 def test_gradients_under_dropout_are_those_of_the_loss(dropout: str, build: str) -> None:
     """Every call drops the same, so a step along a gradient changes the loss by the gradient's square."""
-    kernels = native_builds("mol_gradients")[build]
+    kernels = BUILDS[build]
     softmax = softmax_of((13, 5, 9, 20, 4, 2, 8, 16), **{dropout: 0.4}, seed=7)
     loss, gradients = softmax.loss_and_gradients(kernels=kernels)
     assert abs(loss - replace(softmax, **{dropout: 0.0}).loss_and_gradients(kernels=kernels)[0]) > 0.01

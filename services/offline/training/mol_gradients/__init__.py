@@ -9,6 +9,7 @@ width.
 
 import ctypes
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -118,7 +119,7 @@ class SampledSoftmax:
             threads=self.threads,
         )
         gradients = _Gradients(**{name: array.ctypes.data for name, array in found.items()})
-        call = (kernels or load_kernels("mol_gradients")).freshet_mol_sampled_softmax
+        call = (kernels or load_kernels(Path(__file__).parent)).freshet_mol_sampled_softmax
         call.restype = ctypes.c_double
         return call(ctypes.byref(batch), ctypes.byref(gradients)), found
 
