@@ -82,7 +82,7 @@ from services.platform.rpc import client as rpc_client
 from services.platform.rpc.admission import Admission
 from services.platform.rpc.request_counts import OF_CLIENTS
 from services.platform.rpc.server import HealthState, RpcServer, serve
-from services.platform.stream.kafka import EventProducer
+from services.platform.stream.event_producer import EventProducer
 from services.platform.tracing import Tracing
 from services.user_state.reader import StateReader
 from services.user_state.sessions import SessionStore

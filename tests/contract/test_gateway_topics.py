@@ -22,7 +22,7 @@ from services.gateway.adapters.exposure_log import KafkaExposureLog
 from services.gateway.adapters.stream_ends import KafkaStreamEnds
 from services.gateway.adapters.topics import KafkaForgetLog, KafkaInteractionLog, KafkaItemLog
 from services.gateway.ports import ExposureLog, ForgetLog, InteractionLog, ItemLog
-from services.platform.stream.kafka import EventProducer
+from services.platform.stream.event_producer import EventProducer
 from services.platform.stream.topic import NUM_PARTITIONS
 
 WAIT_S = 10.0

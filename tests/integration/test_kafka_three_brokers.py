@@ -27,7 +27,7 @@ from services.algorithms.bundle import load_bundle
 from services.contracts.topics import TOPICS, ensure_topics
 from services.gateway.adapters.stream_status import ProbedStreamStatus
 from services.platform.errors import DependencyUnavailable
-from services.platform.stream.kafka import EventProducer
+from services.platform.stream.event_producer import EventProducer
 from services.stack import Stack
 
 sys.path.append(str(Path(__file__).parents[1] / "chaos"))

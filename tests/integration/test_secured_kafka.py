@@ -18,7 +18,8 @@ from services.contracts.topics import ensure_topics
 from services.contracts.topics.interactions import INTERACTIONS
 from services.platform.config import ProcessSettings
 from services.platform.errors import DependencyUnavailable
-from services.platform.stream.kafka import BulkProducer, EventProducer, Record, build_consumer, build_producer
+from services.platform.stream.event_producer import EventProducer
+from services.platform.stream.kafka import BulkProducer, Record, build_consumer, build_producer
 from services.stack import Stack
 from services.stack.components.kafka import Kafka
 from services.stack.probes import probe_kafka

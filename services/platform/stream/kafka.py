@@ -1,65 +1,49 @@
-"""Writing to and reading from Kafka with kafka-python, without ever blocking an event loop.
+"""kafka-python's clients as everything here uses them: with short waits, and errors of the tree.
 
-kafka-python's constructor and `send` wait for the broker (up to a minute with the defaults), so producers are built
-lazily in a thread of their own, with short times, and callers get DependencyUnavailable instead of a wait. A send
-that timed out may still land: callers reuse their event ids. Keys are placed by Kafka's default partitioner
-(murmur2), so this code, bulk imports and outside producers agree on a key's partition. Knows bytes, not events.
+kafka-python's constructor and `send` wait for the broker, up to a minute with the defaults: everything here blocks, for
+seconds at most, so it belongs into a thread (`event_producer.py` has one). Keys are placed by Kafka's default
+partitioner (murmur2), so this code, bulk imports and outside producers agree on a key's partition. Knows bytes, not
+events.
 """
 
-import asyncio
 import contextlib
-import queue
 import ssl
-import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.client_async import KafkaClient
-from kafka.cluster import ClusterMetadata
 from kafka.errors import (
     KafkaError,
     KafkaTimeoutError,
-    MessageSizeTooLargeError,
     NoBrokersAvailable,
     SaslAuthenticationFailedError,
 )
 from kafka.partitioner.default import murmur2
 
-from services.platform.errors import DependencyUnavailable, InvalidRequest, Overloaded
+from services.platform.errors import DependencyUnavailable
 from services.platform.stream.kafka_headers import accept_any_header_name
 from services.platform.stream.position import Position
 from services.platform.transport import ENCRYPTED, SASL, KafkaConnection
 
-MAX_RECORD_BYTES = 1_000_000
-# Kafka's default for producers: the record with its key, its headers and what surrounds it.
-MAX_REQUEST_BYTES = 1 << 20
-MAX_QUEUED = 10_000
-RETRY_BUILD_SECONDS = 0.5
+# Twice Kafka's default: each topic has its own limit at the broker, this one only has to be above them.
+_MAX_REQUEST_BYTES = 2 << 20
+DELIVERY_TIMEOUT_MS = 5_000
 _GATHERED_BYTES = 65_536
-# Records of several callers go to kafka-python together. An event's processor time, in all processes: at 400 a second
-# 2.3 -> 2.0 ms, of 32 callers in a closed loop 1.07 -> .60 (1,628 -> 3,184 a second). A group is complete with as many
-# records as the last one had, or were in flight when one more came: who waits for each answer waits for no company
-# (in a closed loop of 1 and 8 callers 1.4 ms in the place of 4.9, as many records a group; at 400 a second 1.7 in the
-# place of 2.1). Tried: kafka-python's own linger, which wakes its thread for each record all the same (half the gain);
-# handing over on the event loop, without a thread of ours in between (no gain); at once when nothing is in flight (at
-# 400 a second a quarter of the gain).
-_HAND_OVER_S = 0.005
 REST_MS = 500
 # Above what a fetch asks for (kafka-python's fetch_max_bytes, 50 MB).
 _MAX_ANSWER_BYTES = 1 << 27
 # After the delivery timeout kafka-python takes this long at most to give a batch up.
-_SETTLING_S = 2.0
+SETTLING_S = 2.0
 
 Headers = Sequence[tuple[str, bytes]]
 # host:port, separated by commas, of brokers that ask nobody who they are; else with what a client shows.
 Brokers = str | KafkaConnection
 
 
-class _Client(KafkaClient):  # type: ignore[misc]
+class Client(KafkaClient):  # type: ignore[misc]
     """kafka-python's connections to brokers. It says why a broker refuses it; the library's tries for ever."""
 
     _refusal: BaseException | None = None
@@ -103,7 +87,7 @@ class _Client(KafkaClient):  # type: ignore[misc]
 
 def kafka_options(brokers: Brokers) -> dict[str, Any]:
     """The keyword arguments of every kafka-python client that say where the brokers are, and who asks."""
-    options: dict[str, Any] = {"bootstrap_servers": str(brokers).split(","), "kafka_client": _Client}
+    options: dict[str, Any] = {"bootstrap_servers": str(brokers).split(","), "kafka_client": Client}
     if isinstance(brokers, str) or brokers.security == "PLAINTEXT":
         return options
     options["security_protocol"] = brokers.security
@@ -140,9 +124,8 @@ def build_producer(
     client_id: str,
     linger_ms: int = 0,
     batch_bytes: int = 65_536,
-    delivery_timeout_ms: int = 5_000,
-    max_request_bytes: int = MAX_REQUEST_BYTES,
-    connect: Callable[..., KafkaClient] = _Client,
+    delivery_timeout_ms: int = DELIVERY_TIMEOUT_MS,
+    connect: Callable[..., KafkaClient] = Client,
 ) -> KafkaProducer:
     """An idempotent acks=all producer whose every wait is short. Blocking: call it from a thread of your own.
 
@@ -163,7 +146,7 @@ def build_producer(
             api_version_auto_timeout_ms=2_000,
             reconnect_backoff_ms=50,
             reconnect_backoff_max_ms=500,
-            max_request_size=max_request_bytes,
+            max_request_size=_MAX_REQUEST_BYTES,
             allow_auto_create_topics=False,
             metrics_enabled=False,
         )
@@ -172,217 +155,13 @@ def build_producer(
         raise DependencyUnavailable(f"Kafka at {bootstrap} cannot be reached: {exc}") from exc
 
 
-def _close(producer: KafkaProducer, timeout_s: float) -> bool:
+def close_producer(producer: KafkaProducer, timeout_s: float) -> bool:
     """Close once every record is acknowledged or given up; False, and still open, when that takes longer."""
     try:
         producer.close(timeout=timeout_s)
     except KafkaTimeoutError:
         return False
     return True
-
-
-@dataclass(frozen=True, slots=True)
-class _Pending:
-    record: Record
-    loop: asyncio.AbstractEventLoop
-    result: asyncio.Future[Position]
-
-
-class EventProducer:
-    """Produces single records for callers on one event loop; one thread owns the kafka-python producer.
-
-    What comes within `_HAND_OVER_S` of the last hand-over waits for the next, or until as many wait as are expected;
-    what comes later goes at once.
-    At most `max_queued` records wait or are in flight, those whose senders gave up included; more are refused as
-    Overloaded. While no broker has answered for a moment, sends fail at once instead of waiting their whole time.
-    """
-
-    def __init__(
-        self,
-        bootstrap: Brokers,
-        *,
-        client_id: str = "freshet",
-        delivery_timeout_ms: int = 5_000,
-        max_queued: int = MAX_QUEUED,
-    ) -> None:
-        self._bootstrap = bootstrap
-        self._client_id = client_id
-        self._delivery_timeout_ms = delivery_timeout_ms
-        self._settled_s = delivery_timeout_ms / 1000 + _SETTLING_S
-        self._max_queued = max_queued
-        # Records from `send` until they have left this queue and kafka-python's. Both threads count.
-        self._outstanding = 0
-        self._count_lock = threading.Lock()
-        self._queue: queue.SimpleQueue[list[_Pending] | None] = queue.SimpleQueue()
-        self._gathered: list[_Pending] = []
-        # How many may come soon: those that went together last, and those that were in flight since.
-        self._expected = 1
-        self._next_hand_over = 0.0
-        self._hand_over_at: asyncio.TimerHandle | None = None
-        self._thread: threading.Thread | None = None
-        self._start_lock = threading.Lock()
-        self._closed = False
-        self._build_failed_at = -RETRY_BUILD_SECONDS
-        self._why_away = f"Kafka at {bootstrap} cannot be reached"
-        self._broken: KafkaProducer | None = None
-        self._cluster: ClusterMetadata | None = None
-        self.reachable: bool | None = None
-
-    def start(self) -> None:
-        """Connect in the background, so that the first send does not wait for it. Idempotent, never blocks."""
-        with self._start_lock:
-            if self._thread is None and not self._closed:
-                self._thread = threading.Thread(target=self._run, name="event-producer", daemon=True)
-                self._thread.start()
-
-    def brokers(self) -> Collection[str]:
-        """host:port of each broker that the cluster names, which leaves out those it takes for dead; before it was
-        asked, of those it was begun with."""
-        if self._cluster is None:
-            return [broker.strip() for broker in str(self._bootstrap).split(",")]
-        return {f"{broker.host}:{broker.port}" for broker in self._cluster.brokers()}
-
-    async def send(
-        self, topic: str, key: bytes, value: bytes | None, headers: Headers = (), timeout_s: float = 2.0
-    ) -> Position:
-        """Write one record and return (partition, offset) once all in-sync replicas have it.
-
-        Raises: DependencyUnavailable when that did not happen within timeout_s (the record may still land later);
-        Overloaded when too many sends wait; InvalidRequest when the record is too large.
-        """
-        if value is not None and len(value) + len(key) > MAX_RECORD_BYTES:
-            raise InvalidRequest.of("value", f"{len(value)} bytes", f"at most {MAX_RECORD_BYTES} bytes with its key")
-        if self._closed:
-            raise DependencyUnavailable("the producer is closed")
-        if self._outstanding >= self._max_queued:
-            raise Overloaded(f"{self._outstanding} records already wait for Kafka; the limit is {self._max_queued}")
-        self.start()
-        loop = asyncio.get_running_loop()
-        pending = _Pending(Record(topic, key, value, headers), loop, loop.create_future())
-        with self._count_lock:
-            self._outstanding += 1
-        self._gathered.append(pending)
-        if self._outstanding > len(self._gathered):
-            self._expected = max(self._expected, self._outstanding)
-        # At the earliest after what else is due now: a call of many records is handed over whole.
-        if len(self._gathered) == self._expected:
-            self._hand_over_next(loop, loop.time())
-        elif len(self._gathered) == 1:
-            self._hand_over_next(loop, self._next_hand_over)
-        try:
-            async with asyncio.timeout(timeout_s):
-                return await pending.result
-        except TimeoutError as exc:
-            self.reachable = False
-            raise DependencyUnavailable(f"Kafka did not acknowledge within {timeout_s:.1f} s") from exc
-
-    async def close(self, timeout_s: float = 2.0) -> None:
-        """Send what waits, then end the thread; after timeout_s the rest is given up."""
-        self._closed = True
-        thread = self._thread
-        if thread is not None:
-            self._put_gathered(asyncio.get_running_loop())
-            self._queue.put(None)
-            await asyncio.to_thread(thread.join, timeout_s)
-
-    def _hand_over_next(self, loop: asyncio.AbstractEventLoop, when: float) -> None:
-        if self._hand_over_at is not None:
-            self._hand_over_at.cancel()
-        self._hand_over_at = loop.call_at(when, self._put_gathered, loop)
-
-    def _put_gathered(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._next_hand_over = loop.time() + _HAND_OVER_S
-        self._expected = len(self._gathered)
-        self._queue.put(self._gathered)
-        self._gathered = []
-
-    def _leave(self, pending: _Pending, outcome: Position | Exception) -> None:
-        """The record is out of every queue: its slot is free, and its sender is told unless it gave up."""
-        with self._count_lock:
-            self._outstanding -= 1
-        _settle(pending, outcome)
-
-    def _run(self) -> None:
-        producer: KafkaProducer | None = self._build()
-        for pending in chain.from_iterable(iter(self._queue.get, None)):
-            if pending.result.done():
-                self._leave(pending, DependencyUnavailable("the sender gave up while the record waited here"))
-                continue
-            if producer is not None and self._broken is producer:
-                # kafka-python's idempotent producer does not find its way back once a batch in flight has expired.
-                # What it still holds may land while the next one sends: events have ids, and their order is in time.
-                threading.Thread(
-                    target=_close, args=(producer, self._settled_s), name="old-producer", daemon=True
-                ).start()
-                producer = None
-            if producer is None and time.monotonic() - self._build_failed_at >= RETRY_BUILD_SECONDS:
-                producer = self._build()
-            if producer is None:
-                self._leave(pending, DependencyUnavailable(self._why_away))
-                continue
-            self._hand_over(producer, pending)
-        if producer is not None:
-            _close(producer, timeout_s=1.0)
-
-    def _build(self) -> KafkaProducer | None:
-        try:
-            producer = build_producer(
-                self._bootstrap,
-                client_id=self._client_id,
-                delivery_timeout_ms=self._delivery_timeout_ms,
-                connect=self._connect,
-            )
-        except DependencyUnavailable as exc:
-            self.reachable, self._why_away = False, str(exc)
-            self._build_failed_at = time.monotonic()
-            return None
-        self.reachable = True
-        return producer
-
-    def _connect(self, **options: Any) -> KafkaClient:
-        client = _Client(**options)
-        self._cluster = client.cluster
-        return client
-
-    def _hand_over(self, producer: KafkaProducer, pending: _Pending) -> None:
-        record = pending.record
-        try:
-            future = producer.send(record.topic, record.value, record.key, list(record.headers))
-        except MessageSizeTooLargeError as exc:
-            self._leave(pending, InvalidRequest(str(exc)))
-            return
-        except (KafkaError, OSError, AssertionError, ValueError) as exc:
-            self.reachable = False
-            self._leave(pending, DependencyUnavailable(f"Kafka refused the record: {exc}"))
-            return
-        future.add_callback(self._acknowledged, pending)
-        future.add_errback(self._refused, producer, pending)
-
-    def _acknowledged(self, pending: _Pending, metadata: Any) -> None:
-        if metadata.offset < 0:
-            # A retried batch that the broker already had: written, but it no longer says where.
-            self._leave(pending, DependencyUnavailable("Kafka has the record but did not say where; send it again"))
-            return
-        self.reachable = True
-        self._leave(pending, Position(metadata.partition, metadata.offset))
-
-    def _refused(self, producer: KafkaProducer, pending: _Pending, error: BaseException) -> None:
-        self.reachable = False
-        self._broken = producer
-        self._leave(pending, DependencyUnavailable(f"Kafka did not take the record: {error}"))
-
-
-def _settle(pending: _Pending, outcome: Position | Exception) -> None:
-    def finish() -> None:
-        if pending.result.done():
-            return
-        if isinstance(outcome, Exception):
-            pending.result.set_exception(outcome)
-        else:
-            pending.result.set_result(outcome)
-
-    with contextlib.suppress(RuntimeError):  # the caller's loop is gone
-        pending.loop.call_soon_threadsafe(finish)
 
 
 class BulkProducer:
@@ -395,14 +174,11 @@ class BulkProducer:
         client_id: str = "freshet-bulk",
         linger_ms: int = 0,
         delivery_timeout_ms: int = 10_000,
-        # Each topic has its own limit at the broker; this one only has to be above them.
-        max_request_bytes: int = 2 * MAX_REQUEST_BYTES,
     ) -> None:
         self._bootstrap = bootstrap
         self._client_id = client_id
         self._linger_ms = linger_ms
         self._delivery_timeout_ms = delivery_timeout_ms
-        self._max_request_bytes = max_request_bytes
         self._producer: KafkaProducer | None = None
 
     def send_many(self, records: Iterable[Record], timeout_s: float = 15.0) -> list[Position]:
@@ -430,7 +206,7 @@ class BulkProducer:
             return positions
         except (KafkaError, OSError, AssertionError) as exc:
             # A producer that failed half-way is not asked to remember its sequence; the next one must not overtake it.
-            self.close(self._delivery_timeout_ms / 1000 + _SETTLING_S)
+            self.close(self._delivery_timeout_ms / 1000 + SETTLING_S)
             raise DependencyUnavailable(f"Kafka did not take the records: {exc}") from exc
 
     def num_partitions(self, topic: str) -> int:
@@ -449,7 +225,7 @@ class BulkProducer:
         """Give the connection up; the next send_many makes a new one."""
         producer, self._producer = self._producer, None
         if producer is not None:
-            _close(producer, timeout_s)
+            close_producer(producer, timeout_s)
 
     def _connected(self) -> KafkaProducer:
         if self._producer is None:
@@ -459,7 +235,6 @@ class BulkProducer:
                 linger_ms=self._linger_ms,
                 batch_bytes=262_144,
                 delivery_timeout_ms=self._delivery_timeout_ms,
-                max_request_bytes=self._max_request_bytes,
             )
         return self._producer
 
