@@ -18,7 +18,8 @@ import pyarrow.parquet as pq
 
 from services.cli import client
 from services.cli.output import CommandError, ExitStatus
-from services.cli.row_parts import SCHEMA, RowParts
+from services.cli.row_parts import RowParts
+from services.offline.backfill.answer_rows import SCHEMA
 
 if TYPE_CHECKING:
     import grpc

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from services.cli.output import CommandError, console, emit_json, reports_errors, sentences, wait_without_spinning
+from services.cli.output import CommandError, console, emit_json, reports_errors, sentences
+from services.offline.openmp import wait_without_spinning
 
 if TYPE_CHECKING:
     from services.offline.evaluation.common.report import Request

@@ -6,7 +6,6 @@ with the next step on stderr (or one JSON object on stdout with `--json`) and th
 
 import functools
 import json
-import os
 import re
 import sys
 from collections.abc import Callable, Collection, Iterator
@@ -207,13 +206,3 @@ def duration(seconds: float) -> str:
         if seconds >= size:
             return f"{seconds / size:.1f} {unit}"
     return f"{seconds:.1f} s" if seconds >= 1 or seconds <= 0 else f"{seconds * 1000:.0f} ms"
-
-
-def wait_without_spinning() -> None:
-    """Let OpenMP threads sleep at barriers instead of spinning; whoever set OMP_WAIT_POLICY has the last word.
-
-    A spinning thread takes the core that the other one needs as soon as anything else runs on the machine. Preset
-    quick on two cores beside other work, five runs each: 25,300 to 32,600 positions/s sleeping, 2,200 to 37,600
-    spinning. It acts only on an OpenMP that is not loaded yet.
-    """
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from services.cli.unit_costs import Fit
 from services.contracts.processes import PROCESSES
+from services.offline.evaluation.scale.unit_costs import Fit
 from services.platform.stream.topic import NUM_PARTITIONS, SAFE_REPLICAS
 from services.stack.ports import PARTS
 

@@ -13,24 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from services.cli.output import CommandError, ExitStatus
-
-SCHEMA = pa.schema(
-    {
-        "user_id": pa.string(),
-        "item_ids": pa.list_(pa.string()),
-        "scores": pa.list_(pa.float64()),
-        "source": pa.string(),
-        "model_version": pa.string(),
-        "index_version": pa.string(),
-        "state_source": pa.string(),
-        "state_partition": pa.int32(),
-        "state_offset": pa.int64(),
-        "absence_bucket": pa.int32(),
-        "certificate": pa.string(),
-        "gap": pa.float64(),
-        "degradations": pa.list_(pa.string()),
-    }
-)
+from services.offline.backfill.answer_rows import SCHEMA
 
 
 class RowParts:

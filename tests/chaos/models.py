@@ -18,9 +18,9 @@ from typing import Any
 from engines import WITHIN_S
 from real import RealTrial
 
-from services.cli.model_control import Control
 from services.contracts.version_sets import VersionSets
 from services.stack import Stack, StackError
+from services.stack.version_set_record import Control
 from services.stack.version_sets import find_set, remove_set, set_names
 
 

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from services.algorithms.bundle import load_bundle
-from services.cli.model_control import Control
 from services.offline.backfill.jobs import import_interactions
 from services.offline.datasets.simulator import SimulatorConfig, simulate
 from services.offline.evaluation.version_sets.traffic import Load
 from services.offline.evaluation.version_sets.walk import canary_of, judge, walk
 from services.platform.errors import Conflict
 from services.stack import Ports, Stack
+from services.stack.version_set_record import Control
 from services.stack.version_sets import remove_set, set_names
 
 PEOPLE = SimulatorConfig(

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from services.cli.measuring import AsJson, Out, Quick, Seed, benchmark, measured
-from services.cli.output import CommandError, ExitStatus, reports_errors, sentences, usage_error, wait_without_spinning
+from services.cli.output import CommandError, ExitStatus, reports_errors, sentences, usage_error
+from services.offline.openmp import wait_without_spinning
 
 if TYPE_CHECKING:
     from services.offline.evaluation.common.report import Report, Request

@@ -1,12 +1,15 @@
 """`freshet demo`: the whole system at work on real interactions, in minutes, with figures at the end."""
 
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from services.cli import options
-from services.cli.output import CommandError, console, emit_json, reports_errors
+from services.cli import client, options
+from services.cli.output import CommandError, ExitStatus, console, emit_json, reports_errors
 
 
 @reports_errors
@@ -40,7 +43,7 @@ def demo(
     """
     from services.offline.demo.demo import run_demo
     from services.offline.demo.display import Display
-    from services.offline.demo.steps import DemoOptions, explain
+    from services.offline.demo.steps import DemoOptions
 
     wanted = DemoOptions(
         dataset=dataset,
@@ -56,7 +59,7 @@ def demo(
     display = Display(console(stderr=as_json))
     # Ended by a supervisor, the demo stops its stack as after Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with explain(state / "logs"):
+    with _sentences(state / "logs"):
         summary = run_demo(wanted, display)
     if as_json:
         emit_json(summary)
@@ -67,3 +70,35 @@ def demo(
     forgotten = summary["forgotten"]
     if forgotten is not None and (not forgotten["is_applied"] or any(forgotten["left"].values())):
         raise CommandError(f"forgetting was not finished: left {forgotten['left']}", advice=advice)
+
+
+@contextmanager
+def _sentences(logs: Path) -> Iterator[None]:
+    """Turn what the steps raise into a sentence and an exit status; anything else is a bug and keeps its traceback."""
+    from services.algorithms.manifest import BundleError
+    from services.offline.demo.calls import CallFailed
+    from services.offline.demo.stream import ReplayFailedError, StreamStalledError
+    from services.platform.errors import FreshetError
+    from services.platform.ports import PortTaken
+    from services.stack import StackError
+
+    logged = f"the parts' logs are in {logs}"
+    rows: tuple[tuple[type[Exception], str, ExitStatus], ...] = (
+        (StackError, "", ExitStatus.UNAVAILABLE),
+        (PortTaken, "freshet down, or freshet demo --port-offset 1000", ExitStatus.UNAVAILABLE),
+        (ReplayFailedError, logged, ExitStatus.FAILED),
+        (StreamStalledError, logged, ExitStatus.FAILED),
+        (FreshetError, logged, ExitStatus.UNAVAILABLE),
+        (BundleError, "name another --state, or move what is there", ExitStatus.FAILED),
+        # What data sets and settings raise: the message names field, value and allowed.
+        (ValueError, "", ExitStatus.USAGE),
+    )
+    try:
+        yield
+    except CallFailed as failed:
+        raise client.explain(failed.error, target=failed.address, timeout_s=failed.timeout_s) from failed
+    except Exception as error:
+        for kind, advice, status in rows:
+            if isinstance(error, kind):
+                raise CommandError(str(error), advice=advice, status=status) from error
+        raise

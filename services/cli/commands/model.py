@@ -24,10 +24,10 @@ from services.cli.output import (
 if TYPE_CHECKING:
     from freshet.v1 import gateway_pb2
 
-    from services.cli.model_control import Control
     from services.contracts.topics.version_sets import Operation
     from services.contracts.version_sets import VersionSet, VersionSets
     from services.stack import Stack
+    from services.stack.version_set_record import Control
 
 app = typer.Typer(
     name="model",
@@ -200,7 +200,7 @@ def promote(
 
     Example:  freshet model promote next
     """
-    from services.cli.model_control import problem_of, wait_for_gateways
+    from services.cli.asked_gateways import problem_of, wait_for_gateways
     from services.encoder.config import EncoderSettings
     from services.offline.backfill.jobs import measure_warmth
     from services.stack import Stack
@@ -303,7 +303,7 @@ def list_(
     """
     from google.protobuf.json_format import MessageToDict
 
-    from services.cli.model_control import ask_gateways
+    from services.cli.asked_gateways import ask_gateways
     from services.stack import Stack
 
     with sentences():
@@ -348,10 +348,11 @@ def stage_bundle(
 
     addresses: those of a `VersionSet`, where its processes were started already.
     """
-    from services.cli.model_control import NotKnown, problem_of, wait_for_gateways
+    from services.cli.asked_gateways import problem_of, wait_for_gateways
     from services.contracts.version_sets import VersionSet, VersionSets
     from services.stack import Stack, StackError
     from services.stack.display import showing
+    from services.stack.version_set_record import NotKnown
     from services.stack.version_sets import new_set, remove_set, set_names, set_parts
 
     with sentences():
@@ -417,7 +418,7 @@ def _operated(
     operation: "Callable[[VersionSets], VersionSets]", said: str, main: "Stack", gateways: str
 ) -> "VersionSets":
     """Do it, and return when every gateway goes by it."""
-    from services.cli.model_control import wait_for_gateways
+    from services.cli.asked_gateways import wait_for_gateways
 
     control = _control(main)
     after = control.write(operation(_required(control)), said)
@@ -426,7 +427,7 @@ def _operated(
 
 
 def _control(main: "Stack") -> "Control":
-    from services.cli.model_control import Control
+    from services.stack.version_set_record import Control
 
     return Control(_kafka(main))
 

@@ -24,7 +24,7 @@ def plan(
     Example:  freshet plan --users 1000000 --items 1000000 --events-per-s 1000 --recommend-per-s 1000
     """
     from services.cli import planning
-    from services.cli.unit_costs import shipped_costs
+    from services.offline.evaluation.scale.unit_costs import shipped_costs
 
     try:
         asked = planning.Asked(

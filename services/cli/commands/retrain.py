@@ -14,8 +14,8 @@ from services.cli.output import (
     reports_errors,
     sentences,
     table,
-    wait_without_spinning,
 )
+from services.offline.openmp import wait_without_spinning
 
 
 @reports_errors

@@ -6,7 +6,8 @@ from typing import Annotated
 import typer
 
 from services.cli import options
-from services.cli.output import console, emit_json, reports_errors, sentences, wait_without_spinning
+from services.cli.output import console, emit_json, reports_errors, sentences
+from services.offline.openmp import wait_without_spinning
 
 
 @reports_errors

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from services.cli import options
-from services.cli.output import console, emit_json, reports_errors, sentences, wait_without_spinning
+from services.cli.output import console, emit_json, reports_errors, sentences
+from services.offline.openmp import wait_without_spinning
 
 if TYPE_CHECKING:
     from rich.console import Console

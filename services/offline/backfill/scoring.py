@@ -24,7 +24,6 @@ from services.candidates.config import CandidatesSettings
 from services.candidates.domain import Found, SearchQuery, Stage
 from services.candidates.metrics import CandidatesMetrics
 from services.catalogue.gate import CatalogueGate
-from services.cli.row_parts import SCHEMA
 from services.contracts.query_state import PackedQueryState
 from services.contracts.shards import WHOLE
 from services.contracts.topic_reader import SILENCE_S
@@ -36,6 +35,7 @@ from services.encoder.handlers.apply_records import ApplyRecords
 from services.encoder.ports import SequenceEncoder
 from services.offline.archive.files import open_whole
 from services.offline.archive.writing import check_continues
+from services.offline.backfill.answer_rows import SCHEMA
 from services.offline.backfill.memory_store import MemoryStore
 from services.offline.backfill.reattribution import POLL_RECORDS, RECORDS_PER_USER, read_partition
 from services.offline.backfill.warming import query_states

@@ -15,11 +15,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from freshet.v1 import events_pb2, gateway_pb2
 
 from services.algorithms.bundle import Bundle
-from services.cli.commands import explain, forget
-from services.cli.output import CommandError
-from services.offline.demo.calls import Gateway, connected
+from services.offline.demo.calls import CallFailed, Gateway, connected
 
 TOP = 50
 # How far a reader looks for an item that has nothing but a title.
@@ -90,8 +89,8 @@ class Newcomer:
     reader: str = ""
     found_s: float | None = None
     rank: int | None = None
-    explanation: dict[str, Any] | None = None
-    forgotten: dict[str, Any] | None = None
+    explanation: gateway_pb2.ExplainResponse | None = None
+    forgotten: gateway_pb2.ForgetUserResponse | None = None
     forget_s: float | None = None
     # Whether interactions no longer speak for it, after one of three was forgotten; None: not looked.
     gone: bool | None = None
@@ -110,25 +109,30 @@ class Newcomer:
             "interactions": NUM_EARLY,
             "found_after_seconds": None if self.found_s is None else round(self.found_s, 3),
             "rank": self.rank,
-            "score": None if explained is None else explained["score"],
-            "shares": None if explained is None else explained["shares"],
+            "score": None if explained is None else explained.score,
+            "shares": None if explained is None else _shares(explained),
             "gone_after_forgetting_one_of_three": self.gone,
         }
 
     def forget_summary(self) -> dict[str, Any] | None:
         """What forgetting reported; None when nobody was forgotten."""
-        if self.forgotten is None:
+        report = self.forgotten
+        if report is None:
             return None
-        kept = {name: self.forgotten[name] for name in ("found", "left", "is_applied", "remains")}
-        return kept | {"seconds": self.forget_s, "state_source_afterwards": self.forgotten_state_source}
+        return {
+            "found": dict(sorted(report.found.items())),
+            "left": dict(sorted(report.left.items())),
+            "is_applied": report.is_applied,
+            "remains": list(report.remains),
+            "seconds": self.forget_s,
+            "state_source_afterwards": self.forgotten_state_source,
+        }
 
 
 def arrive(
     scene: Scene, *, run_id: str, title: str, categories: Sequence[str], gateway: str, wait_s: float = _WAIT_S
 ) -> Newcomer:
     """Put the item and look for it; let the early ones like it, and ask until a reader has it among their top."""
-    from freshet.v1 import events_pb2, gateway_pb2
-
     newcomer = Newcomer(item_id=f"{run_id}-new", title=title)
     item = events_pb2.Item(item_id=newcomer.item_id, title=title, categories=categories)
     with connected(gateway) as call:
@@ -150,7 +154,7 @@ def arrive(
             if found is None:
                 continue
             explanation = _explained(call, found[0], newcomer.item_id)
-            if explanation is not None and explanation["similarity"]["num_interactions"] >= NUM_EARLY:
+            if explanation is not None and explanation.similarity.num_interactions >= NUM_EARLY:
                 newcomer.reader, newcomer.rank = found
                 newcomer.explanation, newcomer.found_s = explanation, time.monotonic() - third
     return newcomer
@@ -158,14 +162,11 @@ def arrive(
 
 def forget_one(scene: Scene, newcomer: Newcomer, *, gateway: str) -> None:
     """Forget the last of the three, and look whether the item, which now rests on two, is left to its title."""
-    from freshet.v1 import gateway_pb2
-
     user = scene.early[-1]
     with connected(gateway) as call:
         began = time.monotonic()
-        answer = call("ForgetUser", gateway_pb2.ForgetUserRequest(user_id=user), timeout_s=30.0)
+        newcomer.forgotten = call("ForgetUser", gateway_pb2.ForgetUserRequest(user_id=user), timeout_s=30.0)
         newcomer.forget_s = round(time.monotonic() - began, 3)
-        newcomer.forgotten = forget.as_dict(answer, user=user, preview=False)
         afterwards = call("Recommend", gateway_pb2.RecommendRequest(user_id=user, k=10))
         newcomer.forgotten_state_source = afterwards.state_source
         if newcomer.rank is None:
@@ -174,7 +175,7 @@ def forget_one(scene: Scene, newcomer: Newcomer, *, gateway: str) -> None:
         while not newcomer.gone and time.monotonic() - began < _WAIT_S:
             newcomer.stays_by_title = newcomer.item_id in call.top(newcomer.reader, TOP)
             explanation = _explained(call, newcomer.reader, newcomer.item_id) if newcomer.stays_by_title else None
-            newcomer.gone = explanation is None or explanation["similarity"]["num_interactions"] == 0
+            newcomer.gone = explanation is None or explanation.similarity.num_interactions == 0
             if not newcomer.gone:
                 time.sleep(_LOOK_AGAIN_S)
 
@@ -189,15 +190,19 @@ def _found(call: Gateway, item_id: str, readers: Sequence[str], depth: int) -> t
     return None
 
 
-def _explained(call: Gateway, reader: str, item_id: str) -> dict[str, Any] | None:
+def _explained(call: Gateway, reader: str, item_id: str) -> gateway_pb2.ExplainResponse | None:
     """None where the item has no state any more."""
-    from freshet.v1 import gateway_pb2
-
     request = gateway_pb2.ExplainRequest(user_id=reader, item_id=item_id, max_pairs=3)
     try:
-        return explain.as_dict(call("Explain", request), user=reader, item=item_id)
-    except CommandError:
+        answer: gateway_pb2.ExplainResponse = call("Explain", request)
+    except CallFailed:
         return None
+    return answer
+
+
+def _shares(explained: gateway_pb2.ExplainResponse) -> dict[str, float]:
+    names = ("model", "refreshed", "votes")
+    return {name: getattr(explained, f"share_of_{name}") for name in names}
 
 
 def arrival(news: Newcomer) -> list[str]:
@@ -211,13 +216,13 @@ def arrival(news: Newcomer) -> list[str]:
     if news.rank is None or news.found_s is None or news.explanation is None:
         return [*says, f"liked by {NUM_EARLY}: in nobody's top {TOP} after {_WAIT_S:.0f} s"]
     explained = news.explanation
-    shares = ", ".join(f"{name} {share:.0%}" for name, share in explained["shares"].items())
-    own = ", ".join(past["title"] or past["item_id"] for past in explained["history"][:3])
-    voters = "; ".join(f"{voters['count']} x {voters['type']}" for voters in explained["votes"]["voters"])
+    shares = ", ".join(f"{name} {share:.0%}" for name, share in _shares(explained).items())
+    own = ", ".join(past.title or past.item_id for past in explained.history[:3])
+    voters = "; ".join(f"{voters.count} x {voters.type}" for voters in explained.votes.voters)
     return [
         *says,
         f"liked by {NUM_EARLY}: rank {news.rank} for user {news.reader}, {news.found_s:.1f} s after the third",
-        f"why: score {explained['score']:.3f} ({shares}); voted: {voters or 'nobody'}; the user's last: {own}",
+        f"why: score {explained.score:.3f} ({shares}); voted: {voters or 'nobody'}; the user's last: {own}",
     ]
 
 
@@ -226,8 +231,8 @@ def forgetting(news: Newcomer) -> list[str]:
     report = news.forgotten
     if report is None:
         return []
-    found = ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in report["found"].items())
-    left = sum(report["left"].values())
+    found = ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in sorted(report.found.items()))
+    left = sum(report.left.values())
     source = _SOURCES[news.forgotten_state_source]
     said = [f"found: {found}; left: {left} after {news.forget_s:.1f} s; the next answer is from {source}"]
     if news.gone is not None:

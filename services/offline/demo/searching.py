@@ -9,12 +9,12 @@ import re
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from services.cli.commands import search
-from services.cli.output import CommandError, ExitStatus
-from services.offline.demo.calls import connected
+from freshet.v1 import events_pb2, gateway_pb2
+
+from services.offline.demo.calls import CallFailed, connected
 
 K = 10
 _RECENT = 30
@@ -33,20 +33,20 @@ class Searched:
 
     user_id: str
     query: str
-    before: dict[str, Any]
+    before: gateway_pb2.GatewayServiceSearchResponse
     chosen: str = ""
-    after: dict[str, Any] = field(default_factory=dict)
+    after: gateway_pb2.GatewayServiceSearchResponse | None = None
     seconds: float | None = None
 
-    def rank(self, answer: Mapping[str, Any]) -> int | None:
+    def rank(self, answer: gateway_pb2.GatewayServiceSearchResponse | None) -> int | None:
         """Where the chosen item is in an answer, from 1."""
-        return next((row["rank"] for row in answer.get("items", ()) if row["item_id"] == self.chosen), None)
+        return _ranks(answer).get(self.chosen)
 
     @property
     def moved(self) -> int:
         """Items of the first answer that are elsewhere in the second."""
-        now = {row["item_id"]: row["rank"] for row in self.after.get("items", ())}
-        return sum(now.get(row["item_id"]) != row["rank"] for row in self.before["items"])
+        now = _ranks(self.after)
+        return sum(now.get(item_id) != rank for item_id, rank in _ranks(self.before).items())
 
     @property
     def rescored(self) -> int:
@@ -54,19 +54,24 @@ class Searched:
         was, now = _similarities(self.before), _similarities(self.after)
         return sum(was[item_id] != now[item_id] for item_id in was.keys() & now.keys())
 
+    @property
+    def sources(self) -> list[str]:
+        """Those that the first answer came from."""
+        return [spent.source for spent in self.before.sources if not spent.failure]
+
     def summary(self) -> dict[str, Any]:
         """For the demo's summary; the user's id stays out of it."""
         return {
             "query": self.query,
-            "found": len(self.before["items"]),
-            "sources": [spent["source"] for spent in self.before["sources"] if not spent["failure"]],
-            "degradations": sorted({*self.before["degradations"], *self.after.get("degradations", ())}),
-            "milliseconds": round(self.before["total_ms"], 3),
+            "found": len(self.before.results),
+            "sources": self.sources,
+            "degradations": sorted({*_degradations(self.before), *_degradations(self.after)}),
+            "milliseconds": round(self.before.total_ms, 3),
             "chosen": self.chosen or None,
             "place_before": self.rank(self.before),
             "place_after": self.rank(self.after),
-            "moved": self.moved if self.after else None,
-            "rescored": self.rescored if self.after else None,
+            "moved": None if self.after is None else self.moved,
+            "rescored": None if self.after is None else self.rescored,
             "seconds_to_the_changed_answer": None if self.seconds is None else round(self.seconds, 3),
         }
 
@@ -82,25 +87,24 @@ def choose_query(titles: Mapping[str, str], history: Sequence[str]) -> str | Non
 
 def ask_choose_ask(user_id: str, query: str, *, run_id: str, gateway: str) -> Searched:
     """Search, record the choice of the last result, search again once the user's state has it."""
-    from freshet.v1 import events_pb2, gateway_pb2
-
     with connected(gateway) as call:
 
-        def look() -> dict[str, Any]:
+        def look() -> gateway_pb2.GatewayServiceSearchResponse:
             request = gateway_pb2.GatewayServiceSearchRequest(query=query, user_id=user_id, k=K)
             deadline = time.monotonic() + _PATIENCE_S
             while True:
                 try:
-                    return search.as_dict(call("Search", request))
-                except CommandError as error:
-                    if error.status is not ExitStatus.UNAVAILABLE or time.monotonic() > deadline:
+                    answer: gateway_pb2.GatewayServiceSearchResponse = call("Search", request)
+                    return answer
+                except CallFailed as error:
+                    if not error.is_unavailable or time.monotonic() > deadline:
                         raise
                     time.sleep(_LOOK_AGAIN_S)
 
         found = Searched(user_id=user_id, query=query, before=look())
-        if not found.before["items"]:
+        if not found.before.results:
             return found
-        found.chosen = found.before["items"][-1]["item_id"]
+        found.chosen = found.before.results[-1].item_id
         click = events_pb2.Interaction(
             event_id=f"{run_id}-search-click",
             user_id=user_id,
@@ -121,14 +125,13 @@ def ask_choose_ask(user_id: str, query: str, *, run_id: str, gateway: str) -> Se
 
 def report(found: Searched) -> list[str]:
     """What happened, as sentences."""
-    items = found.before["items"]
+    items = found.before.results
     if not items:
         return [f"{found.query!r} finds nothing"]
-    named = {row["item_id"]: row["title"] or row["item_id"] for row in items}
-    sources = ", ".join(spent["source"] for spent in found.before["sources"] if not spent["failure"])
+    named = {result.item_id: result.title or result.item_id for result in items}
     says = [
-        f"{found.query!r} finds {len(items)} items for user {found.user_id} by {sources} in "
-        f"{found.before['total_ms']:.0f} ms: {'; '.join(list(named.values())[:3])}",
+        f"{found.query!r} finds {len(items)} items for user {found.user_id} by {', '.join(found.sources)} in "
+        f"{found.before.total_ms:.0f} ms: {'; '.join(list(named.values())[:3])}",
         f"chosen: {named[found.chosen]}, at rank {found.rank(found.before)}",
     ]
     if found.seconds is None:
@@ -142,13 +145,22 @@ def report(found: Searched) -> list[str]:
     ]
 
 
-def _similarities(answer: Mapping[str, Any]) -> dict[str, float]:
+def _ranks(answer: gateway_pb2.GatewayServiceSearchResponse | None) -> dict[str, int]:
+    return {} if answer is None else {result.item_id: rank for rank, result in enumerate(answer.results, start=1)}
+
+
+def _similarities(answer: gateway_pb2.GatewayServiceSearchResponse | None) -> dict[str, float]:
     return {
-        row["item_id"]: found["score"]
-        for row in answer.get("items", ())
-        for found in row["found_by"]
-        if found["source"] == "mol"
+        result.item_id: found.score
+        for result in (() if answer is None else answer.results)
+        for found in result.found_by
+        if found.source == "mol"
     }
+
+
+def _degradations(answer: gateway_pb2.GatewayServiceSearchResponse | None) -> list[str]:
+    found = () if answer is None else answer.degradations
+    return [gateway_pb2.Degradation.Name(one).removeprefix("DEGRADATION_").lower() for one in found]
 
 
 def _words(title: str) -> list[str]:

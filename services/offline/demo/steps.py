@@ -1,24 +1,19 @@
 """The demo's steps that call other parts of Freshet: training, export, the stack, the import of the past.
 
-Each is a few lines between the demo and the part that does the work; what those parts raise becomes a sentence here.
+Each is a few lines between the demo and the part that does the work; what those parts raise passes.
 """
 
 import os
 import platform
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
 from services.algorithms.bundle import ENCODER_ONNX, Bundle, BundleError, load_bundle
-from services.cli.output import CommandError, ExitStatus, wait_without_spinning
 from services.offline.datasets import Interactions
 from services.offline.demo.display import Display, Stopwatch
-from services.offline.demo.stream import ReplayFailedError, StreamStalledError
-from services.platform.errors import FreshetError
-from services.platform.ports import PortTaken
+from services.offline.openmp import wait_without_spinning
 from services.platform.version import freshet_version
 from services.stack import Ports, Stack, StackError
 
@@ -180,29 +175,6 @@ def stop(stack: Stack, display: Display) -> None:
         return
     if stopped:
         display.fact(f"stopped: {', '.join(stopped)}")
-
-
-@contextmanager
-def explain(logs: Path) -> Iterator[None]:
-    """Turn what the steps raise into a sentence and an exit status; anything else is a bug and keeps its traceback."""
-    logged = f"the parts' logs are in {logs}"
-    rows: tuple[tuple[type[Exception], str, ExitStatus], ...] = (
-        (StackError, "", ExitStatus.UNAVAILABLE),
-        (PortTaken, "freshet down, or freshet demo --port-offset 1000", ExitStatus.UNAVAILABLE),
-        (ReplayFailedError, logged, ExitStatus.FAILED),
-        (StreamStalledError, logged, ExitStatus.FAILED),
-        (FreshetError, logged, ExitStatus.UNAVAILABLE),
-        (BundleError, "name another --state, or move what is there", ExitStatus.FAILED),
-        # What data sets and settings raise: the message names field, value and allowed.
-        (ValueError, "", ExitStatus.USAGE),
-    )
-    try:
-        yield
-    except Exception as error:
-        for kind, advice, status in rows:
-            if isinstance(error, kind):
-                raise CommandError(str(error), advice=advice, status=status) from error
-        raise
 
 
 def import_past(past: Interactions, stack: Stack, display: Display) -> None:

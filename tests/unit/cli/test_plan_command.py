@@ -9,7 +9,7 @@ from typer.testing import CliRunner, Result
 
 from services.cli.main import app
 from services.cli.planning import CORE_SHARE, MAX_SEARCH_MS, MEMORY_SHARE, Asked, error_of, plan
-from services.cli.unit_costs import shipped_costs
+from services.offline.evaluation.scale.unit_costs import shipped_costs
 
 _GIB = 2**30
 # Round numbers: each a different digit, so that a wrong factor shows.

@@ -17,12 +17,12 @@ from typing import Any
 from services.algorithms.bundle import Bundle, load_bundle
 from services.algorithms.native.threads import set_compute_threads
 from services.algorithms.states import QueryStates
-from services.cli.unit_costs import fit
 from services.offline.evaluation.common.report import Report, Request, filled, report_of, written
 from services.offline.evaluation.large.catalogue import enlarged, queries
 from services.offline.evaluation.large.rows import Serve, Served
 from services.offline.evaluation.scale.held import gateway_mib, names_mib
 from services.offline.evaluation.scale.records import record_bytes, user_bytes
+from services.offline.evaluation.scale.unit_costs import fit
 
 FITTED, CHECKED = (3_706, 1_000_000), (300_000, 10_000_000)
 _QUICK_FITTED, _QUICK_CHECKED = (1_000, 20_000), (5_000, 40_000)

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from services.algorithms.bundle import load_bundle
-from services.cli.model_control import Control
 from services.offline.backfill.jobs import import_interactions
 from services.offline.datasets import global_time_split, load_dataset
 from services.offline.evaluation.common.plots import panels
@@ -23,6 +22,7 @@ from services.offline.evaluation.version_sets.traffic import Answer, Load
 from services.offline.evaluation.version_sets.walk import Judged, Phase, canary_of, judge, walk
 from services.offline.training.run import NONE, run_training
 from services.stack import Ports, Stack
+from services.stack.version_set_record import Control
 from services.stack.version_sets import remove_set, set_names
 
 RECOMMENDS_PER_S, EVENTS_PER_S, SHARE = 20.0, 50.0, 0.05

@@ -9,7 +9,6 @@ from types import ModuleType
 import pytest
 from PIL import Image
 
-from services.cli.unit_costs import SHIPPED, unit_costs
 from services.offline.demo.plots import LABELS
 from services.offline.evaluation.actions.rows import page as actions_page
 from services.offline.evaluation.catalogues import fit
@@ -26,6 +25,7 @@ from services.offline.evaluation.retraining.rows import page as retraining_page
 from services.offline.evaluation.retrieval.page import page as retrieval_page
 from services.offline.evaluation.retrieval.universality import page as universality_page
 from services.offline.evaluation.scale.rows import page as scale_page
+from services.offline.evaluation.scale.unit_costs import SHIPPED, unit_costs
 from services.offline.evaluation.shards.rows import page as shards_page
 from services.offline.evaluation.shown.rows import page as shown_page
 from services.offline.evaluation.stream.page import page as freshness_page

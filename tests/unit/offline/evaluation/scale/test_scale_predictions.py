@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from services.cli.unit_costs import fit
 from services.offline.evaluation.scale.rows import QUANTITIES, compared, page
+from services.offline.evaluation.scale.unit_costs import fit
 
 
 @pytest.mark.parametrize("power", [0.5, 1.0])

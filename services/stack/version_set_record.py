@@ -1,17 +1,13 @@
-"""What `freshet model` does to the record of version sets, and how it learns that gateways go by it."""
+"""The record of version sets as an operator reads and writes it."""
 
 import getpass
 import secrets
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from freshet.v1 import gateway_pb2
-
-from services.cli import client
-from services.cli.output import CommandError, ExitStatus
 from services.contracts.topics import ensure_topics
 from services.contracts.topics.version_sets import TOPIC, VERSION_SETS, Counted, Operation, encode_operation
 from services.contracts.version_set_follower import version_set_reader
@@ -20,7 +16,7 @@ from services.platform.errors import Conflict, DependencyUnavailable
 from services.platform.stream.kafka import Brokers, BulkProducer, Record
 
 _CLIENT = "freshet-model"
-_ASK_S, _KNOWN_WITHIN_S = 10.0, 20.0
+_KNOWN_WITHIN_S = 20.0
 
 
 class NotKnown(DependencyUnavailable):
@@ -86,48 +82,3 @@ class Control:
             yield topic
         finally:
             topic.close()
-
-
-def ask_gateways(gateways: Sequence[str]) -> dict[str, gateway_pb2.GetVersionSetsResponse]:
-    """What each gateway holds. Raises: CommandError for one that does not answer."""
-    answers = {}
-    for target in gateways:
-        with client.gateway(target) as stub:
-            request = gateway_pb2.GetVersionSetsRequest()
-            answers[target] = client.call(stub.GetVersionSets, request, target=target, timeout_s=_ASK_S)
-    return answers
-
-
-def wait_for_gateways(
-    gateways: Sequence[str], revision: int, is_done: Callable[[gateway_pb2.GetVersionSetsResponse], str], wait_s: float
-) -> None:
-    """Return when every gateway goes by this revision or a later one, and `is_done` has no complaint of it.
-
-    Raises: CommandError with the complaint.
-    """
-    until = time.monotonic() + wait_s
-    while True:
-        complaints = {
-            target: f"it goes by revision {said.revision}, not {revision}"
-            if said.revision < revision
-            else is_done(said)
-            for target, said in ask_gateways(gateways).items()
-        }
-        left = [f"gateway {target}: {why}" for target, why in complaints.items() if why]
-        if not left:
-            return
-        if time.monotonic() > until:
-            raise CommandError("; ".join(left), status=ExitStatus.UNAVAILABLE)
-        time.sleep(0.1)
-
-
-def problem_of(name: str) -> Callable[[gateway_pb2.GetVersionSetsResponse], str]:
-    """The complaint of a gateway that does not hold this set, or whose processes of it do not answer."""
-
-    def complain(said: gateway_pb2.GetVersionSetsResponse) -> str:
-        found = next((one for one in said.sets if one.set.name == name), None)
-        if found is None:
-            return f"it knows no set {name!r}"
-        return "" if found.ready else f"set {name!r}: {found.problem}"
-
-    return complain

@@ -1,0 +1,56 @@
+"""What `freshet model` asks gateways: which version sets they hold, and whether they go by the newest record."""
+
+import time
+from collections.abc import Callable, Sequence
+
+from freshet.v1 import gateway_pb2
+
+from services.cli import client
+from services.cli.output import CommandError, ExitStatus
+
+_ASK_S = 10.0
+
+
+def ask_gateways(gateways: Sequence[str]) -> dict[str, gateway_pb2.GetVersionSetsResponse]:
+    """What each gateway holds. Raises: CommandError for one that does not answer."""
+    answers = {}
+    for target in gateways:
+        with client.gateway(target) as stub:
+            request = gateway_pb2.GetVersionSetsRequest()
+            answers[target] = client.call(stub.GetVersionSets, request, target=target, timeout_s=_ASK_S)
+    return answers
+
+
+def wait_for_gateways(
+    gateways: Sequence[str], revision: int, is_done: Callable[[gateway_pb2.GetVersionSetsResponse], str], wait_s: float
+) -> None:
+    """Return when every gateway goes by this revision or a later one, and `is_done` has no complaint of it.
+
+    Raises: CommandError with the complaint.
+    """
+    until = time.monotonic() + wait_s
+    while True:
+        complaints = {
+            target: f"it goes by revision {said.revision}, not {revision}"
+            if said.revision < revision
+            else is_done(said)
+            for target, said in ask_gateways(gateways).items()
+        }
+        left = [f"gateway {target}: {why}" for target, why in complaints.items() if why]
+        if not left:
+            return
+        if time.monotonic() > until:
+            raise CommandError("; ".join(left), status=ExitStatus.UNAVAILABLE)
+        time.sleep(0.1)
+
+
+def problem_of(name: str) -> Callable[[gateway_pb2.GetVersionSetsResponse], str]:
+    """The complaint of a gateway that does not hold this set, or whose processes of it do not answer."""
+
+    def complain(said: gateway_pb2.GetVersionSetsResponse) -> str:
+        found = next((one for one in said.sets if one.set.name == name), None)
+        if found is None:
+            return f"it knows no set {name!r}"
+        return "" if found.ready else f"set {name!r}: {found.problem}"
+
+    return complain

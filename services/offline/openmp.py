@@ -1,0 +1,13 @@
+"""How OpenMP's threads of a batch job wait. Imported before PyTorch, so it loads nothing."""
+
+import os
+
+
+def wait_without_spinning() -> None:
+    """Let OpenMP threads sleep at barriers instead of spinning; whoever set OMP_WAIT_POLICY has the last word.
+
+    A spinning thread takes the core that the other one needs as soon as anything else runs on the machine. Preset
+    quick on two cores beside other work, five runs each: 25,300 to 32,600 positions/s sleeping, 2,200 to 37,600
+    spinning. It acts only on an OpenMP that is not loaded yet.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
