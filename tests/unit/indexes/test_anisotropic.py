@@ -12,9 +12,9 @@ from retrieval_scene import make_items, make_pair_gate, make_queries
 from services.algorithms.indexes.brute_force import BruteForce
 from services.algorithms.indexes.by_name import make_index, parse_algorithm
 from services.algorithms.indexes.quantized.anisotropic import Anisotropic, FastScan, ProductCells
+from services.algorithms.indexes.quantized.inverted_codes import InvertedCodes
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.ops.quantized_scan import Visit
-from services.algorithms.quantization.inverted_codes import InvertedCodes
 from services.algorithms.states import ItemStates, QueryStates
 
 pytest.importorskip("faiss", reason="faiss is an optional extra")

@@ -2,7 +2,7 @@
 
 Items, as a query's tangents see them (its own vector, for plain dot products), are cells with product-quantized
 residuals: 16 codewords for every two coordinates after a rotation, so two bits a coordinate, learned under the loss
-that keeps high scores (arXiv:1908.10396; services/algorithms/quantization). FAISS's fast scan adds up 8-bit tables, 32
+that keeps high scores (arXiv:1908.10396; offline/training/codebooks). FAISS's fast scan adds up 8-bit tables, 32
 items at a time, and honours filters inside the scan. It needs the extra bench-cpu, and PyTorch where codes are not kept
 and have to be learned. The scan's rounding has no bound that would prove anything: "estimate", unless the pool is all.
 
@@ -17,11 +17,11 @@ import numpy.typing as npt
 
 from services.algorithms.filters import count_passing
 from services.algorithms.indexes.protocol import Indices, Mask
+from services.algorithms.indexes.quantized.faiss_indexes import imported_faiss, inverted_fast_scan
+from services.algorithms.indexes.quantized.inverted_codes import InvertedCodes
 from services.algorithms.indexes.quantized.tangents import TangentIndex, VectorScan
 from services.algorithms.native.threads import compute_threads
 from services.algorithms.ops.quantized_scan import CellAnswer, Visit, default_cells
-from services.algorithms.quantization.faiss_indexes import imported_faiss, inverted_fast_scan
-from services.algorithms.quantization.inverted_codes import InvertedCodes
 from services.algorithms.states import FloatArray
 
 _COORDINATES = 2  # of a codeword
@@ -61,7 +61,7 @@ class ProductCells:
     def coded(self, vectors: FloatArray, *, seed: int) -> InvertedCodes:
         """Codes of vectors (X, w), w rounded up to whole codewords by coordinates that are 0."""
         try:
-            from services.algorithms.quantization.inverted_file import train_inverted_file
+            from services.offline.training.codebooks.inverted_file import train_inverted_file
         except ModuleNotFoundError as error:
             if error.name != "torch":
                 raise

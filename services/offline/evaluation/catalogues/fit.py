@@ -19,13 +19,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from services.algorithms.quantization.k_means import nearest, product_k_means
 from services.algorithms.states import FloatArray
 from services.offline.evaluation.catalogues.fitted import QUICK, Fitted
 from services.offline.evaluation.catalogues.generator import generate
 from services.offline.evaluation.catalogues.scene import Scene
 from services.offline.evaluation.catalogues.trained import trained_scene
 from services.offline.evaluation.common.report import Report, Request, plain_page, report_of, written
+from services.offline.training.codebooks.k_means import nearest, product_k_means
 
 _RESULTS = 100
 _CLUSTERS = 64

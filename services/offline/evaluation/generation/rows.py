@@ -18,10 +18,8 @@ import numpy.typing as npt
 import torch
 
 from services.algorithms.generation.decoding import decode
+from services.algorithms.indexes.quantized.faiss_indexes import inverted_fast_scan
 from services.algorithms.ops.quantized_scan import Cells, CellScan, Visit, coded
-from services.algorithms.quantization.faiss_indexes import inverted_fast_scan
-from services.algorithms.quantization.inverted_file import train_inverted_file
-from services.algorithms.quantization.k_means import nearest, product_k_means
 from services.offline.evaluation.common.recall import recall
 from services.offline.evaluation.common.report import Report, Request, Say, filled, report_of, written
 from services.offline.evaluation.common.roofline import Rates, measure_rates
@@ -36,6 +34,8 @@ from services.offline.evaluation.generation.softmax_baselines import (
     WholeVocabulary,
 )
 from services.offline.evaluation.generation.world import MAKING, PhraseWorld, WorldShape, make_world
+from services.offline.training.codebooks.inverted_file import train_inverted_file
+from services.offline.training.codebooks.k_means import nearest, product_k_means
 
 FULL, SHORTLIST = "full softmax", "shortlist"
 _FOLDER = Path(__file__).parent

@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.quantization.product_quantizer import DEFAULT_THRESHOLD, train_product_quantizer
-from services.algorithms.quantization.score_aware import score_aware_loss
 from services.algorithms.states import FloatArray
 from services.offline.evaluation.common.embeddings import EmbeddingSet, EmbeddingSource, minilm_queries, mnist, sift
 from services.offline.evaluation.common.plots import panels, titled
 from services.offline.evaluation.common.report import Report, Request, plain_page, report_of, tables, written
 from services.offline.evaluation.quantization import search
+from services.offline.training.codebooks.product_quantizer import DEFAULT_THRESHOLD, train_product_quantizer
+from services.offline.training.codebooks.score_aware import score_aware_loss
 
 Row = dict[str, Any]
 Encoder = Callable[[FloatArray], npt.NDArray[np.floating]]

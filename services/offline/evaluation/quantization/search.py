@@ -18,9 +18,8 @@ import numpy.typing as npt
 import torch
 
 from services.algorithms.indexes.quantized.dot_products import Quantized
+from services.algorithms.indexes.quantized.faiss_indexes import inverted_fast_scan
 from services.algorithms.ops.quantized_scan import Cells, CellScan, Visit, coded, default_cells
-from services.algorithms.quantization.faiss_indexes import inverted_fast_scan
-from services.algorithms.quantization.inverted_file import train_inverted_file
 from services.algorithms.states import FloatArray, ItemStates, QueryStates
 from services.offline.evaluation.catalogues.fitted import QUICK
 from services.offline.evaluation.catalogues.generator import World, average_items, make_queries
@@ -28,6 +27,7 @@ from services.offline.evaluation.catalogues.scene import SHAPES
 from services.offline.evaluation.common.embeddings import EmbeddingSource, minilm_queries, mnist
 from services.offline.evaluation.common.recall import recall
 from services.offline.evaluation.common.timing import Times, use_threads
+from services.offline.training.codebooks.inverted_file import train_inverted_file
 
 K = 100
 RECALL = 0.99

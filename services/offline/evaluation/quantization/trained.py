@@ -24,13 +24,13 @@ from services.algorithms.indexes.protocol import Indices
 from services.algorithms.indexes.quantized.tangents import QuantizedTangents
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.ops.quantized_scan import CellCodes, Cells, coded, default_cells
-from services.algorithms.quantization.inverted_file import train_inverted_file
 from services.algorithms.states import FloatArray, QueryStates
 from services.offline.evaluation.catalogues.trained import trained_scene
 from services.offline.evaluation.common.recall import recall
 from services.offline.evaluation.common.report import Report, Request, plain_page, report_of, written
 from services.offline.evaluation.common.timing import Times, use_threads
 from services.offline.evaluation.large.catalogue import enlarged
+from services.offline.training.codebooks.inverted_file import train_inverted_file
 
 K = 100
 POOLS = (100, 200, 500, 1000, 2000)

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.algorithms.quantization.k_means import product_k_means
+from services.offline.training.codebooks.k_means import product_k_means
 from services.offline.training.phrases.losses import log_partition
 
 _STEPS_OF_A_TURN = 5

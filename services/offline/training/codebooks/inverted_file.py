@@ -13,15 +13,15 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.quantization.inverted_codes import InvertedCodes
-from services.algorithms.quantization.product_quantizer import (
+from services.algorithms.indexes.quantized.inverted_codes import InvertedCodes
+from services.offline.training.codebooks.product_quantizer import (
     DEFAULT_THRESHOLD,
     CodeArray,
     ProductQuantizer,
     train_product_quantizer,
 )
-from services.algorithms.quantization.targets import checked_points
-from services.algorithms.quantization.vector_quantizer import VectorQuantizer, train_vector_quantizer
+from services.offline.training.codebooks.targets import checked_points
+from services.offline.training.codebooks.vector_quantizer import VectorQuantizer, train_vector_quantizer
 
 _TRAINING_POINTS = 100_000
 _CHUNK = 65_536

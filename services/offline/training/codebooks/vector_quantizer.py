@@ -15,15 +15,15 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from services.algorithms.quantization.k_means import product_k_means
-from services.algorithms.quantization.targets import (
+from services.algorithms.states import FloatArray
+from services.offline.training.codebooks.k_means import product_k_means
+from services.offline.training.codebooks.targets import (
     Targets,
     checked_points,
     relative_weights,
     score_aware_targets,
     training_targets,
 )
-from services.algorithms.states import FloatArray
 
 _TABLE_BYTES = 64 << 20
 _TRAINING_POINTS_PER_CENTRE = 128

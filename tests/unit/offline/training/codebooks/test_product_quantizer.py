@@ -10,13 +10,13 @@ from embedding_scene import clustered
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.algorithms.quantization.codebook_solve import solve_codebooks
-from services.algorithms.quantization.encoding import decode, encode
-from services.algorithms.quantization.k_means import product_k_means
-from services.algorithms.quantization.product_quantizer import ProductQuantizer, train_product_quantizer
-from services.algorithms.quantization.rotation import balancing_rotation, dealt
-from services.algorithms.quantization.score_aware import score_aware_loss
-from services.algorithms.quantization.targets import Targets, relative_weights, score_aware_targets
+from services.offline.training.codebooks.codebook_solve import solve_codebooks
+from services.offline.training.codebooks.encoding import decode, encode
+from services.offline.training.codebooks.k_means import product_k_means
+from services.offline.training.codebooks.product_quantizer import ProductQuantizer, train_product_quantizer
+from services.offline.training.codebooks.rotation import balancing_rotation, dealt
+from services.offline.training.codebooks.score_aware import score_aware_loss
+from services.offline.training.codebooks.targets import Targets, relative_weights, score_aware_targets
 
 
 def targets_of(points: np.ndarray, threshold: float, centres: np.ndarray | None = None) -> Targets:

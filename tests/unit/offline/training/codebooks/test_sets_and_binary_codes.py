@@ -11,9 +11,9 @@ from scipy.sparse import csr_matrix
 from scipy.sparse.linalg import svds
 from torch.nn import functional
 
-from services.algorithms.quantization.score_aware import eta
 from services.offline.datasets import DatasetUnavailableError, load_dataset
 from services.offline.evaluation.common.embeddings import EmbeddingSource, sift
+from services.offline.training.codebooks.score_aware import eta
 
 
 @pytest.fixture(scope="module")

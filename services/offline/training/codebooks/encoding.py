@@ -11,7 +11,7 @@ Letters: X points, d width, m subspaces, k codewords each.
 import torch
 from torch import Tensor
 
-from services.algorithms.quantization.targets import Targets
+from services.offline.training.codebooks.targets import Targets
 
 _TABLE_BYTES = 128 << 20
 _MAX_SWEEPS = 10

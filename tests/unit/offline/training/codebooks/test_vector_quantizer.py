@@ -9,10 +9,10 @@ from embedding_scene import clustered
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.algorithms.quantization.inverted_file import train_inverted_file
-from services.algorithms.quantization.score_aware import residual_parts, score_aware_loss, threshold_weights
-from services.algorithms.quantization.targets import relative_weights, score_aware_targets
-from services.algorithms.quantization.vector_quantizer import train_vector_quantizer, updated_centres
+from services.offline.training.codebooks.inverted_file import train_inverted_file
+from services.offline.training.codebooks.score_aware import residual_parts, score_aware_loss, threshold_weights
+from services.offline.training.codebooks.targets import relative_weights, score_aware_targets
+from services.offline.training.codebooks.vector_quantizer import train_vector_quantizer, updated_centres
 
 
 @pytest.mark.parametrize("num_points", [5, 200], ids=["fewer points than axes", "more points than axes"])

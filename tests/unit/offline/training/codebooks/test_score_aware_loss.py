@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.algorithms.quantization.score_aware import (
+from services.offline.training.codebooks.score_aware import (
     eta,
     eta_limit,
     residual_parts,

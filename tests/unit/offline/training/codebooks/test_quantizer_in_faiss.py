@@ -10,13 +10,13 @@ from embedding_scene import clustered
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.algorithms.quantization.faiss_indexes import (
+from services.algorithms.indexes.quantized.faiss_indexes import (
     inverted_fast_scan,
     inverted_index,
     inverted_index_on_card,
 )
-from services.algorithms.quantization.inverted_codes import InvertedCodes
-from services.algorithms.quantization.inverted_file import train_inverted_file
+from services.algorithms.indexes.quantized.inverted_codes import InvertedCodes
+from services.offline.training.codebooks.inverted_file import train_inverted_file
 
 faiss = pytest.importorskip("faiss", reason="faiss is an optional extra")
 

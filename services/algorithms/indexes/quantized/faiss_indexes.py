@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from services.algorithms.quantization.inverted_codes import InvertedCodes
+from services.algorithms.indexes.quantized.inverted_codes import InvertedCodes
 
 
 def inverted_fast_scan(codes: InvertedCodes) -> Any:

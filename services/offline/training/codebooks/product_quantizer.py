@@ -15,18 +15,18 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from services.algorithms.quantization.codebook_solve import solve_codebooks
-from services.algorithms.quantization.encoding import decode, encode
-from services.algorithms.quantization.k_means import product_k_means
-from services.algorithms.quantization.rotation import balancing_rotation
-from services.algorithms.quantization.targets import (
+from services.algorithms.states import FloatArray
+from services.offline.training.codebooks.codebook_solve import solve_codebooks
+from services.offline.training.codebooks.encoding import decode, encode
+from services.offline.training.codebooks.k_means import product_k_means
+from services.offline.training.codebooks.rotation import balancing_rotation
+from services.offline.training.codebooks.targets import (
     Targets,
     checked_points,
     relative_weights,
     score_aware_targets,
     training_targets,
 )
-from services.algorithms.states import FloatArray
 
 CodeArray = npt.NDArray[np.uint8]
 

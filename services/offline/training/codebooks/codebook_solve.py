@@ -12,7 +12,7 @@ Letters: X points, d width, m subspaces, k codewords each.
 import torch
 from torch import Tensor
 
-from services.algorithms.quantization.targets import Targets
+from services.offline.training.codebooks.targets import Targets
 
 _BLOCK_POINTS = 8_192
 
