@@ -311,6 +311,8 @@ class _Comparison:
     ) -> Finished:
         """A run; where `of` names another, that one's model with item neighbours."""
         store = self.store if is_final else self.trials
+        # The next trial depends on a measured time: a call that goes on may choose another one.
+        checkpoints = of or (name if is_final else f"{name}, {trial.text}")
         title = f"{self.data.key}, {self.split.name}, {name}"
 
         def progress(step: Step) -> None:
@@ -327,7 +329,7 @@ class _Comparison:
                 self.split,
                 seed=seed,
                 is_final=is_final,
-                checkpoints=store.folder / f"{of or name}.checkpoint",
+                checkpoints=store.folder / f"{checkpoints}.checkpoint",
                 progress=progress,
                 with_neighbours=of not in (None, name),
             )

@@ -1,7 +1,9 @@
 """The comparison runs once, goes on where it was, reads the test last, and its page says what was measured."""
 
 import json
+import math
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from shutil import copytree
@@ -11,6 +13,7 @@ import pytest
 
 from services.offline.datasets import Interactions
 from services.offline.evaluation.common.report import Request
+from services.offline.evaluation.quality import table
 from services.offline.evaluation.quality.arms import ARMS, EVERY_ARM, Trial, bytes_per_item, tune
 from services.offline.evaluation.quality.baselines import GRIDS
 from services.offline.evaluation.quality.page import _epochs, page, plot_curves, quality
@@ -18,6 +21,7 @@ from services.offline.evaluation.quality.runs import Finished, Plan, Store
 from services.offline.evaluation.quality.table import DATA as SETS
 from services.offline.evaluation.quality.table import (
     MeasuredData,
+    OutOfTime,
     Work,
     difference,
     family,
@@ -131,6 +135,31 @@ def test_sections_of_an_earlier_report_stand_until_there_is_more(finished: Path,
     Store(tmp_path / "begun" / "others" / "leave-one-out").put("hstu-dot/trial-0", trial)
     for store in ("begun", "nothing"):
         assert sections(tmp_path / store, (others,), hours=0)[0]["trials"] == [trial.row]
+
+
+def test_a_call_that_goes_on_may_try_another_setting_than_the_one_it_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one_arm = CyclicData(name="cyclic", splits=("leave-one-out",), seeds=1, arms=("hstu-dot",), baselines=())
+
+    def planned(data: MeasuredData, train: Interactions) -> Plan:
+        return replace(short(data, train), trial_epochs=3)
+
+    def stops(line: str) -> None:
+        if "epoch 3" in line:
+            raise OutOfTime
+
+    assert not measure(replace(work(tmp_path), plan=planned, say=stops), (one_arm,))
+    assert list(tmp_path.rglob("trial-0*.checkpoint"))
+    other = Trial(loss="sampled-softmax", num_negatives=16)
+
+    def tries_other(changes: object, seconds: float, tried: Callable[[Trial, float], object]) -> Trial:
+        assert tried(other, math.inf) is not None
+        return other
+
+    monkeypatch.setattr(table, "tune", tries_other)
+    assert measure(replace(work(tmp_path), plan=planned), (one_arm,))
+    assert finals_of(Store(tmp_path / "cyclic" / "leave-one-out"))["hstu-dot"][0].row["trial"] == asdict(other)
 
 
 def test_rows_from_before_a_setting_existed_are_not_tried_again(finished: Path, tmp_path: Path) -> None:
