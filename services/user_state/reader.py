@@ -1,50 +1,19 @@
 """User states for an event loop: the gateway reads them in one round trip; Redis errors are DependencyUnavailable."""
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable
 from typing import cast
 
 from redis.exceptions import NoScriptError
 
 from services.contracts import stored_history
-from services.contracts.query_state import PackedQueryState
 from services.contracts.stored_history import StoredEvent
 from services.platform.redis_clients import open_async_client
 from services.platform.stream.kafka import partition_for
 from services.platform.stream.topic import NUM_PARTITIONS
-from services.user_state import layout
+from services.user_state import layout, scripts
 from services.user_state.layout import Home
-from services.user_state.values import (
-    PROGRESS_FIELDS,
-    Popularity,
-    Progress,
-    StoredState,
-    UserKeys,
-    UserView,
-    is_lost_user,
-    progress_of,
-    redis_errors,
-)
-
-
-def _state(values: Sequence[bytes | None], model_version: str, trace: bytes | None = None) -> StoredState | None:
-    if None in values:
-        return None
-    components, gate, *texts = cast(list[bytes], values)
-    num_components, width, partition, offset, event_time_ms, applied_ms = map(int, texts)
-    return StoredState(
-        query_state=PackedQueryState(
-            model_version=model_version,
-            components=components,
-            gate=gate,
-            num_components=num_components,
-            component_width=width,
-        ),
-        partition=partition,
-        offset=offset,
-        event_time_ms=event_time_ms,
-        applied_ms=applied_ms,
-        traceparent="" if trace is None else layout.traceparent_of(trace, partition, offset),
-    )
+from services.user_state.stored_values import PROGRESS_FIELDS, is_lost_user, progress_of, state_of
+from services.user_state.values import Popularity, Progress, UserKeys, UserView, redis_errors
 
 
 class StateReader:
@@ -60,7 +29,7 @@ class StateReader:
         # Home partitions of which something was applied when they were read: where nothing is now, the store lost it.
         self._applied = set[int]()
         self._script = ""
-        self._read_popular = self._redis.register_script(layout.READ_POPULAR)
+        self._read_popular = self._redis.register_script(scripts.READ_POPULAR)
         self._state_fields: tuple[str, ...] = (
             *layout.STATE_FIELDS,
             *(layout.STATE_TRACE,) * with_traces,
@@ -111,7 +80,7 @@ class StateReader:
                 elsewhere = await cast(Awaitable[list[bytes | None]], progress)
             for attempt in (1, 2):
                 if not self._script:
-                    self._script = await self._redis.script_load(layout.READ_USER)
+                    self._script = await self._redis.script_load(scripts.READ_USER)
                 pipeline = self._redis.pipeline(transaction=False)
                 pipeline.get(layout.EPOCH_KEY)
                 pipeline.evalsha(self._script, len(keys), *keys, *wanted)
@@ -130,7 +99,7 @@ class StateReader:
         if is_applied:
             self._applied.add(home.partition)
         num_fields = len(layout.STATE_FIELDS)
-        state = _state(found[:num_fields], model_version, *found[num_fields:])
+        state = state_of(found[:num_fields], model_version, *found[num_fields:])
         epoch = (found_epoch or b"").decode()
         view = UserView(
             state=state,

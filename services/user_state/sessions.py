@@ -58,7 +58,7 @@ class SessionStore:
         self._push = self._redis.register_script(_PUSH)
 
     async def push(self, kind: str, user_id: str, entry: bytes, *, most: int, ttl_seconds: int) -> bool:
-        """Put an entry in front of the user's list of this kind (of `state_layout.SESSION_KINDS`), which keeps the
+        """Put an entry in front of the user's list of this kind (of `layout.SESSION_KINDS`), which keeps the
         newest `most` and ends `ttl_seconds` (up to a sixteenth more) after the last one. False: the user has no
         history, so that nothing is kept.
 

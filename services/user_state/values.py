@@ -12,8 +12,6 @@ from services.contracts.query_state import PackedQueryState
 from services.contracts.stored_history import PackedHistory, RecentId, StoredEvent
 from services.platform.errors import DependencyUnavailable
 from services.platform.redis_clients import REDIS_ERRORS, advice_on
-from services.user_state import layout
-from services.user_state.layout import Home
 
 DEFAULT_TTL_SECONDS = 90 * 24 * 3600
 DEFAULT_MAX_SEEN = 2_000
@@ -224,33 +222,6 @@ def redis_errors() -> Iterator[None]:
     except REDIS_ERRORS as exc:
         said = advice_on(exc) or f"{type(exc).__name__}: {exc}"
         raise DependencyUnavailable(f"Redis does not answer: {said}") from exc
-
-
-def progress_of(values: Sequence[bytes | None], epoch: bytes | None) -> Progress:
-    """values: those of PROGRESS_FIELDS."""
-    if epoch is None or values[0] != epoch:
-        return Progress()
-    counts = {name: int(value or 0) for name, value in zip(layout.COUNT_FIELDS, values[4:], strict=True)}
-    return Progress(
-        watermark=int(values[1] or -1),
-        unfinished=int(values[2] or 0),
-        anchors=(values[3] or b"").decode(),
-        counts=counts,
-    )
-
-
-PROGRESS_FIELDS = ("epoch", "watermark", "unfinished", "anchors", *layout.COUNT_FIELDS)
-
-
-def is_lost_user(
-    epoch: str, home: Home, entry: bytes | None, position: bytes | None, *, events: bool, seen: bool
-) -> bool:
-    """Whether the table of users knows more than the user's own keys. events, seen: whether there are any."""
-    applied = layout.unpack_entry(entry, time.time())
-    if applied is None:
-        return False
-    found = layout.unpack_positions(epoch, position)
-    return found is None or found[0].get(home.partition, -1) < applied or (events and not seen)
 
 
 def now_ms() -> int:

@@ -1,41 +1,43 @@
 """User states, written exactly once by the thread of the encoder; Redis errors are DependencyUnavailable.
 
-What keys and values look like is `layout`'s; what the states mean is not known here.
+What keys look like is `layout.py`'s matter, and values that of `stored_values.py`. What states mean is not known here.
 """
 
-import secrets
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, cast
 
-from redis.exceptions import NoScriptError
-
-from services.contracts import stored_history
 from services.contracts.stored_history import PackedHistory
-from services.platform.errors import Conflict, PreconditionFailed
+from services.platform.errors import Conflict
 from services.platform.redis_clients import open_client
-from services.user_state import layout
-from services.user_state.layout import Home
+from services.user_state import layout, scripts
+from services.user_state.layout import Home, check_epoch
+from services.user_state.scripts import Scripts
+from services.user_state.stored_values import (
+    HISTORY_FIELDS,
+    PROGRESS_FIELDS,
+    apply_words,
+    dumped_history,
+    forget_moves,
+    history_of,
+    is_lost_user,
+    popularity_words,
+    progress_of,
+    state_words,
+)
 from services.user_state.values import (
     DEFAULT_MAX_SEEN,
     DEFAULT_TTL_SECONDS,
-    PROGRESS_FIELDS,
     AdvanceStep,
     Dump,
     ForgetsApplied,
     ModelState,
-    PopularityStep,
     Progress,
-    StoredState,
     StoreUsage,
     UserHistory,
     UserUpdate,
-    is_lost_user,
-    progress_of,
     redis_errors,
 )
-
-_HISTORY_FIELDS = ("position", "events", "ids")
 
 
 class StateWriter:
@@ -52,7 +54,7 @@ class StateWriter:
         self._redis = open_client(url, timeout_s=timeout_s)
         self._ttl_seconds = ttl_seconds
         self._max_seen = max_seen
-        self._scripts: dict[str, str] = {}
+        self._scripts = Scripts()
 
     def epoch(self) -> str | None:
         """The current epoch, None when Redis has none. Raises: DependencyUnavailable."""
@@ -67,7 +69,7 @@ class StateWriter:
         stream with another number of partitions.
         """
         with redis_errors():
-            made = bool(self._redis.set(layout.EPOCH_KEY, _new_epoch(num_partitions), nx=True))
+            made = bool(self._redis.set(layout.EPOCH_KEY, layout.new_epoch(num_partitions), nx=True))
             found = cast(bytes | None, self._redis.get(layout.EPOCH_KEY))
         if found is None:
             raise Conflict("the epoch vanished while it was made")
@@ -110,7 +112,7 @@ class StateWriter:
                 keys = (layout.progress_key(partition), layout.popular_key(partition))
                 pipeline.evalsha(sha, 2, *keys, other, epoch)
 
-        if 0 in (self._run_scripts((layout.BEGIN,), queue) if others else ()):
+        if 0 in (self._scripts.run(self._redis, (scripts.BEGIN,), queue) if others else ()):
             raise Conflict("another writer began an epoch")
         return {p: progress_of(row, epoch.encode()) for p, row in zip(partitions, rows, strict=True)}
 
@@ -128,8 +130,8 @@ class StateWriter:
                 if len(pipeline) >= 1000:
                     pipeline.execute()
             pipeline.execute()
-            after = _new_epoch(layout.num_partitions_of(epoch))
-            self._redis.eval(layout.REPLACE_EPOCH, 1, layout.EPOCH_KEY, epoch, after)
+            after = layout.new_epoch(layout.num_partitions_of(epoch))
+            self._redis.eval(scripts.REPLACE_EPOCH, 1, layout.EPOCH_KEY, epoch, after)
 
     def load_users(self, user_ids: Collection[str], epoch: str) -> dict[str, UserHistory]:
         """The users' histories in one round trip; an unknown user's is empty. Raises: DependencyUnavailable."""
@@ -143,7 +145,7 @@ class StateWriter:
         for partition, users in of_partition.items():
             pipeline.hmget(layout.users_key(partition), [layout.TABLE_EPOCH, *users])
         for home in homes:
-            pipeline.hmget(layout.history_key(home), _HISTORY_FIELDS)
+            pipeline.hmget(layout.history_key(home), HISTORY_FIELDS)
             pipeline.exists(layout.seen_key(home))
         with redis_errors():
             replies = pipeline.execute()
@@ -153,7 +155,7 @@ class StateWriter:
                 entries.update(zip(users, found, strict=True))
         rest = replies[len(of_partition) :]
         return {
-            home.user_id: _history(epoch, home, entries.get(home.user_id), row, has_seen=bool(has_seen))
+            home.user_id: history_of(epoch, home, entries.get(home.user_id), row, has_seen=bool(has_seen))
             for home, row, has_seen in zip(homes, rest[::2], rest[1::2], strict=True)
         }
 
@@ -190,7 +192,7 @@ class StateWriter:
                     cursor, *found = cast(
                         list[bytes],
                         self._redis.eval(
-                            layout.FIND_LOST,
+                            scripts.FIND_LOST,
                             1,
                             layout.users_key(partition),
                             cursor or b"0",
@@ -232,10 +234,13 @@ class StateWriter:
 
         def queue(pipeline: Any, apply: str, write_state: str) -> None:
             for update in updates:
-                pipeline.evalsha(apply, 5, *self._apply_arguments(update, epoch, watermarks))
+                keys, arguments = self._apply_words(update, epoch, watermarks)
+                pipeline.evalsha(apply, len(keys), *keys, *arguments)
             self._queue_states(pipeline, write_state, beside, epoch)
 
-        replies = self._run_scripts((layout.APPLY, layout.WRITE_STATE), queue) if updates or beside else []
+        replies = (
+            self._scripts.run(self._redis, (scripts.APPLY, scripts.WRITE_STATE), queue) if updates or beside else []
+        )
         _check_written(replies[: len(updates)])
 
     def store_states(self, states: Sequence[ModelState], epoch: str) -> int:
@@ -247,13 +252,13 @@ class StateWriter:
         def queue(pipeline: Any, sha: str) -> None:
             self._queue_states(pipeline, sha, states, epoch)
 
-        return sum(self._run_scripts((layout.WRITE_STATE,), queue)) if states else 0
+        return sum(self._scripts.run(self._redis, (scripts.WRITE_STATE,), queue)) if states else 0
 
     def _queue_states(self, pipeline: Any, sha: str, states: Sequence[ModelState], epoch: str) -> None:
         for one in states:
             home = layout.home_of(one.user_id, epoch)
             keys = (layout.history_key(home), layout.state_key(home, one.model_version))
-            words = _state_words(one.state) if one.state is not None and one.change == "set" else []
+            words = state_words(one.state) if one.state is not None and one.change == "set" else []
             position = layout.pack_positions(epoch, one.positions, one.forgotten)
             pipeline.evalsha(sha, 2, *keys, position, one.before, self._ttl_seconds, one.change, *words)
 
@@ -266,22 +271,13 @@ class StateWriter:
         DependencyUnavailable.
         """
         homes = [layout.home_of(update.user_id, epoch) for update in updates]
-        texts, moves = dict(forgets.texts if forgets else {}), list[tuple[str, str, str]]()
-        for home in homes:
-            if forgets is None:
-                moves.append(("", "", ""))
-                continue
-            offset, rewritten = layout.unpack_forgets(epoch, texts[home.partition])
-            before, after = texts[home.partition], layout.forgets_text(epoch, offset, rewritten + 1)
-            moves.append((forgets.reader, before, after))
-            texts[home.partition] = after
+        moves, texts = forget_moves(forgets, homes, epoch)
         with redis_errors():
             models = {model.decode() for model in cast(set[bytes], self._redis.smembers(layout.MODELS_KEY))}
 
         def queue(pipeline: Any, sha: str) -> None:
             for update, home, move in zip(updates, homes, moves, strict=True):
-                keys_and_arguments = self._apply_arguments(update, epoch, {})
-                keys, arguments = keys_and_arguments[:5], keys_and_arguments[5:]
+                keys, arguments = self._apply_words(update, epoch, {})
                 if not update.expected and not update.positions:
                     arguments[1] = ""
                 keys.append(layout.forgets_key(home.partition))
@@ -289,7 +285,7 @@ class StateWriter:
                 keys += [layout.state_key(home, version) for version in sorted(models - {update.model_version})]
                 pipeline.evalsha(sha, len(keys), *keys, *arguments, *move)
 
-        _check_written(self._run_scripts((layout.REWRITE,), queue) if updates else [])
+        _check_written(self._scripts.run(self._redis, (scripts.REWRITE,), queue) if updates else [])
         if forgets is not None:
             forgets.texts = texts
 
@@ -307,21 +303,14 @@ class StateWriter:
             for partition in partitions:
                 pipeline.hmget(layout.progress_key(partition), PROGRESS_FIELDS)
 
-        replies = self._run_scripts((layout.DUMP,), queue)
+        replies = self._scripts.run(self._redis, (scripts.DUMP,), queue)
         histories: dict[str, PackedHistory] = {}
         lost = []
         for home, (entry, position, events, ids, seen) in zip(homes, replies, strict=False):
             if is_lost_user(epoch, home, entry, position, events=bool(events), seen=bool(seen)):
                 lost.append(home.user_id)
-            elif found := layout.unpack_positions(epoch, position):
-                words = seen.decode().split("\0") if seen else []
-                times = map(int, map(float, words[1::2]))
-                histories[home.user_id] = PackedHistory(
-                    *found,
-                    stored_history.event_columns(events),
-                    ids or b"",
-                    *stored_history.pack_seen(dict(zip(words[::2], times, strict=True))),
-                )
+            elif (history := dumped_history(epoch, position, events, ids, seen)) is not None:
+                histories[home.user_id] = history
         progress = {
             p: progress_of(row, epoch.encode()) for p, row in zip(partitions, replies[len(homes) :], strict=True)
         }
@@ -342,8 +331,8 @@ class StateWriter:
         """
         entry = layout.pack_entry(-1, int(time.time()) + self._ttl_seconds)
         keys = (layout.users_key(partition), layout.progress_key(partition))
-        seeded = self._run_scripts(
-            (layout.SEED,), lambda pipeline, sha: pipeline.evalsha(sha, 2, *keys, epoch, entry, *user_ids)
+        seeded = self._scripts.run(
+            self._redis, (scripts.SEED,), lambda pipeline, sha: pipeline.evalsha(sha, 2, *keys, epoch, entry, *user_ids)
         )
         if 0 in seeded:
             raise Conflict(f"the progress of partition {partition} is of another epoch")
@@ -374,7 +363,7 @@ class StateWriter:
             for partition, before in forgets.texts.items():
                 pipeline.evalsha(sha, 1, layout.forgets_key(partition), forgets.reader, before, after)
 
-        if 0 in self._run_scripts((layout.NOTE_FORGETS,), queue):
+        if 0 in self._scripts.run(self._redis, (scripts.NOTE_FORGETS,), queue):
             raise Conflict("forgets were applied by another writer, or the store went back")
         forgets.offsets, forgets.texts = dict.fromkeys(forgets.texts, offset), dict.fromkeys(forgets.texts, after)
 
@@ -390,10 +379,10 @@ class StateWriter:
                 keys = (layout.progress_key(step.partition), layout.popular_key(step.partition))
                 unfinished = "" if step.unfinished is None else step.unfinished
                 moved = (step.from_watermark, step.to_watermark, unfinished, step.anchors)
-                popular = self._popular_arguments(step.popular)
+                popular = popularity_words(step.popular, self._ttl_seconds)
                 pipeline.evalsha(sha, 2, *keys, epoch, *moved, len(counts), *counts, *popular)
 
-        replies = self._run_scripts((layout.ADVANCE,), queue) if steps else []
+        replies = self._scripts.run(self._redis, (scripts.ADVANCE,), queue) if steps else []
         lost = [step.partition for step, reply in zip(steps, replies, strict=True) if reply != 1]
         if lost:
             raise Conflict(f"the watermark of partitions {lost} was moved by another writer or lost")
@@ -402,11 +391,10 @@ class StateWriter:
         """Close the connections."""
         self._redis.close()
 
-    def _popular_arguments(self, step: PopularityStep | None) -> list[Any]:
-        if step is None or not (step.joins or step.goes):
-            return []
-        joins, goes = ([word for pair in some.items() for word in pair] for some in (step.joins, step.goes))
-        return [step.half_life_s, layout.MAX_POPULAR, self._ttl_seconds, len(joins), *joins, *goes]
+    def _apply_words(
+        self, update: UserUpdate, epoch: str, watermarks: Mapping[int, int]
+    ) -> tuple[list[str], list[Any]]:
+        return apply_words(update, epoch, watermarks, ttl_seconds=self._ttl_seconds, max_seen=self._max_seen)
 
     def _progress_rows(self, partitions: Collection[int]) -> list[list[bytes | None]]:
         pipeline = self._redis.pipeline(transaction=False)
@@ -415,104 +403,8 @@ class StateWriter:
         with redis_errors():
             return pipeline.execute() if partitions else []
 
-    def _apply_arguments(self, update: UserUpdate, epoch: str, watermarks: Mapping[int, int]) -> list[Any]:
-        state, home = update.state, layout.home_of(update.user_id, epoch)
-        arguments: list[Any] = [
-            layout.history_key(home),
-            layout.seen_key(home),
-            layout.state_key(home, update.model_version),
-            layout.users_key(home.partition),
-            layout.progress_key(home.partition),
-            update.expected,
-            layout.pack_positions(epoch, update.positions, update.forgotten),
-            self._ttl_seconds,
-            stored_history.pack_events(update.events),
-            stored_history.pack_recent(update.recent),
-            self._max_seen,
-            update.state_change,
-            update.user_id,
-            layout.pack_entry(update.positions.get(home.partition, -1), int(time.time()) + self._ttl_seconds),
-            epoch,
-            watermarks.get(home.partition, ""),
-            "\0".join(update.turned_down),
-            len(update.unseen),
-            *update.unseen,
-            len(update.seen_times),
-        ]
-        for item_id, event_time_ms in update.seen_times.items():
-            arguments += (event_time_ms, item_id)
-        if state is not None and update.state_change == "set":
-            words = _state_words(state)
-            arguments += (len(words), *words)
-        return arguments
-
-    def _run_scripts(self, scripts: Sequence[str], queue: Callable[..., None]) -> list[Any]:
-        """Run a pipeline of calls of these scripts; a Redis that restarted has forgotten them and gets them again.
-        queue: is given the pipeline, and each script's hash."""
-        with redis_errors():
-            for attempt in (1, 2):
-                for script in scripts:
-                    if script not in self._scripts:
-                        self._scripts[script] = self._redis.script_load(script)
-                pipeline = self._redis.pipeline(transaction=False)
-                queue(pipeline, *(self._scripts[script] for script in scripts))
-                try:
-                    return pipeline.execute()
-                except NoScriptError:
-                    for script in scripts:
-                        del self._scripts[script]
-                    if attempt == 2:
-                        raise
-        raise AssertionError("unreachable")
-
-
-def _history(
-    epoch: str, home: Home, entry: bytes | None, row: Sequence[bytes | None], *, has_seen: bool
-) -> UserHistory:
-    position, events, ids = row
-    is_lost = is_lost_user(epoch, home, entry, position, events=bool(events), seen=has_seen)
-    found = layout.unpack_positions(epoch, position)
-    known = -1 if entry is None else int(entry.partition(b":")[0])
-    if found is None:
-        return UserHistory(expected=position or b"", is_lost=is_lost, known=known)
-    positions, forgotten = found
-    return UserHistory(
-        events=stored_history.unpack_events(events),
-        recent=stored_history.unpack_recent(ids),
-        positions=positions,
-        forgotten=forgotten,
-        expected=position or b"",
-        is_lost=is_lost,
-        known=known,
-    )
-
-
-def _state_words(state: StoredState) -> list[Any]:
-    """Fields and values of a state's hash, in turn."""
-    packed = state.query_state
-    values: tuple[Any, ...] = (packed.components, packed.gate, packed.num_components, packed.component_width)
-    values += (state.partition, state.offset, state.event_time_ms, state.applied_ms)
-    words = [word for pair in zip(layout.STATE_FIELDS, values, strict=True) for word in pair]
-    if state.traceparent:
-        words += (layout.STATE_TRACE, layout.trace_text(state.partition, state.offset, state.traceparent))
-    return words
-
 
 def _check_written(replies: Sequence[int]) -> None:
     lost = sum(1 for reply in replies if reply != 1)
     if lost:
         raise Conflict(f"{lost} of {len(replies)} users were changed by another writer, or the store went back")
-
-
-def _new_epoch(num_partitions: int) -> str:
-    return f"{secrets.token_hex(8)}-{num_partitions}"
-
-
-def check_epoch(epoch: str, num_partitions: int) -> None:
-    """Raises: PreconditionFailed unless the store was filled by this layout, from so many partitions."""
-    stored = layout.num_partitions_of(epoch)
-    if stored != num_partitions:
-        raise PreconditionFailed(
-            f"the state store was filled from {stored} partitions of `interactions`, which has {num_partitions} now: "
-            "users moved. Run `freshet repartition`, or empty the state store: it is filled again from the topic"
-        )

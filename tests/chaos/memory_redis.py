@@ -1,8 +1,8 @@
 """Redis in memory, as far as the state store uses it: the real keys, the real scripts, one hash slot for each of them.
 
-The Lua of `state_layout` is translated to Python line by line, so what runs here is what runs in Redis. Keys never
-expire. `hook` is called before and after each command, so that a fault may come between any two of them; `is_full`
-refuses writes as `noeviction` does, `is_down` answers nobody.
+The Lua of `user_state/scripts.py` is translated to Python line by line, so what runs here is what runs in Redis. Keys
+never expire. `hook` is called before and after each command, so that a fault may come between any two of them;
+`is_full` refuses writes as `noeviction` does, `is_down` answers nobody.
 """
 
 import copy

@@ -19,7 +19,7 @@ from services.gateway.recommend.catalogue import DescribedItems
 from services.gateway.write import forget
 from services.platform.errors import DependencyUnavailable, PreconditionFailed
 from services.platform.stream.poison import PoisonPolicy
-from services.user_state import layout, writer
+from services.user_state import layout, stored_values, writer
 from services.user_state.writer import StateWriter
 
 
@@ -65,7 +65,11 @@ def _knows_at_once(self: DescribedItems, titles: Any, popular: Any) -> None:
 REVERTED: dict[str, tuple[str, Callable[[], AbstractContextManager[Any]]]] = {
     "1 eviction": (
         "the table of who was applied up to where is not asked",
-        _patches((writer, "is_lost_user", lambda *_, **__: False), (StateWriter, "find_lost", lambda *_: iter(()))),
+        _patches(
+            (stored_values, "is_lost_user", lambda *_, **__: False),
+            (writer, "is_lost_user", lambda *_, **__: False),
+            (StateWriter, "find_lost", lambda *_: iter(())),
+        ),
     ),
     "2 an older store": (
         "writes are not fenced by the watermarks that the writer knows",

@@ -1,6 +1,5 @@
 """The state store in memory, with the rules of Redis: for encoding everything again, and for tests."""
 
-import secrets
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -24,7 +23,6 @@ from services.user_state.values import (
     UserKeys,
     UserUpdate,
 )
-from services.user_state.writer import check_epoch
 
 
 class MemoryStore:
@@ -59,8 +57,8 @@ class MemoryStore:
     def ensure_epoch(self, num_partitions: int) -> tuple[str, bool]:
         made = self._epoch is None
         if self._epoch is None:
-            self._epoch = f"{secrets.token_hex(8)}-{num_partitions}"
-        check_epoch(self._epoch, num_partitions)
+            self._epoch = state_layout.new_epoch(num_partitions)
+        state_layout.check_epoch(self._epoch, num_partitions)
         return self._epoch, made
 
     def begin_anew(self, epoch: str) -> None:
