@@ -29,12 +29,10 @@ from services.encoder.adapters.kafka_outbox import KafkaOutbox
 from services.encoder.config import EncoderSettings
 from services.encoder.consumer import Consumer, ConsumerLimits
 from services.encoder.encoding import Vocabulary
-from services.encoder.forgetting import Forgotten
 from services.encoder.handlers.apply_records import ApplyRecords
 from services.encoder.handlers.describe_user import DescribeUser
 from services.encoder.handlers.encode_history import EncodeHistory
 from services.encoder.handlers.forget_users import ForgetUsers
-from services.encoder.handlers.keep_histories import KeepHistories
 from services.encoder.handlers.restore_users import RestoreUsers
 from services.encoder.metrics import EncoderMetrics
 from services.encoder.models import Model, Models
@@ -46,6 +44,8 @@ from services.platform.rpc.server import HealthState, serve
 from services.platform.stream.kafka import BulkProducer
 from services.platform.stream.ports import Offsets
 from services.platform.tracing import OFF, Tracing
+from services.user_state.forgetting import Forgotten
+from services.user_state.keep_histories import KeepHistories
 from services.user_state.leases import RedisLeases
 from services.user_state.reader import StateReader
 from services.user_state.writer import StateWriter

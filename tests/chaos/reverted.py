@@ -13,13 +13,13 @@ from fakes.refresher import MemoryCheckpoints
 
 from services.catalogue import gate as catalogue_gate
 from services.encoder.handlers.apply_records import ApplyRecords
-from services.encoder.log_identity import LogIdentity
 from services.gateway.breaker import Breaker
 from services.gateway.recommend.catalogue import DescribedItems
 from services.gateway.write import forget
 from services.platform.errors import DependencyUnavailable, PreconditionFailed
 from services.platform.stream.poison import PoisonPolicy
 from services.user_state import layout, stored_values, writer
+from services.user_state.log_identity import LogIdentity
 from services.user_state.writer import StateWriter
 
 

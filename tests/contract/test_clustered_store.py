@@ -14,12 +14,12 @@ from test_state_store import *  # noqa: F403 - the suite
 from test_state_store import NUM_PARTITIONS, update
 from test_user_states import *  # noqa: F403 - the suite
 
-from services.encoder.ports import Store
 from services.platform.errors import Conflict, DependencyUnavailable
 from services.platform.redis_clients import open_client
 from services.stack.folders import REPOSITORY
 from services.user_state.layout import EPOCH_KEY, PAGES, home_of, progress_key
 from services.user_state.leases import RedisLeases
+from services.user_state.ports import Store
 from services.user_state.reader import StateReader
 from services.user_state.sessions import SessionStore
 from services.user_state.values import AdvanceStep

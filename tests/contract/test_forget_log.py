@@ -9,8 +9,8 @@ from suites import OwnTopics, either, eventually
 
 from services.contracts.topics.forgets import FORGETS, Forget, encode_forget
 from services.encoder.adapters.forget_log import ForgetTopic
-from services.encoder.forgetting import ForgetRecord
 from services.encoder.ports import ForgetLog
+from services.user_state.forgetting import ForgetRecord
 
 
 def forget(user_id: str, offset: int) -> Forget:

@@ -23,13 +23,13 @@ from services.contracts.topics.index_deltas import INDEX_DELTAS, IndexDelta, Ite
 from services.contracts.topics.interactions import INTERACTIONS
 from services.contracts.topics.search_clicks import SEARCH_CLICKS, SearchClick, encode_click
 from services.encoder.adapters import kafka_outbox as encoder_kafka
-from services.encoder.ports import HistoryOutbox
 from services.encoder.ports import Outbox as EncoderOutbox
 from services.platform.stream.kafka import BulkProducer, partition_for
 from services.platform.stream.record import DeadLetter, SourceRecord
 from services.platform.stream.topic import NUM_PARTITIONS
 from services.refresher.adapters import kafka_outbox as refresher_kafka
 from services.refresher.ports import Outbox as RefresherOutbox
+from services.user_state.ports import HistoryOutbox
 
 AnyOutbox = TypeVar("AnyOutbox", EncoderOutbox, RefresherOutbox)
 

@@ -16,13 +16,13 @@ import test_state_store
 from suites import eventually
 from test_state_store import *  # noqa: F403 - the suite
 
-from services.encoder.ports import Store
 from services.platform.errors import DependencyUnavailable
 from services.stack import Stack
 from services.stack.components.redis import Redis
 from services.stack.folders import REPOSITORY
 from services.user_state.layout import SESSION_KINDS
 from services.user_state.leases import RedisLeases
+from services.user_state.ports import Store
 from services.user_state.reader import StateReader
 from services.user_state.sessions import SessionStore
 from services.user_state.writer import StateWriter

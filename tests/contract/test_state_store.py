@@ -17,13 +17,14 @@ from services.algorithms import popularity
 from services.contracts import stored_history
 from services.contracts.query_state import PackedQueryState
 from services.contracts.stored_history import RecentId, StoredEvent
-from services.encoder.ports import Store, UserReader
+from services.encoder.ports import UserReader
 from services.offline.backfill.memory_store import MemoryStore
 from services.platform.errors import Conflict, DependencyUnavailable, PreconditionFailed
 from services.platform.redis_clients import open_client
 from services.stack import Ports
 from services.user_state import layout as state_layout
 from services.user_state.layout import forgets_key, home_of
+from services.user_state.ports import Store
 from services.user_state.reader import StateReader
 from services.user_state.values import (
     AdvanceStep,

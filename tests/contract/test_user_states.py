@@ -12,7 +12,6 @@ from suites import either
 
 from services.contracts.query_state import PackedQueryState
 from services.contracts.stored_history import RecentId, StoredEvent
-from services.encoder.ports import Store
 from services.gateway.adapters.state_store import RedisUserStates
 from services.gateway.domain import HistoryEvent
 from services.gateway.ports import UserStates
@@ -21,6 +20,7 @@ from services.platform.redis_clients import open_client
 from services.platform.stream.kafka import partition_for
 from services.platform.stream.topic import NUM_PARTITIONS
 from services.user_state.layout import EPOCH_KEY
+from services.user_state.ports import Store
 from services.user_state.reader import StateReader
 from services.user_state.values import AdvanceStep, ModelState, StoredState, UserUpdate, UserView
 from services.user_state.writer import StateWriter

@@ -44,7 +44,6 @@ from services.contracts.topics.refresher_checkpoints import HEADS, REFRESHER_CHE
 from services.contracts.topics.search_clicks import encode_click
 from services.contracts.topics.version_sets import VERSION_SETS, Counted, decode_operation, encode_operation
 from services.contracts.wire import index_freshness_message
-from services.encoder.domain import read_arrival
 from services.gateway.recommend.catalogue import DescribedItems
 from services.generator.changes import ItemChanges
 from services.platform.errors import FreshetError, InvalidRequest
@@ -57,6 +56,7 @@ from services.refresher.adapters.kafka_log import KafkaLog
 from services.refresher.checkpoint import CheckpointError
 from services.refresher.handlers.checkpoints import from_bytes, restore, snapshot, to_bytes
 from services.refresher.server import RefresherServicer
+from services.user_state.merging import read_arrival
 
 # The loops are asked what they serve after so many records.
 _ASK_EVERY = 20

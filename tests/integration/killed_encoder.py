@@ -19,11 +19,11 @@ from services.encoder.adapters.forget_log import ForgetTopic
 from services.encoder.adapters.kafka_outbox import KafkaOutbox
 from services.encoder.consumer import Consumer, ConsumerLimits
 from services.encoder.encoding import Vocabulary
-from services.encoder.forgetting import Forgotten
 from services.encoder.handlers.apply_records import ApplyRecords
 from services.encoder.handlers.forget_users import ForgetUsers
 from services.encoder.metrics import EncoderMetrics
 from services.platform.stream.kafka import BulkProducer
+from services.user_state.forgetting import Forgotten
 from services.user_state.writer import StateWriter
 
 VOCABULARY = Vocabulary(

@@ -24,11 +24,11 @@ from services.contracts.topics import ensure_topics
 from services.contracts.topics.attributions import ATTRIBUTIONS, Attribution
 from services.contracts.topics.forgets import Forget, encode_forget
 from services.contracts.topics.interactions import Interaction, encode_interaction
-from services.encoder.forgetting import Forgotten
 from services.encoder.handlers.apply_records import ApplyRecords
 from services.offline.backfill.memory_store import MemoryStore
 from services.platform.stream.kafka import BulkProducer, Record
 from services.platform.stream.topic import Topic
+from services.user_state.forgetting import Forgotten
 from services.user_state.values import UserHistory
 from services.user_state.writer import StateWriter
 

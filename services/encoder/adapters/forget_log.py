@@ -1,10 +1,10 @@
 """The forget log over the one partition of `forgets`: read from the beginning, then followed."""
 
 from services.contracts.topics.forgets import FORGETS, decode_forget
-from services.encoder.forgetting import ForgetRecord
 from services.platform.errors import InvalidRequest, PreconditionFailed
 from services.platform.stream.ports import Reader
 from services.platform.stream.record import SourceRecord
+from services.user_state.forgetting import ForgetRecord
 
 _PARTITION = 0
 

@@ -27,11 +27,23 @@ from services.contracts.stored_history import StoredEvent
 from services.contracts.topics.attributions import Attribution
 from services.contracts.topics.interactions import SEARCH_CLICK, Interaction
 from services.contracts.topics.search_clicks import SearchClick
-from services.encoder.domain import (
+from services.encoder.domain import EncodedStates, EncodeJob
+from services.encoder.encoding import Vocabulary, attributed_state, encode_job, turned_down, user_state
+from services.encoder.handlers.restore_users import RestoreUsers
+from services.encoder.models import Model
+from services.encoder.ports import Outbox, SequenceEncoder
+from services.platform.errors import Conflict, DependencyUnavailable
+from services.platform.stream.ports import Offsets, Reader
+from services.platform.stream.position import Position
+from services.platform.stream.record import DeadLetter, SourceRecord
+from services.platform.tracing import OFF, Tracing
+from services.user_state.forgetting import Forgotten
+from services.user_state.keep_histories import KeepHistories
+from services.user_state.layout import home_of
+from services.user_state.log_identity import LogIdentity, LostTail
+from services.user_state.merging import (
     MAX_RECORDS_PER_USER,
     Arrival,
-    EncodedStates,
-    EncodeJob,
     Merge,
     Outcome,
     Prefix,
@@ -39,19 +51,7 @@ from services.encoder.domain import (
     read_arrival,
     rounds,
 )
-from services.encoder.encoding import Vocabulary, attributed_state, encode_job, turned_down, user_state
-from services.encoder.forgetting import Forgotten
-from services.encoder.handlers.keep_histories import KeepHistories
-from services.encoder.handlers.restore_users import RestoreUsers
-from services.encoder.log_identity import LogIdentity, LostTail
-from services.encoder.models import Model
-from services.encoder.ports import Outbox, SequenceEncoder, Store
-from services.platform.errors import Conflict, DependencyUnavailable
-from services.platform.stream.ports import Offsets, Reader
-from services.platform.stream.position import Position
-from services.platform.stream.record import DeadLetter, SourceRecord
-from services.platform.tracing import OFF, Tracing
-from services.user_state.layout import home_of
+from services.user_state.ports import Store
 from services.user_state.values import (
     AdvanceStep,
     ModelState,

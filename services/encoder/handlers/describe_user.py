@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from services.contracts.retraction import PSEUDONYMS_BETWEEN
 from services.encoder.encoding import Vocabulary
-from services.encoder.forgetting import pseudonyms_of
 from services.encoder.ports import UserReader
 from services.platform.validation import validate_id
+from services.user_state.forgetting import pseudonyms_of
 from services.user_state.values import UserKeys
 
 

@@ -21,15 +21,24 @@ from services.contracts.stored_history import PackedHistory
 from services.contracts.topics.attributions import Attributed
 from services.contracts.topics.forgets import Forget
 from services.encoder.encoding import cache_key, turned_down
-from services.encoder.forgetting import ForgetRecord, Forgotten, check_same_log, erase, packed, pseudonyms_of, seen_in
-from services.encoder.handlers.keep_histories import KeepHistories
-from services.encoder.ports import ForgetLog, Keeper, Outbox, Store
+from services.encoder.ports import ForgetLog, Keeper, Outbox
 from services.platform.errors import Conflict, DependencyUnavailable, FreshetError
 from services.platform.stream.kafka import partition_for
 from services.platform.stream.ports import Offsets
 from services.platform.stream.position import Position
 from services.platform.stream.record import DeadLetter
+from services.user_state.forgetting import (
+    ForgetRecord,
+    Forgotten,
+    check_same_log,
+    erase,
+    packed,
+    pseudonyms_of,
+    seen_in,
+)
+from services.user_state.keep_histories import KeepHistories
 from services.user_state.layout import home_of, num_partitions_of
+from services.user_state.ports import Store
 from services.user_state.values import ForgetsApplied, UserHistory, UserUpdate
 
 log = structlog.get_logger()

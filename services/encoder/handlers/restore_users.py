@@ -19,14 +19,16 @@ from services.contracts.retraction import covers, furthest
 from services.contracts.stored_history import PackedHistory
 from services.contracts.topics.dead_letters import stored_letters
 from services.contracts.topics.histories import KeptHistory
-from services.encoder.domain import MAX_RECORDS_PER_USER, Arrival, EncodeJob, merge, read_arrival
+from services.encoder.domain import EncodeJob
 from services.encoder.encoding import Vocabulary, encode_job, turned_down, user_state
-from services.encoder.forgetting import Forgotten, erase, packed, seen_in
-from services.encoder.handlers.keep_histories import KeepHistories, read_between
-from services.encoder.ports import SequenceEncoder, Store
+from services.encoder.ports import SequenceEncoder
 from services.platform.stream.ports import Offsets, Reader
 from services.platform.stream.record import SourceRecord
+from services.user_state.forgetting import Forgotten, erase, packed, seen_in
+from services.user_state.keep_histories import KeepHistories, read_between
 from services.user_state.layout import home_of
+from services.user_state.merging import MAX_RECORDS_PER_USER, Arrival, merge, read_arrival
+from services.user_state.ports import Store
 from services.user_state.values import StoredState, UserHistory, UserUpdate, now_ms
 
 log = structlog.get_logger()

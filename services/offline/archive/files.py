@@ -79,7 +79,7 @@ class ArchiveFile:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ArchivedPartition:
     """What is archived of a partition: offsets `first` to before `end`. anchors: which log that is (the text of
-    `services.encoder.log_identity.Anchors`, of the last record); "" while there was no record."""
+    `services.user_state.log_identity.Anchors`, of the last record); "" while there was no record."""
 
     first: int
     end: int

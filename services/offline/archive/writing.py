@@ -18,9 +18,6 @@ import pyarrow.compute as pc
 from services.contracts.retraction import is_covered
 from services.contracts.topic_reader import SILENCE_S
 from services.contracts.topics.interactions import INTERACTIONS
-from services.encoder.domain import read_arrival
-from services.encoder.forgetting import Forgotten, check_same_log
-from services.encoder.log_identity import Anchor, Anchors, same_logs
 from services.encoder.ports import ForgetLog
 from services.offline.archive.files import (
     MANIFEST,
@@ -34,6 +31,9 @@ from services.offline.archive.files import (
 from services.platform.errors import DependencyUnavailable, PreconditionFailed
 from services.platform.stream.ports import Reader
 from services.platform.stream.record import DeadLetter, SourceRecord
+from services.user_state.forgetting import Forgotten, check_same_log
+from services.user_state.log_identity import Anchor, Anchors, same_logs
+from services.user_state.merging import read_arrival
 
 # Of a file's records: keys, values and headers, and what each weighs in memory beside them.
 FILE_BYTES, _RECORD_BYTES = 64 << 20, 256

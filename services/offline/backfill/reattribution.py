@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from services.contracts.topics.attributions import Attributed
 from services.contracts.topics.search_clicks import ClickRecord
 from services.encoder.encoding import Vocabulary
-from services.encoder.forgetting import Forgotten
 from services.encoder.handlers.apply_records import ApplyRecords
-from services.encoder.ports import ForgetLog, Outbox, SequenceEncoder, Store
+from services.encoder.ports import ForgetLog, Outbox, SequenceEncoder
 from services.offline.archive.files import Archive
 from services.platform.errors import DependencyUnavailable
 from services.platform.stream.ports import Reader
 from services.platform.stream.record import DeadLetter, SourceRecord
+from services.user_state.forgetting import Forgotten
+from services.user_state.ports import Store
 
 # Of one user at once: nothing is ever delivered again here, and one pass of the model gives the states of all of them.
 RECORDS_PER_USER = 4_096

@@ -30,7 +30,6 @@ from services.contracts.topic_reader import SILENCE_S
 from services.encoder.bootstrap import forget_log, in_process_encoder, kafka_stream, vocabulary_of
 from services.encoder.config import EncoderSettings
 from services.encoder.encoding import Vocabulary
-from services.encoder.forgetting import Forgotten
 from services.encoder.handlers.apply_records import ApplyRecords
 from services.encoder.ports import SequenceEncoder
 from services.offline.archive.files import open_whole
@@ -42,6 +41,7 @@ from services.offline.backfill.warming import query_states
 from services.platform.errors import DependencyUnavailable
 from services.platform.rpc.server import HealthState
 from services.platform.tracing import OFF
+from services.user_state.forgetting import Forgotten
 
 # Of one call of the model, and of one scan.
 _USERS = 32

@@ -10,12 +10,12 @@ from streams import NOW_MS, VOCABULARY, append, drain, handler_on, interaction
 
 from services.contracts.topics.attributions import Attribution
 from services.contracts.topics.forgets import Forget
-from services.encoder.forgetting import Forgotten
 from services.offline.backfill.bulk_import import BulkImport, ImportReport
 from services.offline.backfill.memory_store import MemoryStore
 from services.offline.backfill.past_interactions import PastInteractions
 from services.platform.errors import DependencyUnavailable, InvalidRequest, PreconditionFailed
 from services.platform.stream.kafka import Record, partition_for
+from services.user_state.forgetting import Forgotten
 
 PARTITIONS = 3
 

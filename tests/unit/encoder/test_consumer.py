@@ -12,11 +12,11 @@ from streams import NOW_MS, VOCABULARY, append, forget, forgets_on, interaction
 
 from services.encoder.consumer import Consumer, ConsumerLimits
 from services.encoder.domain import EncodeJob
-from services.encoder.forgetting import Forgotten
 from services.encoder.handlers.apply_records import ApplyRecords
 from services.encoder.metrics import EncoderMetrics
 from services.offline.backfill.memory_store import MemoryStore
 from services.platform.errors import DependencyUnavailable
+from services.user_state.forgetting import Forgotten
 
 LIMITS = ConsumerLimits(poll_ms=2, backoff_s=0.002, max_backoff_s=0.01, check_every_s=0.0, commit_every_s=0.0)
 

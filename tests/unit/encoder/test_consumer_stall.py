@@ -11,12 +11,12 @@ from prometheus_client import CollectorRegistry
 from streams import NOW_MS, VOCABULARY, append, forgets_on, interaction
 
 from services.encoder.consumer import Consumer, ConsumerLimits
-from services.encoder.forgetting import Forgotten
 from services.encoder.handlers.apply_records import ApplyRecords
 from services.encoder.metrics import EncoderMetrics
 from services.offline.backfill.memory_store import MemoryStore
 from services.platform.errors import DependencyUnavailable
 from services.platform.turn_clock import TurnClock
+from services.user_state.forgetting import Forgotten
 
 
 class Away(HashEncoder):

@@ -18,10 +18,10 @@ from services.contracts.retraction import ForgetUpTo, Undo
 from services.contracts.topics.attributions import Attributed, Attribution
 from services.contracts.topics.interactions import Interaction, decode_interaction
 from services.contracts.topics.search_clicks import ClickRecord
-from services.encoder.domain import MAX_RECORDS_PER_USER
 from services.offline.backfill.memory_store import MemoryStore
 from services.platform.errors import Conflict
 from services.platform.stream.record import DeadLetter
+from services.user_state.merging import MAX_RECORDS_PER_USER
 
 PARTITIONS = 2
 

@@ -17,10 +17,10 @@ from services.contracts.topics.forgets import Forget
 from services.contracts.topics.interactions import Interaction
 from services.encoder.domain import EncodedStates, EncodeJob
 from services.encoder.encoding import cache_key
-from services.encoder.forgetting import Forgotten
 from services.encoder.handlers.describe_user import DescribeUser
 from services.offline.backfill.memory_store import MemoryStore
 from services.platform.errors import Conflict, DependencyUnavailable, PreconditionFailed
+from services.user_state.forgetting import Forgotten
 from services.user_state.layout import home_of
 from services.user_state.values import UserHistory
 

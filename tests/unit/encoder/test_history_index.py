@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from services.encoder import history_index
-from services.encoder.history_index import HistoryIndex
+from services.user_state import history_index
+from services.user_state.history_index import HistoryIndex
 
 
 def test_the_newest_place_of_each_key_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,9 +6,9 @@ import pytest
 from streams import NOW_MS, interaction
 
 from services.algorithms.event_schema import EventSchema
-from services.encoder.domain import RECENT_IDS, Arrival, Merge, Outcome, Prefix, Undone, rounds
-from services.encoder.domain import merge as merge_by
 from services.platform.stream.position import Position
+from services.user_state.merging import RECENT_IDS, Arrival, Merge, Outcome, Prefix, Undone, rounds
+from services.user_state.merging import merge as merge_by
 from services.user_state.values import UserHistory
 
 L = 8

@@ -14,9 +14,9 @@ from services.contracts.topics.attributions import Attributed, Attribution, enco
 from services.contracts.topics.interactions import Interaction
 from services.encoder.domain import EncodedStates, EncodeJob
 from services.encoder.encoding import Vocabulary
-from services.encoder.forgetting import Forgotten
 from services.encoder.models import Model
 from services.offline.backfill.memory_store import MemoryStore
+from services.user_state.forgetting import Forgotten
 
 PARTITIONS = 2
 # Knows items that the process's own does not, and the other way round, by other numbers; and has buckets for none.

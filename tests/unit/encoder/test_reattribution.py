@@ -12,12 +12,12 @@ from streams import NOW_MS, VOCABULARY, append, drain, forget, handler_on, inter
 from services.contracts.retraction import Undo
 from services.contracts.topics.attributions import Attribution
 from services.contracts.topics.interactions import INTERACTIONS
-from services.encoder.forgetting import Forgotten
 from services.offline.archive.files import Archive, open_whole
 from services.offline.archive.writing import ArchiveInteractions
 from services.offline.backfill.memory_store import MemoryStore
 from services.offline.backfill.reattribution import Reattribution, ReattributionReport
 from services.platform.errors import DependencyUnavailable
+from services.user_state.forgetting import Forgotten
 
 PARTITIONS = 3
 NEXT = replace(VOCABULARY, model_version="model-2", item_index={f"item-{n}": n for n in range(10, 60)}, max_history=12)

@@ -11,10 +11,10 @@ from services.contracts.retraction import ForgetUpTo, Undo
 from services.contracts.topics.attributions import Attribution
 from services.contracts.topics.interactions import Interaction
 from services.contracts.topics.search_clicks import ClickRecord, SearchClick, decode_click, encode_click, key_of
-from services.encoder.forgetting import Forgotten
 from services.offline.backfill.memory_store import MemoryStore
 from services.offline.backfill.reattribution import Reattribution
 from services.platform.errors import InvalidRequest
+from services.user_state.forgetting import Forgotten
 
 PSEUDONYM = pseudonym_of("user-0", b"key")
 

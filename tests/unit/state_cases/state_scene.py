@@ -19,15 +19,15 @@ from services.contracts.topics.histories import HISTORIES
 from services.contracts.topics.interactions import Interaction, encode_interaction
 from services.encoder.consumer import Consumer, ConsumerLimits
 from services.encoder.encoding import Vocabulary
-from services.encoder.forgetting import Forgotten
 from services.encoder.handlers.apply_records import ApplyRecords
 from services.encoder.handlers.forget_users import ForgetUsers
-from services.encoder.handlers.keep_histories import KeepHistories
 from services.encoder.handlers.restore_users import RestoreUsers
 from services.encoder.metrics import EncoderMetrics
 from services.offline.backfill.memory_store import MemoryStore
 from services.platform.errors import FreshetError
 from services.platform.leases import Leases
+from services.user_state.forgetting import Forgotten
+from services.user_state.keep_histories import KeepHistories
 from services.user_state.values import UserHistory
 
 NOW_MS = 1_800_000_000_000

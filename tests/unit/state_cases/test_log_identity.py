@@ -11,8 +11,8 @@ from structlog.testing import capture_logs
 from services.contracts.topic_reader import TopicReader
 from services.contracts.topics.forgets import Forget
 from services.contracts.topics.interactions import INTERACTIONS, encode_interaction
-from services.encoder.log_identity import Anchor, Anchors
 from services.platform.errors import Conflict, DependencyUnavailable, PreconditionFailed
+from services.user_state.log_identity import Anchor, Anchors
 
 
 @pytest.fixture(autouse=True)

@@ -28,13 +28,13 @@ from services.contracts.topics.histories import (
     encode_history,
     encode_mark,
 )
-from services.encoder.history_index import HistoryIndex
-from services.encoder.log_identity import same_logs
-from services.encoder.ports import HistoryOutbox, Store
 from services.platform.errors import Conflict, DependencyUnavailable, InvalidRequest, PreconditionFailed
 from services.platform.stream.ports import Offsets, Reader
 from services.platform.stream.record import SourceRecord
+from services.user_state.history_index import HistoryIndex
 from services.user_state.layout import home_of, num_partitions_of
+from services.user_state.log_identity import same_logs
+from services.user_state.ports import HistoryOutbox, Store
 from services.user_state.values import DEFAULT_TTL_SECONDS, AdvanceStep, Progress, now_ms
 
 log = structlog.get_logger()

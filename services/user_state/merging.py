@@ -1,0 +1,290 @@
+"""What one user's new records do to that user's history: pure functions, no Kafka, no Redis, no model.
+
+The rules: a position that was applied is never applied again; an event id that came lately at another position is a
+duplicate; events are ordered by (event time, partition, offset); a late event is inserted where it belongs if the
+window reaches back that far, else only noted as seen; what the event schema keeps out of histories changes none, and
+is noted as seen where its type says so; an undo removes its event; what lies at or below the position up
+to which its user was forgotten counts for nothing; items that the model does not know stay in the history. Records are
+merged one by one, so how they were cut into batches never shows in the result.
+
+Letters: L = max_history.
+"""
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from typing import Any
+
+from services.algorithms.event_schema import EventSchema, EventType
+from services.algorithms.history import trim
+from services.contracts.retraction import is_covered
+from services.contracts.stored_history import RecentId, StoredEvent, hash_event_id
+from services.contracts.topics.interactions import Interaction, decode_interaction, validate
+from services.platform.errors import InvalidRequest
+from services.platform.stream.position import Position
+from services.platform.stream.record import DeadLetter, SourceRecord
+from services.user_state.values import UserHistory
+
+# Event ids of this many latest records of a user are remembered. What is applied together holds at most half as many
+# records of one user, so that whatever is delivered again is recognised whole.
+RECENT_IDS = 128
+MAX_RECORDS_PER_USER = RECENT_IDS // 2
+
+
+class Outcome(IntEnum):
+    """What became of a record. The numbers are stored."""
+
+    APPLIED = 0
+    DUPLICATE = 1
+    # Older than everything that the window still holds: noted as seen, not inserted.
+    LATE = 2
+    UNDONE = 3
+    # An undo whose event is neither in the history nor among the recent ids.
+    UNDO_WITHOUT_EVENT = 4
+    # At or below the position up to which its user was forgotten.
+    FORGOTTEN = 5
+    # Of a type that histories do not keep; the item is seen, or is not.
+    KEPT_OUT = 6
+    KEPT_OUT_UNSEEN = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A valid interaction with its event id assigned, where it lies in the stream, and when the broker got it."""
+
+    partition: int
+    offset: int
+    recorded_ms: int
+    interaction: Interaction
+
+    def fields(self, user_pseudonym: str) -> dict[str, Any]:
+        """Those of `OfInteraction`."""
+        return {
+            "event_id": self.interaction.event_id,
+            "item_id": self.interaction.item_id,
+            "event_time_ms": self.interaction.event_time_ms,
+            "recorded_ms": self.recorded_ms,
+            "partition": self.partition,
+            "offset": self.offset,
+            "user_pseudonym": user_pseudonym,
+        }
+
+
+def read_arrival(record: SourceRecord) -> Arrival | DeadLetter:
+    """The interaction of a record, checked; or why it is none."""
+    try:
+        interaction = decode_interaction(record.value, record.headers, record.key, missing_time_ms=record.written_ms)
+        # Judged by the broker's time of the record, so that reading it again judges the same.
+        validate(interaction, record.written_ms)
+    except InvalidRequest as exc:
+        return DeadLetter(record, exc.message)
+    if not interaction.event_id:
+        interaction = replace(interaction, event_id=f"{record.partition}-{record.offset}")
+    return Arrival(record.partition, record.offset, record.written_ms, interaction)
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """The first `num_events` events of the merge's sequence number `sequence`."""
+
+    sequence: int
+    num_events: int
+
+
+@dataclass(frozen=True, slots=True)
+class Undone:
+    """An event that was taken back: its item, and where it lies; and the event where the window still held it."""
+
+    item_id: str
+    position: Position
+    event: StoredEvent | None = None
+
+
+@dataclass(slots=True)
+class Merge:
+    """A user after some arrivals.
+
+    outcomes: one per arrival, in the order given.
+    sequences: the histories, oldest event first, that any prefix below refers to; the last is the new history.
+    preceding: for each arrival (by number) that was inserted, or is attributed though histories do not keep it, what
+    came before it.
+    undone: for each arrival (by number) that took an event back, that event.
+    seen_times: newest event time of each item to be noted as seen; unseen: items no longer seen, removed first.
+    changed_by: the last arrival (by number) that changed the history, so that its state has to be computed again.
+    """
+
+    recent: list[RecentId]
+    positions: dict[int, int]
+    sequences: list[list[StoredEvent]]
+    outcomes: list[Outcome] = field(default_factory=list)
+    preceding: dict[int, Prefix] = field(default_factory=dict)
+    undone: dict[int, Undone] = field(default_factory=dict)
+    seen_times: dict[str, int] = field(default_factory=dict)
+    unseen: set[str] = field(default_factory=set)
+    changed_by: int | None = None
+    news: bool = False
+
+    @property
+    def changed(self) -> bool:
+        """Whether the history differs from what it was."""
+        return self.changed_by is not None
+
+    @property
+    def events(self) -> list[StoredEvent]:
+        """The history afterwards, oldest first."""
+        return self.sequences[-1]
+
+    def replace_events(self, events: list[StoredEvent]) -> None:
+        """Go on with another list; the old one is kept if a prefix refers to it."""
+        if any(prefix.sequence == len(self.sequences) - 1 for prefix in self.preceding.values()):
+            self.sequences.append(events)
+        else:
+            self.sequences[-1] = events
+
+
+def merge(
+    history: UserHistory,
+    arrivals: Sequence[Arrival],
+    max_history: int,
+    schema: EventSchema,
+    forgotten: Mapping[int, int] | None = None,
+) -> Merge:
+    """Apply arrivals (in stream order per partition, at most MAX_RECORDS_PER_USER) to a user's history.
+
+    forgotten: per partition, the last offset up to which the user was forgotten. `news` is False when every arrival
+    had been applied before: then there is nothing to write.
+    Cost: O(len(arrivals) + L); a late event adds O(L).
+    """
+    void = forgotten or {}
+    result = Merge(recent=list(history.recent), positions=dict(history.positions), sequences=[list(history.events)])
+    # Where each id was last in `recent`, which grows here and is cut at the end; an id further back than the window
+    # is forgotten, just as if every record had been merged alone.
+    last_at = {entry.id_hash: at for at, entry in enumerate(history.recent)}
+    before: dict[tuple[int, int], int] | None = None
+    for number, arrival in enumerate(arrivals):
+        if arrival.offset <= history.positions.get(arrival.partition, -1):
+            if before is None:
+                before = {(entry.partition, entry.offset): entry.outcome for entry in history.recent}
+            result.outcomes.append(Outcome(before.get((arrival.partition, arrival.offset), Outcome.APPLIED)))
+            continue
+        id_hash = hash_event_id(arrival.interaction.event_id)
+        item_id = ""
+        if is_covered(void, arrival.partition, arrival.offset):
+            outcome = Outcome.FORGOTTEN
+        elif last_at.get(id_hash, -1) >= max(0, len(result.recent) - RECENT_IDS):
+            outcome = Outcome.DUPLICATE
+        elif arrival.interaction.undoes_event_id:
+            outcome = _undo(result, number, hash_event_id(arrival.interaction.undoes_event_id))
+        else:
+            kind = schema.of(arrival.interaction.type)
+            outcome = _insert(result, number, arrival, id_hash, max_history, kind)
+            if outcome is not Outcome.LATE and (kind.seen or kind.is_attributed):
+                item_id = arrival.interaction.item_id
+        result.outcomes.append(outcome)
+        last_at[id_hash] = len(result.recent)
+        result.recent.append(RecentId(id_hash, arrival.partition, arrival.offset, outcome, item_id))
+        result.positions[arrival.partition] = arrival.offset
+        result.news = True
+    del result.recent[:-RECENT_IDS]
+    return result
+
+
+def _insert(result: Merge, number: int, arrival: Arrival, id_hash: int, max_history: int, kind: EventType) -> Outcome:
+    interaction = arrival.interaction
+    event = StoredEvent(
+        interaction.event_time_ms,
+        arrival.partition,
+        arrival.offset,
+        id_hash,
+        interaction.item_id,
+        interaction.type,
+        interaction.value,
+        interaction.exposure_id,
+    )
+    events = result.events
+    if kind.seen:
+        result.seen_times[event.item_id] = max(result.seen_times.get(event.item_id, 0), event.event_time_ms)
+    if not kind.history:
+        return _keep_out(result, number, event, max_history, kind)
+    if not events or event[:3] > events[-1][:3]:
+        result.preceding[number] = Prefix(len(result.sequences) - 1, len(events))
+        events.append(event)
+    else:
+        at = bisect_right(events, event[:3], key=_order)
+        # A window that never slid holds all there is, so what came before its first event is known too.
+        if at == 0 and len(events) >= max_history - max_history // 4:
+            return Outcome.LATE
+        result.preceding[number] = Prefix(len(result.sequences) - 1, at)
+        result.replace_events([*events[:at], event, *events[at:]])
+    if len(result.events) >= max_history:
+        result.replace_events(list(trim(result.events, max_history)))
+    result.changed_by = number
+    return Outcome.APPLIED
+
+
+def _keep_out(result: Merge, number: int, event: StoredEvent, max_history: int, kind: EventType) -> Outcome:
+    """Name what came before the event, if somebody is to hear of it; the history stays as it is."""
+    if kind.is_attributed:
+        at = bisect_right(result.events, event[:3], key=_order)
+        if at == 0 and len(result.events) >= max_history - max_history // 4:
+            return Outcome.LATE
+        result.preceding[number] = Prefix(len(result.sequences) - 1, at)
+    return Outcome.KEPT_OUT if kind.seen else Outcome.KEPT_OUT_UNSEEN
+
+
+def _undo(result: Merge, number: int, id_hash: int) -> Outcome:
+    """Take an event out of the history; or only name it, when it has left the history and its id is still recent."""
+    undone = None
+    events = result.events
+    at = next((i for i, event in enumerate(events) if event.id_hash == id_hash), None)
+    if at is not None:
+        undone = Undone(events[at].item_id, Position(events[at].partition, events[at].offset), events[at])
+        result.replace_events([*events[:at], *events[at + 1 :]])
+        result.changed_by = number
+    first, was_seen = max(0, len(result.recent) - RECENT_IDS), True
+    for index in range(len(result.recent) - 1, first - 1, -1):
+        entry = result.recent[index]
+        if entry.id_hash == id_hash and entry.item_id:
+            undone = undone or Undone(entry.item_id, Position(entry.partition, entry.offset))
+            result.recent[index] = entry._replace(item_id="")
+            was_seen = entry.outcome != Outcome.KEPT_OUT_UNSEEN
+            break
+    if undone is None:
+        return Outcome.UNDO_WITHOUT_EVENT
+    result.undone[number] = undone
+    if not was_seen:
+        return Outcome.UNDONE
+    item_id = undone.item_id
+    again = max((event.event_time_ms for event in result.events if event.item_id == item_id), default=None)
+    others = (entry for entry in result.recent[first:] if entry.outcome != Outcome.KEPT_OUT_UNSEEN)
+    if again is None and any(entry.item_id == item_id for entry in others):
+        return Outcome.UNDONE  # another event that has left the history made it seen, too
+    result.unseen.add(item_id)
+    result.seen_times.pop(item_id, None)
+    if again is not None:
+        result.seen_times[item_id] = again
+    return Outcome.UNDONE
+
+
+def _order(event: StoredEvent) -> tuple[int, int, int]:
+    return event[:3]
+
+
+def rounds(places: Sequence[tuple[int, str]], limit: int = MAX_RECORDS_PER_USER) -> list[list[int]]:
+    """Cut a run of records, given each one's partition and user ("": nobody's), so that no part has more than `limit`
+    of a user. Each part goes as far as it can in every partition, so that one that has little does not wait for others.
+    """
+    parts: list[list[int]] = []
+    reached: dict[int, int] = {}
+    counts: Counter[tuple[int, str]] = Counter()
+    for number, (partition, user_id) in enumerate(places):
+        part = reached.get(partition, 0)
+        while user_id and counts[part, user_id] >= limit:
+            part += 1
+        counts[part, user_id] += 1
+        reached[partition] = part
+        parts += [[] for _ in range(part + 1 - len(parts))]
+        parts[part].append(number)
+    return parts
