@@ -26,7 +26,7 @@ from services.catalogue.follower import CatalogueFollower, catalogue_reader
 from services.catalogue.merge_reports import MergeReports
 from services.contracts.topics.items import ITEMS
 from services.contracts.topics.search_clicks import SEARCH_CLICKS
-from services.generator.adapters.text_encoders import InferenceServerText, InProcessText, SharedText
+from services.generator.adapters.text_encoders import InProcessText, SharedText
 from services.generator.adapters.text_parts import (
     Graph,
     Queries,
@@ -86,7 +86,6 @@ class _Loading:
 
     def __init__(self, settings: GeneratorSettings, metrics: GeneratorMetrics, bundle: TextBundle) -> None:
         self._settings, self._metrics, self._bundle = settings, metrics, bundle
-        self._is_in_process = settings.engine == "in-process"
         self._shared: dict[tuple[Path, int], SharedText] = {}  # graphs of more than one source, by file and threads
         self.encoders: list[TextEncoder] = []
 
@@ -103,15 +102,12 @@ class _Loading:
     def text(self, categories: Mapping[str, tuple[str, ...]], attributes: AttributeTable) -> TextMol:
         """Raises: BundleError, ValueError, PreconditionFailed, as every source does that cannot be loaded."""
         settings = self._settings
-        # Clicks and queries are compared, so both are float32 where the inference server encodes queries.
-        queries, graph = text_queries(self._bundle, int8=self._is_in_process)
+        queries, graph = text_queries(self._bundle)
         base = documents_catalogue(self._bundle, categories, attributes)
-        # Clicks are encoded here whatever the engine: their sums are compared bit for bit with another process's, and
-        # a server batches queries as they come.
-        own = self._in_process(queries, graph, threads=1)
-        asked = own
-        if not self._is_in_process or settings.compute_threads != 1:
-            asked = self._encoder("text", queries, graph)
+        # Clicks are encoded by one thread: their sums are compared bit for bit with another process's.
+        own = self._encoder(queries, graph, threads=1)
+        threads = settings.compute_threads
+        asked = own if threads == 1 else self._encoder(queries, graph, threads=threads)
         return TextMol(
             base,
             encode_all=queries.all_at_once(asked, lambda: self._metrics.stage(TEXT_MOL, "encode")),
@@ -128,9 +124,9 @@ class _Loading:
 
     def phrases(self, items: ItemTable) -> Phrases:
         """Raises: as `text`."""
-        queries, graph = phrase_queries(self._bundle, int8=self._is_in_process)
+        queries, graph = phrase_queries(self._bundle)
         parts = load_phrases(self._bundle)
-        encoder = self._encoder("phrases", queries, graph)
+        encoder = self._encoder(queries, graph, threads=self._settings.compute_threads)
         return Phrases(
             parts.generator,
             parts.vocabulary,
@@ -140,23 +136,7 @@ class _Loading:
             on_left_out=lambda: self._metrics.counted("title_left_out"),
         )
 
-    def _encoder(self, model: str, queries: Queries, graph: Graph) -> TextEncoder:
-        settings = self._settings
-        if self._is_in_process:
-            return self._in_process(queries, graph, threads=settings.compute_threads)
-        encoder = InferenceServerText(
-            settings.inference_server,
-            model,
-            queries.word_pieces,
-            tls=settings.inference_tls,
-            text_version=self._bundle.text_version,
-            max_tokens=queries.max_tokens,
-            timeout_s=settings.encode_timeout_ms / 1000,
-        )
-        self.encoders.append(encoder)
-        return encoder
-
-    def _in_process(self, queries: Queries, graph: Graph, *, threads: int) -> TextEncoder:
+    def _encoder(self, queries: Queries, graph: Graph, *, threads: int) -> TextEncoder:
         """Loaded and used once: the first search has a deadline. Raises: PreconditionFailed for a graph that can't."""
         own = InProcessText(
             graph.path, queries.word_pieces, max_tokens=queries.max_tokens, threads=threads, alone=graph.alone

@@ -1,7 +1,6 @@
-"""The generator process's settings: the shared ones, the text bundle, the engine, batches, what clicks are worth."""
+"""The generator process's settings: the shared ones, the text bundle, batches, what clicks are worth."""
 
 from pathlib import Path
-from typing import Literal
 
 from pydantic import Field, field_validator
 
@@ -15,13 +14,6 @@ class GeneratorSettings(ProcessSettings):
     port: int = Field(default=50055, ge=0, le=65535, validation_alias="FRESHET_GENERATOR_PORT")
     # Where there is none, words are looked up in the catalogue's titles alone.
     text: Path = Field(default=Path(".freshet/text"), validation_alias="FRESHET_TEXT")
-    # Where queries are encoded: ONNX Runtime in this process, or the inference server.
-    engine: Literal["in-process", "inference-server"] = Field(
-        default="in-process", validation_alias="FRESHET_GENERATOR_ENGINE"
-    )
-    encode_timeout_ms: int = Field(
-        default=2000, ge=10, le=60_000, validation_alias="FRESHET_GENERATOR_ENCODE_TIMEOUT_MS"
-    )
     # Queries of one source computed together; more wait, and beyond the queue they are refused.
     max_batch: int = Field(default=16, ge=1, le=256, validation_alias="FRESHET_GENERATOR_MAX_BATCH")
     max_queue: int = Field(default=256, ge=1, le=100_000, validation_alias="FRESHET_GENERATOR_MAX_QUEUE")

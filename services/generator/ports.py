@@ -15,7 +15,7 @@ class TextEncoder(Protocol):
     def encode(self, texts: Sequence[str]) -> FloatArray:
         """The model's output for B texts (B >= 1), (B, rows, width) float32.
 
-        Raises: DependencyUnavailable, DeadlineExceeded; PreconditionFailed for another model or values of NaN.
+        Raises: PreconditionFailed for another model or values of NaN.
         """
 
     def close(self) -> None:

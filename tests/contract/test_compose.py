@@ -27,7 +27,7 @@ from services.stack.folders import REPOSITORY
 from services.stack.ports import DEFAULTS, PARTS, Ports, owner
 
 DEPLOY = REPOSITORY / "deploy"
-OVERLAYS = (DEPLOY / "compose.gpu.yml", DEPLOY / "compose.text.yml", DEPLOY / "compose.observability.yml")
+OVERLAYS = (DEPLOY / "compose.gpu.yml", DEPLOY / "compose.observability.yml")
 # Read by libraries, not by our settings.
 LIBRARY_VARIABLES = {
     "OMP_NUM_THREADS",
@@ -252,7 +252,7 @@ def test_overlays_mount_files_that_exist_and_change_known_services(overlay: Path
             assert (REPOSITORY / source).exists() if source.startswith(".") else source in volumes, mount
 
 
-@pytest.mark.parametrize("overlay", OVERLAYS[:2], ids=lambda path: path.stem)
+@pytest.mark.parametrize("overlay", OVERLAYS[:1], ids=lambda path: path.stem)
 def test_overlays_keep_the_inference_servers_ports_and_its_encoder(overlay: Path) -> None:
     command = read_compose(overlay, environ={})["inference-server"].command
     kept = [flag for flag in SERVICES["inference-server"].command if "-port=" in flag or "repository" in flag]
@@ -276,15 +276,9 @@ def test_a_missing_bundle_ends_the_start_and_makes_no_folder() -> None:
     assert RAW["services"]["inference-server"]["volumes"] == [bundle]
 
 
-def test_the_text_overlay_serves_what_the_generator_then_asks_for() -> None:
-    services = read_compose(OVERLAYS[1], environ={})
-    assert "--model-repository=/text/inference_server" in services["inference-server"].command
-    assert services["generator"].environment == {"FRESHET_GENERATOR_ENGINE": "inference-server"}
-
-
 def test_every_model_configuration_that_a_command_names_is_in_the_model_folder() -> None:
     commands = [SERVICES["inference-server"].command]
-    commands += [read_compose(overlay, environ={})["inference-server"].command for overlay in OVERLAYS[:2]]
+    commands += [read_compose(overlay, environ={})["inference-server"].command for overlay in OVERLAYS[:1]]
     for command in commands:
         (named,) = [flag.partition("=")[2] for flag in command if flag.startswith("--model-config-name")]
         config = DEPLOY / "inference_server" / "encoder" / "configs" / f"{named}.pbtxt"
@@ -318,14 +312,14 @@ def test_prometheus_scrapes_every_metrics_port() -> None:
     assert targets - exporters == {
         f"{owner(name)}:{port}" for name, port in DEFAULTS.items() if name.endswith("-metrics")
     }
-    overlay = yaml.safe_load(OVERLAYS[2].read_text(encoding="utf-8"))["services"]
+    overlay = yaml.safe_load(OVERLAYS[1].read_text(encoding="utf-8"))["services"]
     assert {target.partition(":")[0] for target in exporters} == {
         name for name in overlay if name.endswith("-exporter")
     }
 
 
 def test_observability_has_pinned_images_no_administrator_and_traces_of_every_process() -> None:
-    services = yaml.safe_load(OVERLAYS[2].read_text(encoding="utf-8"))["services"]
+    services = yaml.safe_load(OVERLAYS[1].read_text(encoding="utf-8"))["services"]
     added = {name: entry for name, entry in services.items() if name not in SERVICES}
     for name, entry in added.items():
         assert re.search(r":v?\d+\.\d+\.\d+$", entry["image"]), name
@@ -414,7 +408,7 @@ def test_the_images_user_is_the_one_that_containers_run_as() -> None:
     assert "useradd --create-home --uid 10001 --gid 10001 freshet" in dockerfile
 
 
-@pytest.mark.parametrize("overlay", [None, *OVERLAYS[:2]], ids=lambda path: "base" if path is None else path.stem)
+@pytest.mark.parametrize("overlay", [None, *OVERLAYS[:1]], ids=lambda path: "base" if path is None else path.stem)
 def test_no_caller_of_the_inference_server_changes_what_it_serves(overlay: Path | None) -> None:
     command = (SERVICES if overlay is None else read_compose(overlay, environ={}))["inference-server"].command
     assert {"--model-control-mode=none", "--allow-sagemaker=false", "--allow-vertex-ai=false"} <= set(command)

@@ -1,4 +1,4 @@
-"""Query encoders over the text bundle's graphs: ONNX Runtime in this process, or the inference server.
+"""Query encoders over the text bundle's graphs, by ONNX Runtime in this process.
 
 All take word pieces and give one output of a graph. Thread-safe.
 
@@ -14,15 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-from tritonclient.grpc import InferenceServerClient, InferInput, InferRequestedOutput
-from tritonclient.utils import InferenceServerException
 
 from services.algorithms.states import FloatArray
 from services.algorithms.word_pieces import WordPieces
-from services.platform.errors import DeadlineExceeded, DependencyUnavailable, FreshetError, PreconditionFailed
-from services.platform.rpc.client import PEER_OPTIONS
-from services.platform.transport import Tls, inference_options
+from services.platform.errors import PreconditionFailed
 
 INPUTS = ("input_ids", "attention_mask")
 
@@ -129,70 +124,6 @@ class OneOutput:
         self.shared.close()
 
 
-class InferenceServerText:
-    """Model `name` of the inference server, whose parameter `text_version` must be the bundle's."""
-
-    def __init__(
-        self,
-        address: str,
-        name: str,
-        word_pieces: WordPieces,
-        *,
-        text_version: str,
-        max_tokens: int,
-        timeout_s: float,
-        tls: Tls | None = None,
-    ) -> None:
-        self._address, self._name, self._text_version = address, name, text_version
-        self._word_pieces, self._max_tokens, self._timeout_s = word_pieces, max_tokens, timeout_s
-        self._output = ""  # known once the server's version was checked
-        self._client = InferenceServerClient(
-            url=address,
-            channel_args=list(PEER_OPTIONS),
-            **inference_options(tls),
-        )
-
-    def encode(self, texts: Sequence[str]) -> FloatArray:
-        arrays = self._word_pieces.batch(texts, max_tokens=self._max_tokens)
-        try:
-            output = self._output or self._checked_output()
-            answer = self._client.infer(
-                self._name,
-                [_tensor(name, array) for name, array in zip(INPUTS, arrays, strict=True)],
-                outputs=[InferRequestedOutput(output)],
-                client_timeout=self._timeout_s,
-            )
-        except InferenceServerException as exc:
-            self._output = ""  # what comes back may be another one
-            raise self._translated(exc) from exc
-        return checked(answer.as_numpy(output), len(texts), f"model {self._name} at {self._address}")
-
-    def close(self) -> None:
-        self._client.close()
-
-    def _checked_output(self) -> str:
-        config = self._client.get_model_config(self._name, client_timeout=self._timeout_s).config
-        found = config.parameters["text_version"].string_value
-        if found != self._text_version:
-            raise PreconditionFailed(
-                f"the inference server at {self._address} serves {self._name} of {found or 'no version'}; the text "
-                f"bundle is {self._text_version}: load the same one there"
-            )
-        self._output = config.output[0].name
-        return self._output
-
-    def _translated(self, exc: InferenceServerException) -> FreshetError:
-        status = exc.status() or ""
-        if "DEADLINE_EXCEEDED" in status:
-            return DeadlineExceeded(
-                f"inference server at {self._address} did not answer within {self._timeout_s:.1f} s"
-            )
-        text = f"inference server at {self._address}: {exc.message()}"
-        if "NOT_FOUND" in status or "INVALID_ARGUMENT" in status:
-            return PreconditionFailed(text)
-        return DependencyUnavailable(text)
-
-
 def checked(output: Any, num_texts: int, owner: str) -> FloatArray:
     """The output as float32, or PreconditionFailed for another form or values that are not finite."""
     found = None if output is None else output.shape
@@ -201,9 +132,3 @@ def checked(output: Any, num_texts: int, owner: str) -> FloatArray:
     if not np.isfinite(output).all():
         raise PreconditionFailed(f"{owner} answers NaN or infinite values: train the model again")
     return np.asarray(output, dtype=np.float32)
-
-
-def _tensor(name: str, array: npt.NDArray[np.int64]) -> InferInput:
-    tensor = InferInput(name, list(array.shape), "INT64")
-    tensor.set_data_from_numpy(array)
-    return tensor

@@ -105,19 +105,19 @@ class Graph:
     output: str = ""
 
 
-def text_queries(bundle: TextBundle, *, int8: bool) -> tuple[Queries, Graph]:
-    """Of the text model; `int8` allows its int8 graph. Raises: BundleError without such a part."""
-    return Queries(bundle.word_pieces, bundle.text_mol.max_tokens), _graph(bundle, TEXT_MOL, TEXT_ENCODER, int8)
+def text_queries(bundle: TextBundle) -> tuple[Queries, Graph]:
+    """Of the text model. Raises: BundleError without such a part."""
+    return Queries(bundle.word_pieces, bundle.text_mol.max_tokens), _graph(bundle, TEXT_MOL, TEXT_ENCODER)
 
 
-def phrase_queries(bundle: TextBundle, *, int8: bool) -> tuple[Queries, Graph]:
-    """Of the phrase model; `int8` allows its int8 graph. Raises: BundleError without such a part."""
-    return Queries(bundle.word_pieces, bundle.phrases.max_tokens), _graph(bundle, PHRASES, PHRASE_ENCODER, int8)
+def phrase_queries(bundle: TextBundle) -> tuple[Queries, Graph]:
+    """Of the phrase model. Raises: BundleError without such a part."""
+    return Queries(bundle.word_pieces, bundle.phrases.max_tokens), _graph(bundle, PHRASES, PHRASE_ENCODER)
 
 
-def _graph(bundle: TextBundle, part: str, whole: str, may_be_int8: bool) -> Graph:
+def _graph(bundle: TextBundle, part: str, whole: str) -> Graph:
     """int8 where this processor multiplies bytes (VNNI); elsewhere it saves a seventh (docs/decisions/022)."""
-    if may_be_int8 and instruction_set() == "avx512":
+    if instruction_set() == "avx512":
         if bundle.shared_int8_graph is not None:
             return Graph(bundle.shared_int8_graph, alone=True, output=part)
         int8 = bundle.int8_graph(part)

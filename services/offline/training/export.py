@@ -34,9 +34,8 @@ from services.offline.training.models.sequential import SequentialModel
 from services.offline.training.onnx_graphs import ExportError, refuse_difference, session, write_graph
 from services.offline.training.sequences import Histories, windows_before
 from services.offline.training.step_export import can_step, max_step_difference, write_step_onnx
-from services.offline.training.text_server import TEMPLATES, write_named
 
-_SERVER_TEMPLATE = TEMPLATES / "encoder"
+_SERVER_TEMPLATE = Path(__file__).parents[3] / "deploy" / "inference_server" / "encoder"
 _ONNX_IN_SERVER = f"{INFERENCE_SERVER_MODEL}/1/model.onnx"
 _STEP_IN_SERVER = f"{INFERENCE_SERVER_MODEL}/1/step.onnx"
 # The Python-backend model runs the same cache as the encoder process; nothing else of ours is importable there.
@@ -198,6 +197,7 @@ def _named(files: dict[str, Path], model_version: str, scratch: Path) -> dict[st
     """The same files, the model's configurations naming the version that they serve."""
     for name in [name for name in files if name.endswith(".pbtxt")]:
         named = scratch / name.replace("/", "-")
-        write_named(files[name], named, "model_version", model_version)
+        stanza = f'parameters {{ key: "model_version" value: {{ string_value: "{model_version}" }} }}\n'
+        named.write_text(files[name].read_text(encoding="utf-8") + stanza, encoding="utf-8")
         files[name] = named
     return files

@@ -25,7 +25,6 @@ from services.offline.training.phrases.fit import PhraseSettings, TrainedPhrases
 from services.offline.training.phrases.pseudo_queries import CatalogueTexts, catalogue_texts
 from services.offline.training.phrases.vocabulary_fit import build_vocabulary
 from services.offline.training.text_mol.fit import TextFit, TextMolSettings, train_text_mol
-from services.offline.training.text_server import add_server_folders
 
 _TEXT_MOL_OUTPUT = "components"
 
@@ -33,7 +32,7 @@ _TEXT_MOL_OUTPUT = "components"
 def write_text_mol(
     path: Path | str, fit: TextFit, *, item_ids: Sequence[str], texts: Sequence[str], queries: Sequence[str]
 ) -> TextBundle:
-    """A text bundle with this fit as its text MoL, and the inference server's folders.
+    """A text bundle with this fit as its text MoL.
 
     The phrases of a text bundle there are kept where it stands over the same documents.
 
@@ -60,8 +59,7 @@ def write_text_mol(
             data={"text_mol": asdict(fit.settings)},
             metrics={"text_mol": {"export_error": worst, "loss": float(fit.losses[-20:].mean())}},
         )
-    add_int8_graphs(path)
-    return add_server_folders(path)
+    return add_int8_graphs(path)
 
 
 class QueryGraph(nn.Module):
@@ -113,8 +111,7 @@ def write_phrases(
             max_tokens=shape.max_tokens,
         )
         to.seal(data={"phrases": dict(data)}, metrics={"phrases": {**trained.report, "export_error": worst}})
-    add_int8_graphs(path)
-    return add_server_folders(path)
+    return add_int8_graphs(path)
 
 
 # What a bar shows: what is done, how much of how much, and the loss where there is one.

@@ -111,11 +111,8 @@ class InferenceServer(Component):
             left.unlink(missing_ok=True)
         flags = dict(flag.partition("=")[::2] for flag in self.service.command[1:]) | own
         program = self._packages / "pytriton" / "tritonserver" / "bin" / "tritonserver"
-        # One folder of models per bundle: the sequence encoder's, and the text encoders' where there is a text bundle.
-        repositories = [models, *([texts] if (texts := place.text / "inference_server").is_dir() else [])]
-        del flags["--model-repository"]
-        arguments = [f"--model-repository={repository}" for repository in repositories]
-        arguments += [f"{flag}={value}" if value else flag for flag, value in flags.items() if value is not None]
+        flags["--model-repository"] = str(models)
+        arguments = [f"{flag}={value}" if value else flag for flag, value in flags.items() if value is not None]
         return Launch(
             argv=[
                 str(program),

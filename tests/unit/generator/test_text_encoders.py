@@ -1,4 +1,4 @@
-"""Query encoders: real graphs in this process, and what becomes of a model or a server that is not there."""
+"""Query encoders: real graphs in this process, and what becomes of a model that is not there."""
 
 import shutil
 import threading
@@ -18,13 +18,13 @@ from services.algorithms.filters import ItemFilter
 from services.algorithms.text_bundle import SHARED_INT8, add_text_files
 from services.algorithms.word_pieces import WordPieces
 from services.generator.adapters import text_parts
-from services.generator.adapters.text_encoders import InferenceServerText, InProcessText, OneOutput, SharedText
+from services.generator.adapters.text_encoders import InProcessText, OneOutput, SharedText
 from services.generator.adapters.text_parts import Queries, open_text_bundle
 from services.generator.bootstrap import load_sources
 from services.generator.config import GeneratorSettings
 from services.generator.domain.requests import Asked
 from services.generator.metrics import GeneratorMetrics
-from services.platform.errors import DependencyUnavailable, PreconditionFailed
+from services.platform.errors import PreconditionFailed
 
 PIECES = WordPieces(WORDS)
 
@@ -193,13 +193,6 @@ def test_sources_of_a_shared_graph_load_it_once_where_bytes_are_multiplied(
         asked = Asked(query="toy story", k=1, filter=ItemFilter())
         for source in (sources.text, sources.phrases):
             assert list(source.find([asked])[0].item_ids) == ["1"]
-
-
-def test_an_inference_server_that_is_away_is_unavailable() -> None:
-    encoder = InferenceServerText("127.0.0.1:9", "text", PIECES, text_version="v", max_tokens=16, timeout_s=0.5)
-    with pytest.raises(DependencyUnavailable, match=r"inference server at 127\.0\.0\.1:9"):
-        encoder.encode(["space"])
-    encoder.close()
 
 
 def test_a_folder_without_a_manifest_is_no_text_bundle_and_a_damaged_one_says_why(films: Path, tmp_path: Path) -> None:

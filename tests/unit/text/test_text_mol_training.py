@@ -206,7 +206,6 @@ def test_a_sealed_bundle_answers_as_the_fit_does(fit: TextFit, bundle: TextBundl
     assert bundle.parts == ("text_mol",)
     assert bundle.text_mol.head == SMALL.head(16)
     assert bundle.manifest.metrics["text_mol"]["export_error"] <= 1e-4
-    assert (bundle.path / "inference_server" / "text" / "1" / "model.onnx").is_file()
     np.testing.assert_array_equal(bundle.item_states.components, fit.item_states.components)
     run = session(bundle.file("text_mol/encoder.onnx"))
     for texts in (["the"], QUERIES, ["", "movies " * 90], ["中 \x00 !"]):
@@ -263,7 +262,5 @@ def test_an_int8_graph_that_answers_otherwise_is_left_out(
 def test_processors_that_multiply_bytes_are_given_int8(bundle: TextBundle, monkeypatch: pytest.MonkeyPatch) -> None:
     for best, name in (("avx512", "int8/text_mol.onnx"), ("avx2", "text_mol/encoder.onnx")):
         monkeypatch.setattr(text_parts, "instruction_set", lambda best=best: best)
-        graph = text_parts.text_queries(bundle, int8=True)[1]
+        graph = text_parts.text_queries(bundle)[1]
         assert (graph.path, graph.alone) == (bundle.path / name, best == "avx512")
-        whole = text_parts.text_queries(bundle, int8=False)[1]
-        assert (whole.path, whole.alone) == (bundle.path / "text_mol/encoder.onnx", False)
