@@ -1,7 +1,8 @@
 """Puts the encoder process together: the only module that names concrete adapters."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,6 @@ from services.algorithms.actions import Actions
 from services.algorithms.aversion import Aversion
 from services.algorithms.bundle import ENCODER_ONNX, ENCODER_STEP_ONNX, Bundle, load_bundle
 from services.algorithms.tensor_file import changed_in_place
-from services.contracts.processes import PROCESSES
 from services.contracts.pseudonyms import DEVELOPMENT_PSEUDONYM_KEY, pseudonym_key
 from services.contracts.topic_reader import TopicReader
 from services.contracts.topics.dead_letters import SUFFIX
@@ -22,7 +22,6 @@ from services.contracts.topics.forgets import FORGETS
 from services.contracts.topics.histories import HISTORIES
 from services.contracts.topics.interactions import INTERACTIONS
 from services.contracts.version_set_follower import VersionSetFollower, version_set_reader
-from services.encoder.adapters.forget_log import ForgetTopic
 from services.encoder.adapters.in_process import InProcessEncoder
 from services.encoder.adapters.inference_server import InferenceServerEncoder
 from services.encoder.adapters.kafka_outbox import KafkaOutbox
@@ -31,12 +30,10 @@ from services.encoder.consumer import Consumer, ConsumerLimits
 from services.encoder.encoding import Vocabulary
 from services.encoder.handlers.apply_records import ApplyRecords
 from services.encoder.handlers.describe_user import DescribeUser
-from services.encoder.handlers.encode_history import EncodeHistory
+from services.encoder.handlers.encode_batch import states_of
 from services.encoder.handlers.forget_users import ForgetUsers
-from services.encoder.handlers.restore_users import RestoreUsers
 from services.encoder.metrics import EncoderMetrics
-from services.encoder.models import Model, Models
-from services.encoder.ports import SequenceEncoder
+from services.encoder.models import Model, Models, ServedModels
 from services.encoder.server import SERVICE, EncoderServicer
 from services.platform.memory import require_memory
 from services.platform.process import configure_tracing
@@ -44,10 +41,14 @@ from services.platform.rpc.server import HealthState, serve
 from services.platform.stream.kafka import BulkProducer
 from services.platform.stream.ports import Offsets
 from services.platform.tracing import OFF, Tracing
+from services.user_state.forget_topic import ForgetTopic, KnownForgets
 from services.user_state.forgetting import Forgotten
+from services.user_state.history_topic import HistoryTopic
 from services.user_state.keep_histories import KeepHistories
 from services.user_state.leases import RedisLeases
+from services.user_state.log_replay import LogReplay
 from services.user_state.reader import StateReader
+from services.user_state.restore_users import RestoreUsers
 from services.user_state.writer import StateWriter
 
 log = structlog.get_logger()
@@ -207,90 +208,103 @@ def state_writer(settings: EncoderSettings) -> StateWriter:
     return StateWriter(settings.redis, ttl_seconds=settings.user_ttl_seconds, max_seen=settings.max_seen_items)
 
 
-def earlier_keys(settings: EncoderSettings) -> list[bytes]:
-    """The keys of before, the present one left out. Raises: as `pseudonym_key`."""
-    keys = [key.encode() for key in settings.earlier_pseudonym_keys.get_secret_value().split()]
-    return [key for key in keys if key != pseudonym_key(settings)]
+def pseudonym_keys(settings: EncoderSettings) -> list[bytes]:
+    """The present key, then those of before. Raises: as `pseudonym_key`."""
+    key = pseudonym_key(settings)
+    earlier = [one.encode() for one in settings.earlier_pseudonym_keys.get_secret_value().split()]
+    return [key, *(one for one in earlier if one != key)]
 
 
-def stream_consumer(
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stream:
+    """What applies the stream: records, forgets, and the loop that knows when."""
+
+    consumer: Consumer
+    records: ApplyRecords
+    forgets: ForgetUsers
+
+
+def make_stream(
     settings: EncoderSettings,
     store: StateWriter,
-    encoder: SequenceEncoder,
-    vocabulary: Vocabulary,
+    own: Model,
     metrics: EncoderMetrics,
     *,
-    on_ready: Callable[[], None] = lambda: None,
-    on_stall: Callable[[], None] = lambda: None,
+    health: HealthState | None = None,
     tracing: Tracing = OFF,
-) -> tuple[Consumer, ApplyRecords, ForgetUsers]:
-    """The loop that applies the stream, and what it applies records and forgets with."""
+) -> Stream:
+    """The process's share of `interactions` and all of `forgets`, applied with its own model until `hold` says of
+    others. health: is told when the stream moves."""
     outbox = KafkaOutbox(BulkProducer(settings.kafka, client_id="freshet-encoder"), tracing=tracing)
-    key, forgotten, log_again = pseudonym_key(settings), Forgotten(), log_of_users(settings)
+    keys, forgotten, log_again, vocabulary = (
+        pseudonym_keys(settings),
+        Forgotten(),
+        log_of_users(settings),
+        own.vocabulary,
+    )
     keep = KeepHistories(
-        topic=history_topic(settings),
+        topic=HistoryTopic(history_topic(settings), outbox, metrics.kept.inc),
         log=log_again,
         store=store,
-        outbox=outbox,
         every_s=settings.history_every_s,
         ttl_seconds=settings.user_ttl_seconds,
-        kept=metrics.kept.inc,
     )
     restore_users = RestoreUsers(
-        log=log_again,
         store=store,
-        encoder=encoder,
-        vocabulary=vocabulary,
-        forgotten=forgotten,
-        letters=dead_letters(settings),
+        replay=LogReplay(
+            log=log_again,
+            letters=dead_letters(settings),
+            forgotten=forgotten,
+            max_history=vocabulary.max_history,
+            schema=vocabulary.schema,
+        ),
         keep=keep,
+        model_version=vocabulary.model_version,
+        make_states=partial(states_of, own),
         restored=metrics.restored.inc,
     )
-    handler = ApplyRecords(
+    records = ApplyRecords(
         store=store,
         outbox=outbox,
-        encoder=encoder,
+        encoder=own.encoder,
         vocabulary=vocabulary,
-        pseudonym_key=key,
+        pseudonym_key=keys[0],
         forgotten=forgotten,
         restore_users=restore_users,
         keep=keep,
         popularity_half_life_s=settings.popularity_half_life_hours * 3600,
         tracing=tracing,
     )
+    records.encode_batch.failed = metrics.other_model_failures.inc
     stream = kafka_stream(settings, max_partition_bytes=_TURN_BYTES)
 
     def ends() -> Offsets:
         return {partition: end for partition, (_, end) in stream.bounds(range(stream.num_partitions())).items()}
 
     forgets = ForgetUsers(
-        log=forget_log(settings),
+        known=KnownForgets(topic=forget_log(settings), forgotten=forgotten, ends=ends),
         store=store,
         outbox=outbox,
-        encoder=encoder,
-        forgotten=forgotten,
+        encoder=own.encoder,
         model_version=vocabulary.model_version,
-        pseudonym_key=key,
+        pseudonym_keys=keys,
         reader=settings.group_id,
-        earlier_keys=earlier_keys(settings),
         keep=keep,
-        check_in_step=handler.check_in_step,
-        ends=ends,
+        check_in_step=records.progress.check_in_step,
         schema=vocabulary.schema,
     )
+    set_ready = (lambda ready: None) if health is None else health.set_ready
     consumer = Consumer(
         stream=stream,
-        outbox=outbox,
-        encoder=encoder,
-        handler=handler,
+        handler=records,
         forgets=forgets,
         metrics=metrics,
         limits=ConsumerLimits(min_records=min(512, settings.max_poll_records), max_records=settings.max_poll_records),
         leases=RedisLeases(settings.redis, process="encoder", group=settings.group_id, lease_ms=settings.lease_ms),
-        on_ready=on_ready,
-        on_stall=on_stall,
+        on_ready=lambda: set_ready(True),
+        on_stall=lambda: set_ready(False),
     )
-    return consumer, handler, forgets
+    return Stream(consumer=consumer, records=records, forgets=forgets)
 
 
 async def run(settings: EncoderSettings) -> None:
@@ -299,86 +313,48 @@ async def run(settings: EncoderSettings) -> None:
     Raises: ConfigError as `pseudonym_key`, BundleError for an unusable bundle, PortTaken for a taken port. Kafka, Redis
     and the inference server may be away at start: the process is NOT_SERVING until each was reached once.
     """
-    key = pseudonym_key(settings)
+    keys = pseudonym_keys(settings)
     bundle = await asyncio.to_thread(load_bundle, settings.bundle)
     vocabulary = await asyncio.to_thread(vocabulary_of, bundle)
-    if key == DEVELOPMENT_PSEUDONYM_KEY.encode():
+    if keys[0] == DEVELOPMENT_PSEUDONYM_KEY.encode():
         log.warning("development_pseudonym_key", advice="set FRESHET_PSEUDONYM_KEY before real users' events come")
     tracing = configure_tracing("encoder", settings.otlp_endpoint)
-    metrics = EncoderMetrics()
-    health = HealthState(check=changed_in_place)
+    metrics, health = EncoderMetrics(), HealthState(check=changed_in_place)
     encoder = model_encoder(settings, bundle)
     metrics.watch_cache(encoder.cache_counts)
     store = state_writer(settings)
     reader = StateReader(settings.redis, timeout_s=DESCRIBE_TIMEOUT_S)
-    consumer, handler, forgets = stream_consumer(
-        settings,
-        store,
-        encoder,
-        vocabulary,
-        metrics,
-        on_ready=lambda: health.set_ready(True),
-        on_stall=lambda: health.set_ready(False),
-        tracing=tracing,
-    )
-    health.watch("interactions", consumer.turns)
-
-    def on_demand(model: Model) -> EncodeHistory:
-        return EncodeHistory(
-            encoder=model.encoder,
-            vocabulary=model.vocabulary,
-            max_batch=settings.max_encode_rows,
-            max_queue=settings.max_queue,
-        )
-
     own, loop = Model(vocabulary, encoder), asyncio.get_running_loop()
-    handlers = {bundle.model_version: on_demand(own)}
-    health_of = PROCESSES["encoder"].health_of
-    health.serve_as([health_of(bundle.model_version)])
-
-    async def take(others: tuple[Model, ...]) -> None:
-        """Serve these on demand, too, and no longer those that went."""
-        versions = {one.vocabulary.model_version: one for one in others}
-        for version, one in versions.items():
-            if version not in handlers:
-                handlers[version] = on_demand(one)
-        health.serve_as([health_of(version) for version in (bundle.model_version, *versions)])
-        for version in handlers.keys() - versions.keys() - {bundle.model_version}:
-            await handlers.pop(version).close()
+    stream = make_stream(settings, store, own, metrics, health=health, tracing=tracing)
+    health.watch("interactions", stream.consumer.turns)
+    served = ServedModels(own, health, max_batch=settings.max_encode_rows, max_queue=settings.max_queue)
 
     def changed(others: tuple[Model, ...]) -> None:
         # Before `Encode` answers for a model, the stream has it; before one is closed, the batch that used it is over.
-        handler.hold(others)
-        asyncio.run_coroutine_threadsafe(take(others), loop).result()
+        stream.records.encode_batch.hold(others)
+        asyncio.run_coroutine_threadsafe(served.take(others), loop).result()
 
     models = Models(own, open_model=partial(open_model, settings), changed=changed, close=close_model)
-    forgets.encoder = models
-    handler.beside_failed = metrics.other_model_failures.inc
+    stream.forgets.encoder = models
     # The stream begins with all models: a record that one of them misses has no attribution of that model.
     sets = VersionSetFollower(
         version_set_reader(settings.kafka, "freshet-encoder-version-sets", makes_topics=settings.replicas),
         models.apply,
-        on_ready=consumer.start,
+        on_ready=stream.consumer.start,
     )
-
     describe_user = DescribeUser(
-        reader=reader,
-        vocabulary=vocabulary,
-        pseudonym_key=key,
-        applied_up_to=forgets.applied_up_to,
-        earlier_keys=earlier_keys(settings),
+        reader=reader, vocabulary=vocabulary, pseudonym_keys=keys, applied_up_to=stream.forgets.applied_up_to
     )
 
     def add_services(server: grpc.aio.Server) -> list[str]:
-        _add_servicer(EncoderServicer(handlers, describe_user, metrics, bundle.model_version), server)
+        _add_servicer(EncoderServicer(served.handlers, describe_user, metrics, bundle.model_version), server)
         sets.start()
         return [SERVICE]
 
     async def on_drain() -> None:
         await asyncio.to_thread(sets.stop)
-        await asyncio.to_thread(consumer.stop)
-        for encodes in handlers.values():
-            await encodes.close()
+        await asyncio.to_thread(stream.consumer.stop)
+        await served.close()
         for one in models.others:
             close_model(one)
         encoder.close()

@@ -6,7 +6,8 @@ It runs apart from the event loop, so that the gRPC side answers while a batch i
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import structlog
@@ -14,7 +15,6 @@ import structlog
 from services.encoder.handlers.apply_records import Applied, ApplyRecords
 from services.encoder.handlers.forget_users import ForgetUsers
 from services.encoder.metrics import EncoderMetrics
-from services.encoder.ports import Outbox, SequenceEncoder
 from services.platform.errors import FreshetError
 from services.platform.leases import Leases
 from services.platform.stream.follower import Follower
@@ -46,6 +46,51 @@ class ConsumerLimits:
     lag_every_s: float = 1.0
 
 
+class _Due:
+    """Says once in `every_s` that it is time."""
+
+    def __init__(self, every_s: float) -> None:
+        self._every_s, self._at = every_s, 0.0
+
+    def __call__(self, now: float) -> bool:
+        is_due = now >= self._at
+        if is_due:
+            self._at = now + self._every_s
+        return is_due
+
+
+class _Shared:
+    """Which partitions of a stream are this process's, as leases have it; None: all."""
+
+    def __init__(self, stream: Reader, leases: Leases | None) -> None:
+        self._stream, self._leases = stream, leases
+        # Before the leases were asked: None.
+        self._partitions: list[int] | None = None
+
+    def follow(self) -> bool:
+        """Give back what others should have: nothing of it is under way between two turns. True when the stream is
+        assigned anew; `resync` says where each partition goes on."""
+        if self._leases is None:
+            return False
+        if self._partitions is None:
+            self._leases.start(self._stream.partitions())
+        holding = self._leases.holding()
+        partitions = sorted(holding.terms)
+        if holding.surplus:
+            partitions, surplus = partitions[: -holding.surplus], partitions[-holding.surplus :]
+            self._leases.release(surplus)
+        if partitions == self._partitions:
+            return False
+        self._stream.assign(dict.fromkeys(partitions, 0))
+        self._partitions = partitions
+        log.info("partitions_held", partitions=partitions)
+        return True
+
+    def close(self) -> None:
+        if self._leases is not None:
+            self._leases.close()
+
+
 class Consumer(Follower):
     """Applies the stream until stopped; ready when store, topics and model were all reached.
 
@@ -57,8 +102,6 @@ class Consumer(Follower):
         self,
         *,
         stream: Reader,
-        outbox: Outbox,
-        encoder: SequenceEncoder,
         handler: ApplyRecords,
         forgets: ForgetUsers,
         metrics: EncoderMetrics,
@@ -78,22 +121,17 @@ class Consumer(Follower):
             lag_every_s=limits.lag_every_s,
             turns=turns,
         )
-        self._stream = stream
-        self._outbox = outbox
-        self._encoder = encoder
-        self._handler = handler
-        self._forgets = forgets
-        self._metrics = metrics
-        self._limits = limits
-        self._leases = leases
-        # Before the leases were asked: None.
-        self._partitions: list[int] | None = None
+        self._stream, self._shared = stream, _Shared(stream, leases)
+        self._handler, self._forgets, self._metrics, self._limits = handler, forgets, metrics, limits
         metrics.watch_turns(self.turns)
+        # False while poll position and store may differ, and after an error: the next turn starts with a resync.
         self._in_step = False
+        # While an import holds the stream, users are its to write.
         self._is_held = False
         self._poll_records = limits.min_records
         self._committed: dict[int, int] = {}
-        self._next_commit = self._next_check = self._next_look = 0.0
+        self._commit_due, self._check_due = _Due(limits.commit_every_s), _Due(limits.check_every_s)
+        self._look_due = _Due(limits.look_for_lost_every_s)
         # By partition: one whose records come seldom is looked at before they are applied, whatever others had.
         self._next_log_check: dict[int, float] = {}
 
@@ -107,86 +145,72 @@ class Consumer(Follower):
                 self._stream.poll(0, 1)
         except FreshetError as exc:
             log.info("last_commit_failed", reason=str(exc))
-        if self._leases is not None:
-            self._leases.close()
-        self._stream.close()
-        self._handler.close()
-        self._forgets.close()
-        self._outbox.close()
+        for part in (self._shared, self._stream, self._handler, self._forgets):
+            part.close()
 
     def turn(self) -> int:
         """Get in step with the store if need be, poll, apply. Returns the number of records and of restored users."""
-        if self._leases is not None:
-            self._follow_leases(self._leases)
+        if self._shared.follow():
+            self._in_step = False
         if not self._in_step:
             self._synchronise()
-        self._check_store(time.monotonic())
+        now = time.monotonic()
+        if self._check_due(now):
+            self._check_store(now)
         records: Sequence[SourceRecord] = ()
         if not self._is_held:
-            self._follow_forgets()
-        if self._is_held or not self._handler.watermarks:
+            with self._stepping():
+                self._metrics.forgets.inc(self._forgets.follow())
+        if self._is_held or not self._handler.progress.watermarks:
             self._stop.wait(self._limits.poll_ms / 1000)
         else:
-            wait_ms = 0 if self._handler.is_busy else self._limits.poll_ms
+            wait_ms = 0 if self._handler.lost.is_busy else self._limits.poll_ms
             records = self._stream.poll(wait_ms, self._poll_records)
         if records:
             self._check_log(time.monotonic(), records)
             self._apply(records)
         full = len(records) >= self._poll_records
         self._poll_records = min(2 * self._poll_records, self._limits.max_records) if full else self._limits.min_records
-        if (now := time.monotonic()) >= self._next_commit:
-            self._next_commit = now + self._limits.commit_every_s
-            self._pass_over()
+        if self._commit_due(time.monotonic()):
+            if not self._is_held:
+                with self._stepping():
+                    self._handler.progress.pass_over(self._stream.positions())
             self._commit()
-        return len(records) + self._between_polls()
+        done = 0
+        if not self._is_held:
+            with self._stepping():
+                done = self._handler.turn()
+        return len(records) + done
 
-    def _follow_leases(self, leases: Leases) -> None:
-        """Apply the partitions that are held, and give back those that others should have: nothing of them is under way
-        between two turns."""
-        if self._partitions is None:
-            leases.start(self._stream.partitions())
-        holding = leases.holding()
-        partitions = sorted(holding.terms)
-        if holding.surplus:
-            partitions, surplus = partitions[: -holding.surplus], partitions[-holding.surplus :]
-            leases.release(surplus)
-        if partitions != self._partitions:
-            self._in_step = False
-            # `resync` says where each goes on.
-            self._stream.assign(dict.fromkeys(partitions, 0))
-            self._partitions = partitions
-            log.info("partitions_held", partitions=partitions)
+    @contextmanager
+    def _stepping(self) -> Iterator[None]:
+        """From here on until it is done, an error leaves poll position and store out of step."""
+        self._in_step = False
+        yield
+        self._in_step = True
 
     def _synchronise(self) -> None:
+        progress = self._handler.progress
         if not self._is_ready:
-            self._encoder.check()
-        lost_before = self._handler.tails_lost
+            self._handler.check_model()
+        lost_before = progress.tails_lost
         if self._handler.resync(self._stream):
-            log.info("stream_epoch", watermarks=self._handler.watermarks)
+            log.info("stream_epoch", watermarks=progress.watermarks)
             if self._is_ready:
                 self._metrics.rewinds.inc()
-        self._metrics.tails_lost.inc(self._handler.tails_lost - lost_before)
-        # While an import holds the stream, users are its to write; its end synchronises again.
-        self._is_held = self._handler.is_held()
+        self._metrics.tails_lost.inc(progress.tails_lost - lost_before)
+        self._is_held = progress.is_held()
         if not self._is_held:
             # A log that is known to be the same may have lost records that a forget names.
-            ends = self._handler.unknown_logs(self._stream.end_offsets())
-            applied = self._forgets.resync(self._handler.epoch, ends, self._handler.watermarks.keys())
-            self._metrics.forgets.inc(applied)
+            ends = progress.unknown_logs(self._stream.end_offsets())
+            self._metrics.forgets.inc(self._forgets.resync(progress.epoch, ends, progress.watermarks.keys()))
         self._in_step = True
         self.ready()
 
-    def _follow_forgets(self) -> None:
-        self._in_step = False
-        self._metrics.forgets.inc(self._forgets.follow())
-        self._in_step = True
-
     def _apply(self, records: Sequence[SourceRecord]) -> None:
         started = time.perf_counter()
-        # From here on until it is done, an error leaves poll position and store out of step.
-        self._in_step = False
-        applied = self._apply_alone(records) if self.tries_alone else self._apply_together(records)
-        self._in_step = True
+        with self._stepping():
+            applied = self._apply_alone(records) if self.tries_alone else self._apply_together(records)
         done_ms = now_ms()
         freshness = [max(0, done_ms - recorded_ms) / 1000 for recorded_ms in applied.recorded_ms]
         self._metrics.batch(len(records), time.perf_counter() - started, applied, freshness)
@@ -209,20 +233,18 @@ class Consumer(Follower):
 
     def _check_store(self, now: float) -> None:
         """Notice an emptied store, lost users, and an import: nothing is polled while one holds the stream."""
-        if now < self._next_check:
-            return
-        self._next_check = now + self._limits.check_every_s
-        was_held, self._in_step = self._is_held, False
-        self._is_held = self._handler.is_held()
-        if was_held and not self._is_held:
-            self._synchronise()
-        if not self._is_held:
-            self._handler.check_epoch()
-            self._forgets.check()
-            self._find_lost(now)
-        self._in_step = True
+        was_held, progress = self._is_held, self._handler.progress
+        with self._stepping():
+            self._is_held = progress.is_held()
+            if was_held and not self._is_held:
+                self._synchronise()
+            if not self._is_held:
+                progress.check_epoch()
+                self._forgets.check()
+                usage = self._handler.lost.find(look=self._look_due(now))
+                self._metrics.store_memory.set(usage.memory_share)
         if self._is_held != was_held:
-            log.info("stream_held" if self._is_held else "stream_released", watermarks=self._handler.watermarks)
+            log.info("stream_held" if self._is_held else "stream_released", watermarks=progress.watermarks)
 
     def _check_log(self, now: float, records: Sequence[SourceRecord]) -> None:
         """Notice, before records are applied, that they are another topic's; a stream at rest asks nothing."""
@@ -231,32 +253,11 @@ class Consumer(Follower):
             return
         due = now + _LOG_CHECK_EVERY * self._limits.check_every_s
         self._next_log_check.update(dict.fromkeys(partitions, due))
-        self._in_step = False
-        self._handler.check_log(self._stream, partitions)
-        self._in_step = True
-
-    def _pass_over(self) -> None:
-        if not self._is_held:
-            self._in_step = False
-            self._handler.pass_over(self._stream.positions())
-            self._in_step = True
-
-    def _find_lost(self, now: float) -> None:
-        look = now >= self._next_look
-        self._metrics.store_memory.set(self._handler.find_lost(look=look).memory_share)
-        if look:
-            self._next_look = now + self._limits.look_for_lost_every_s
-
-    def _between_polls(self) -> int:
-        if self._is_held:
-            return 0
-        self._in_step = False
-        done = self._handler.turn()
-        self._in_step = True
-        return done
+        with self._stepping():
+            self._handler.progress.check_log(self._stream, partitions)
 
     def _commit(self) -> None:
-        offsets = self._handler.committable()
+        offsets = self._handler.progress.committable()
         if offsets != self._committed:
             self._stream.commit(offsets)
             self._committed = offsets
@@ -269,4 +270,4 @@ class Consumer(Follower):
     def report_lag(self, *, asks: bool) -> None:
         """Where the partitions stand."""
         ends = self._stream.end_offsets() if asks else self._stream.known_end_offsets()
-        self._metrics.progress(self._handler.watermarks, ends)
+        self._metrics.progress(self._handler.progress.watermarks, ends)

@@ -1,13 +1,16 @@
-"""What the model is asked, and what it answers.
+"""A batch's users, what the model is asked for them, and what it answers.
 
 Letters: n events of one sequence, M states wanted of it, P_q query components, P component pairs, d component width.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
+
+from services.user_state.merging import Arrival, Merge
+from services.user_state.values import UserHistory
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,3 +36,16 @@ class EncodedStates:
 
     components: npt.NDArray[np.float32]
     gate: npt.NDArray[np.float32] | None
+
+
+@dataclass(slots=True)
+class UserWork:
+    """One user within a batch: arrivals, their merge, and which states are wanted (sequence number -> prefix lengths).
+    attributed: numbers of the arrivals whose attributions go out. is_traced: one of the arrivals came with a trace."""
+
+    arrivals: list[Arrival]
+    merged: Merge
+    history: UserHistory
+    attributed: Collection[int] = ()
+    wanted: dict[int, list[int]] = field(default_factory=dict)
+    is_traced: bool = False

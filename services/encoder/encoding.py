@@ -16,7 +16,7 @@ import numpy.typing as npt
 from services.algorithms.absence import AbsenceRows
 from services.algorithms.actions import STRIDE, Actions
 from services.algorithms.aversion import DECAY, WINDOW, Aversion
-from services.algorithms.event_schema import TURNED_DOWN_EVENTS, EventSchema, default_schema
+from services.algorithms.event_schema import EventSchema, default_schema
 from services.algorithms.item_buckets import item_bucket
 from services.algorithms.packed_state import after_absence
 from services.contracts.query_state import PackedQueryState
@@ -141,11 +141,6 @@ def attributed_state(
         pack_state(states, row, vocabulary.model_version), vocabulary.absence, last_event_ms, at_ms
     )
     return state
-
-
-def turned_down(schema: EventSchema, events: Sequence[StoredEvent]) -> list[str]:
-    """The items of a history, oldest event first, that were turned down of late."""
-    return schema.turned_down([(one.item_id, (one.type, one.value)) for one in events[-TURNED_DOWN_EVENTS:]])
 
 
 def _turned_down(vocabulary: Vocabulary, events: Sequence[StoredEvent]) -> dict[int, float]:

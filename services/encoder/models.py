@@ -6,9 +6,12 @@ from pathlib import Path
 
 import structlog
 
+from services.contracts.processes import PROCESSES
 from services.contracts.version_sets import VersionSet, VersionSets
 from services.encoder.encoding import Vocabulary
+from services.encoder.handlers.encode_history import EncodeHistory
 from services.encoder.ports import SequenceEncoder
+from services.platform.rpc.server import HealthState
 
 log = structlog.get_logger()
 
@@ -76,3 +79,39 @@ class Models:
                 raise ValueError(f"{one.bundle}: {what}={theirs!r:.80} allowed: {wanted!r:.80}")
         model.encoder.check()
         return model
+
+
+class ServedModels:
+    """On-demand encoding for each model that the process holds, by model version."""
+
+    def __init__(self, own: Model, health: HealthState, *, max_batch: int, max_queue: int) -> None:
+        self._health, self._own_version = health, own.vocabulary.model_version
+        self._max_batch, self._max_queue = max_batch, max_queue
+        self.handlers: dict[str, EncodeHistory] = {}
+        self._add(own)
+
+    async def take(self, others: tuple[Model, ...]) -> None:
+        """Serve these, too, and no longer those that went."""
+        versions = {one.vocabulary.model_version: one for one in others}
+        for version in versions.keys() - self.handlers.keys():
+            self._add(versions[version])
+        self._say([self._own_version, *versions])
+        for version in self.handlers.keys() - versions.keys() - {self._own_version}:
+            await self.handlers.pop(version).close()
+
+    async def close(self) -> None:
+        """Finish what is queued."""
+        for handler in self.handlers.values():
+            await handler.close()
+
+    def _add(self, model: Model) -> None:
+        self.handlers[model.vocabulary.model_version] = EncodeHistory(
+            encoder=model.encoder,
+            vocabulary=model.vocabulary,
+            max_batch=self._max_batch,
+            max_queue=self._max_queue,
+        )
+        self._say(list(self.handlers))
+
+    def _say(self, versions: Sequence[str]) -> None:
+        self._health.serve_as([PROCESSES["encoder"].health_of(version) for version in versions])

@@ -11,7 +11,6 @@ from services.contracts.topics.attributions import Attributed
 from services.contracts.topics.search_clicks import ClickRecord
 from services.encoder.domain import EncodedStates, EncodeJob
 from services.platform.stream.record import DeadLetter
-from services.user_state.forgetting import ForgetRecord
 from services.user_state.values import Popularity, UserKeys
 
 
@@ -30,17 +29,6 @@ class Outbox(Protocol):
 
     def close(self) -> None:
         """Give the connections up; the next call makes new ones."""
-
-
-class ForgetLog(Protocol):
-    """The topic `forgets`: small, compacted, read from its beginning by each process."""
-
-    def read(self) -> Sequence[ForgetRecord]:
-        """What came since the last call; the first call gives all that the topic held when it was made. Never waits
-        for what is not there yet."""
-
-    def close(self) -> None:
-        """Give the connection up; the next call goes on where this one ended."""
 
 
 class UserReader(Protocol):

@@ -6,24 +6,14 @@ Kafka nor Redis.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
+from services.algorithms.event_schema import TURNED_DOWN_EVENTS, EventSchema
 from services.contracts.pseudonyms import pseudonym_of
 from services.contracts.retraction import furthest, is_covered
 from services.contracts.stored_history import PackedHistory, StoredEvent, pack_history
 from services.contracts.topics.forgets import FORGETS, Forget
 from services.platform.errors import PreconditionFailed
-from services.platform.stream.record import SourceRecord
-from services.user_state.values import UserHistory
-
-
-@dataclass(frozen=True, slots=True)
-class ForgetRecord:
-    """One record of `forgets`: what it says, or why it cannot be read."""
-
-    record: SourceRecord
-    forget: Forget | None
-    reason: str = ""
+from services.user_state.values import UserHistory, UserUpdate
 
 
 class Forgotten:
@@ -83,6 +73,35 @@ def erase(history: UserHistory, up_to: Mapping[int, int]) -> UserHistory:
         forgotten=forgotten,
         expected=history.expected,
     )
+
+
+def whole_update(
+    user_id: str,
+    model_version: str,
+    history: UserHistory,
+    seen: Mapping[str, int],
+    schema: EventSchema,
+    *,
+    expected: bytes,
+) -> UserUpdate:
+    """What is written in the place of all that was stored of a user. The history has no state until somebody makes
+    one."""
+    return UserUpdate(
+        user_id=user_id,
+        model_version=model_version,
+        expected=expected,
+        positions=history.positions,
+        events=history.events,
+        recent=history.recent,
+        seen_times=seen,
+        turned_down=turned_down(schema, history.events),
+        forgotten=history.forgotten,
+    )
+
+
+def turned_down(schema: EventSchema, events: Sequence[StoredEvent]) -> list[str]:
+    """The items of a history, oldest event first, that were turned down of late."""
+    return schema.turned_down([(one.item_id, (one.type, one.value)) for one in events[-TURNED_DOWN_EVENTS:]])
 
 
 def seen_in(events: Iterable[StoredEvent]) -> dict[str, int]:

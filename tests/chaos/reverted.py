@@ -12,7 +12,6 @@ from unittest import mock
 from fakes.refresher import MemoryCheckpoints
 
 from services.catalogue import gate as catalogue_gate
-from services.encoder.handlers.apply_records import ApplyRecords
 from services.gateway.breaker import Breaker
 from services.gateway.recommend.catalogue import DescribedItems
 from services.gateway.write import forget
@@ -20,6 +19,7 @@ from services.platform.errors import DependencyUnavailable, PreconditionFailed
 from services.platform.stream.poison import PoisonPolicy
 from services.user_state import layout, stored_values, writer
 from services.user_state.log_identity import LogIdentity
+from services.user_state.stream_progress import StreamProgress
 from services.user_state.writer import StateWriter
 
 
@@ -76,7 +76,7 @@ REVERTED: dict[str, tuple[str, Callable[[], AbstractContextManager[Any]]]] = {
         _patches(
             (StateWriter, "apply", _apply_unfenced),
             (StateWriter, "advance", _advance_unfenced),
-            (ApplyRecords, "check_in_step", _nothing),
+            (StreamProgress, "check_in_step", _nothing),
         ),
     ),
     "3 a failing moment": (

@@ -571,7 +571,7 @@ class Play:
         ends = {number: len(log) - 1 for number, log in enumerate(self.world.topics.logs[INTERACTIONS])}
         if (
             encoder is None
-            or encoder.process.consumer._handler.watermarks != ends
+            or encoder.process.consumer._handler.progress.watermarks != ends
             or not encoder.process.consumer._in_step
         ):
             return True

@@ -388,7 +388,7 @@ class Gateway:
         describe = DescribeUser(
             reader=reader,
             vocabulary=encoder.words,
-            pseudonym_key=KEY,
+            pseudonym_keys=(KEY,),
             applied_up_to=encoder.process.consumer._forgets.applied_up_to,
         )
         user = await describe(user_id)

@@ -8,9 +8,7 @@ from fakes.encoder import MemoryForgetLog
 from suites import OwnTopics, either, eventually
 
 from services.contracts.topics.forgets import FORGETS, Forget, encode_forget
-from services.encoder.adapters.forget_log import ForgetTopic
-from services.encoder.ports import ForgetLog
-from services.user_state.forgetting import ForgetRecord
+from services.user_state.forget_topic import ForgetRecord, ForgetTopic
 
 
 def forget(user_id: str, offset: int) -> Forget:
@@ -23,7 +21,7 @@ class Topic(Protocol):
     def append(self, forget: Forget | None) -> int:
         """Write one record, None: one that cannot be read; its offset."""
 
-    def reader(self) -> ForgetLog: ...
+    def reader(self) -> ForgetTopic: ...
 
 
 class OnKafka(OwnTopics):
@@ -32,7 +30,7 @@ class OnKafka(OwnTopics):
         (offset,) = self.write(FORGETS, value, key=key)
         return offset
 
-    def reader(self) -> ForgetLog:  # type: ignore[override]
+    def reader(self) -> ForgetTopic:  # type: ignore[override]
         return ForgetTopic(super().reader(FORGETS))
 
 
@@ -46,7 +44,7 @@ def topic(request: pytest.FixtureRequest) -> Iterator[Topic]:
     made.close()
 
 
-def read(log: ForgetLog, count: int) -> list[ForgetRecord]:
+def read(log: ForgetTopic, count: int) -> list[ForgetRecord]:
     """What came, once it is so many records: a broker may need a moment."""
     found: list[ForgetRecord] = []
     eventually(lambda: found.extend(log.read()) or len(found) >= count)

@@ -14,9 +14,9 @@ from services.contracts.topics.forgets import FORGETS, Forget, encode_forget
 from services.contracts.topics.histories import HISTORIES, KeptRecord
 from services.contracts.topics.interactions import INTERACTIONS
 from services.contracts.topics.search_clicks import ClickRecord
-from services.encoder.adapters.forget_log import ForgetTopic
 from services.encoder.domain import EncodedStates, EncodeJob
 from services.platform.stream.record import DeadLetter, SourceRecord
+from services.user_state.forget_topic import ForgetTopic
 from services.user_state.values import now_ms
 
 

@@ -201,7 +201,7 @@ class EncoderStream(Records):
     def _append(self, key: bytes | None, value: bytes, headers: Sequence[tuple[str, bytes | None]], at_ms: int) -> None:
         offset = self.stream.append(0, key, value, at_ms, headers)
         handler = self.process.consumer._handler
-        _step(self.process.consumer, lambda: handler.watermarks[0] == offset)
+        _step(self.process.consumer, lambda: handler.progress.watermarks[0] == offset)
         letters = self.process.outbox.dead_letters[self.letters :]
         self.letters += len(letters)
         is_bad = isinstance(read_arrival(self.stream.log[0][offset]), DeadLetter)
@@ -240,7 +240,7 @@ class EncoderStream(Records):
         topic.write(HISTORIES, record.key, value, written_ms=NOW_MS)
         offset = len(topic.logs[HISTORIES][0]) - 1
         self.mutated.add(offset)
-        self.process.keep._index.put(record.key or b"", 0, offset)
+        self.process.keep.topic._index.put(record.key or b"", 0, offset)
         self.store.evict([(record.key or b"").decode()])
 
     async def ask(self) -> None:

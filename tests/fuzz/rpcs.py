@@ -293,7 +293,7 @@ async def encoder(folder: Path) -> AsyncIterator[Process]:
     model = HashEncoder()
     handler = EncodeHistory(encoder=model, vocabulary=VOCABULARY)
     describe = DescribeUser(
-        reader=MemoryStore(), vocabulary=VOCABULARY, pseudonym_key=b"key", applied_up_to=lambda user_id: {3: 9}
+        reader=MemoryStore(), vocabulary=VOCABULARY, pseudonym_keys=(b"key",), applied_up_to=lambda user_id: {3: 9}
     )
     servicer = EncoderServicer({"model-1": handler}, describe, EncoderMetrics(CollectorRegistry()), "model-1")
     add = encoder_pb2_grpc.add_EncoderServiceServicer_to_server

@@ -15,7 +15,6 @@ from fakes.encoder import HashEncoder
 from prometheus_client import CollectorRegistry
 
 from services.contracts.topic_reader import TopicReader
-from services.encoder.adapters.forget_log import ForgetTopic
 from services.encoder.adapters.kafka_outbox import KafkaOutbox
 from services.encoder.consumer import Consumer, ConsumerLimits
 from services.encoder.encoding import Vocabulary
@@ -23,6 +22,7 @@ from services.encoder.handlers.apply_records import ApplyRecords
 from services.encoder.handlers.forget_users import ForgetUsers
 from services.encoder.metrics import EncoderMetrics
 from services.platform.stream.kafka import BulkProducer
+from services.user_state.forget_topic import ForgetTopic, KnownForgets
 from services.user_state.forgetting import Forgotten
 from services.user_state.writer import StateWriter
 
@@ -41,8 +41,6 @@ def build(kafka: str, redis_url: str, topic: str, forgets_topic: str, group: str
     forgotten = Forgotten()
     return Consumer(
         stream=TopicReader(kafka, topic, group_id=group),
-        outbox=outbox,
-        encoder=encoder,
         handler=ApplyRecords(
             store=store,
             outbox=outbox,
@@ -52,13 +50,14 @@ def build(kafka: str, redis_url: str, topic: str, forgets_topic: str, group: str
             forgotten=forgotten,
         ),
         forgets=ForgetUsers(
-            log=ForgetTopic(TopicReader(kafka, forgets_topic, group_id=group)),
+            known=KnownForgets(
+                topic=ForgetTopic(TopicReader(kafka, forgets_topic, group_id=group)), forgotten=forgotten
+            ),
             store=store,
             outbox=outbox,
             encoder=encoder,
-            forgotten=forgotten,
             model_version=VOCABULARY.model_version,
-            pseudonym_key=KEY,
+            pseudonym_keys=(KEY,),
             reader=group,
         ),
         metrics=EncoderMetrics(CollectorRegistry()),

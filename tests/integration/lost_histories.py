@@ -35,10 +35,11 @@ from services.algorithms.bundle import load_bundle
 from services.contracts import stored_history
 from services.contracts.topics import ensure_topics
 from services.contracts.topics.interactions import INTERACTIONS, Interaction, encode_interaction
-from services.encoder.bootstrap import in_process_encoder, kafka_stream, stream_consumer, vocabulary_of
+from services.encoder.bootstrap import in_process_encoder, kafka_stream, make_stream, vocabulary_of
 from services.encoder.config import EncoderSettings
 from services.encoder.encoding import Vocabulary
 from services.encoder.metrics import EncoderMetrics
+from services.encoder.models import Model
 from services.encoder.ports import SequenceEncoder
 from services.platform.errors import FreshetError
 from services.platform.stream.kafka import BulkProducer, Record
@@ -86,7 +87,8 @@ class _Loop:
     def __init__(self, settings: EncoderSettings, encoder: SequenceEncoder, vocabulary: Vocabulary) -> None:
         self.store, self._registry = StateWriter(settings.redis_url, timeout_s=10.0), CollectorRegistry()
         metrics = EncoderMetrics(self._registry)
-        self.consumer, self.handler, _ = stream_consumer(settings, self.store, encoder, vocabulary, metrics)
+        stream = make_stream(settings, self.store, Model(vocabulary, encoder), metrics)
+        self.consumer, self.handler = stream.consumer, stream.records
 
     def until(self, done: Callable[[], bool], began: float | None = None) -> float:
         """Turn until it is so; the seconds."""
@@ -106,7 +108,7 @@ class _Loop:
         """What is stored of each user but states."""
         found: dict[str, Content] = {}
         for start in range(0, len(user_ids), _PAGE):
-            dump = self.store.dump(user_ids[start : start + _PAGE], (), self.handler.epoch)
+            dump = self.store.dump(user_ids[start : start + _PAGE], (), self.handler.progress.epoch)
             for user, one in dump.histories.items():
                 seen = stored_history.seen_of(one.seen_item_ids, one.seen_times_ms)
                 found[user] = (one.events, one.recent, one.positions, seen)
@@ -198,7 +200,7 @@ def measure(
     loop = _Loop(settings.model_copy(update={"history_every_s": 3600.0}), encoder, vocabulary)
     say("a replay of the log")
     applied = {partition: end - 1 for partition, end in ends.items()}
-    replay_s = loop.until(lambda: loop.handler.watermarks == applied)
+    replay_s = loop.until(lambda: loop.handler.progress.watermarks == applied)
     wanted = loop.contents(names)
     say("writing histories")
     began = time.monotonic()
@@ -206,12 +208,12 @@ def measure(
     kept_s = time.monotonic() - began
 
     say("Redis is emptied")
-    epoch, began = loop.handler.epoch, time.monotonic()
+    epoch, began = loop.handler.progress.epoch, time.monotonic()
     with redis.Redis.from_url(settings.redis_url) as client:
         client.flushall()
-    marked_s = loop.until(lambda: loop.handler.epoch != epoch, began)
+    marked_s = loop.until(lambda: loop.handler.progress.epoch != epoch, began)
     histories_s = loop.until(lambda: loop.restored() >= users, began)
-    states_s = loop.until(lambda: not loop.handler.is_busy, began)
+    states_s = loop.until(lambda: not loop.handler.lost.is_busy, began)
     found = loop.contents(names)
     emptied_wrong = sum(found.get(user) != wanted[user] for user in names)
     emptied_wrong += _without_state(settings, loop, names, vocabulary)
@@ -227,7 +229,7 @@ def measure(
     with redis.Redis.from_url(settings.redis_url) as client:
         pipeline = client.pipeline(transaction=False)
         for user in gone:
-            home = layout.home_of(user, loop.handler.epoch)
+            home = layout.home_of(user, loop.handler.progress.epoch)
             # Redis counts what expires and what it evicts; a policy that evicts would choose by itself.
             for key in (
                 layout.history_key(home),
@@ -237,7 +239,7 @@ def measure(
                 pipeline.pexpire(key, 1)
         pipeline.execute()
     evicted_histories_s = loop.until(lambda: loop.restored() - before >= len(gone), began)
-    evicted_states_s = loop.until(lambda: not loop.handler.is_busy, began)
+    evicted_states_s = loop.until(lambda: not loop.handler.lost.is_busy, began)
     loop.until(lambda: load.seconds > evicted_states_s + 4 or not load.is_alive())
     load.stop()
     found = loop.contents(gone)
@@ -275,7 +277,7 @@ def _continues(found: Content | None, before: Content) -> bool:
 
 def _without_state(settings: EncoderSettings, loop: _Loop, user_ids: Collection[str], vocabulary: Vocabulary) -> int:
     """How many users have no state that reaches their history."""
-    homes = [layout.home_of(user, loop.handler.epoch) for user in user_ids]
+    homes = [layout.home_of(user, loop.handler.progress.epoch) for user in user_ids]
     with redis.Redis.from_url(settings.redis_url) as client:
         pipeline = client.pipeline(transaction=False)
         for home in homes:

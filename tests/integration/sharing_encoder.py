@@ -16,15 +16,16 @@ from fakes.encoder import HashEncoder
 from killed_encoder import VOCABULARY
 from prometheus_client import CollectorRegistry
 
-from services.encoder.bootstrap import state_writer, stream_consumer
+from services.encoder.bootstrap import make_stream, state_writer
 from services.encoder.config import EncoderSettings
 from services.encoder.metrics import EncoderMetrics
+from services.encoder.models import Model
 from services.platform.config import load_settings
 
 if __name__ == "__main__":
     settings = load_settings(EncoderSettings)
     metrics = EncoderMetrics(CollectorRegistry())
-    consumer, _, _ = stream_consumer(settings, state_writer(settings), HashEncoder(), VOCABULARY, metrics)
+    consumer = make_stream(settings, state_writer(settings), Model(VOCABULARY, HashEncoder()), metrics).consumer
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
     sys.stdin.readline()

@@ -25,13 +25,12 @@ class UserDescription:
 
 @dataclass(kw_only=True, eq=False)
 class DescribeUser:
-    """The handler; for an event loop."""
+    """The handler; for an event loop. pseudonym_keys: the present one, then those of before."""
 
     reader: UserReader
     vocabulary: Vocabulary
-    pseudonym_key: bytes
+    pseudonym_keys: Sequence[bytes]
     applied_up_to: Callable[[str], Mapping[int, int]]
-    earlier_keys: Sequence[bytes] = ()
 
     async def __call__(self, user_id: str) -> UserDescription:
         """Raises: InvalidRequest; DependencyUnavailable when the state store does not answer."""
@@ -39,7 +38,7 @@ class DescribeUser:
         # Before the store is read: what is said to be applied then shows in what is found.
         forgotten = self.applied_up_to(user_id)
         return UserDescription(
-            pseudonym=PSEUDONYMS_BETWEEN.join(pseudonyms_of(user_id, (self.pseudonym_key, *self.earlier_keys))),
+            pseudonym=PSEUDONYMS_BETWEEN.join(pseudonyms_of(user_id, self.pseudonym_keys)),
             stored=await self.reader.read_keys(user_id),
             in_model=user_id in self.vocabulary.user_index,
             forgotten_up_to=forgotten,

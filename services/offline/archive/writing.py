@@ -18,7 +18,6 @@ import pyarrow.compute as pc
 from services.contracts.retraction import is_covered
 from services.contracts.topic_reader import SILENCE_S
 from services.contracts.topics.interactions import INTERACTIONS
-from services.encoder.ports import ForgetLog
 from services.offline.archive.files import (
     MANIFEST,
     SCHEMA,
@@ -31,6 +30,7 @@ from services.offline.archive.files import (
 from services.platform.errors import DependencyUnavailable, PreconditionFailed
 from services.platform.stream.ports import Reader
 from services.platform.stream.record import DeadLetter, SourceRecord
+from services.user_state.forget_topic import ForgetTopic
 from services.user_state.forgetting import Forgotten, check_same_log
 from services.user_state.log_identity import Anchor, Anchors, same_logs
 from services.user_state.merging import read_arrival
@@ -88,7 +88,7 @@ class ArchiveInteractions:
         folder: Path,
         *,
         log: Reader,
-        forgets: ForgetLog,
+        forgets: ForgetTopic,
         before_ms: int | None = None,
         file_bytes: int = FILE_BYTES,
         progress: Progressed = lambda what, done, total: None,

@@ -24,14 +24,15 @@ from services.contracts.stored_history import RecentId, StoredEvent, hash_event_
 from services.contracts.topics.attributions import Attribution
 from services.contracts.topics.interactions import INTERACTIONS, decode_interaction, encode_interaction
 from services.encoder.domain import EncodedStates, EncodeJob
-from services.encoder.encoding import Vocabulary, attributed_state, encode_job, turned_down, user_state
-from services.encoder.ports import ForgetLog, Outbox, SequenceEncoder
+from services.encoder.encoding import Vocabulary, attributed_state, encode_job, user_state
+from services.encoder.ports import Outbox, SequenceEncoder
 from services.offline.backfill.past_interactions import Layout, PastInteractions, check, lay_out
 from services.platform.errors import Conflict, InvalidRequest, PreconditionFailed
 from services.platform.stream.kafka import Record
 from services.platform.stream.ports import Reader
 from services.platform.stream.position import Position
-from services.user_state.forgetting import Forgotten, check_same_log
+from services.user_state.forget_topic import ForgetTopic
+from services.user_state.forgetting import Forgotten, check_same_log, turned_down
 from services.user_state.merging import RECENT_IDS, Outcome
 from services.user_state.ports import Store
 from services.user_state.values import AdvanceStep, StoredState, UserUpdate, now_ms
@@ -112,7 +113,7 @@ class BulkImport:
         writer: Writer,
         outbox: Outbox,
         store: Store,
-        forgets: ForgetLog,
+        forgets: ForgetTopic,
         encoder: SequenceEncoder,
         vocabulary: Vocabulary,
         pseudonym_key: bytes,

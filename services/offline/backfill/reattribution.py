@@ -15,11 +15,12 @@ from services.contracts.topics.attributions import Attributed
 from services.contracts.topics.search_clicks import ClickRecord
 from services.encoder.encoding import Vocabulary
 from services.encoder.handlers.apply_records import ApplyRecords
-from services.encoder.ports import ForgetLog, Outbox, SequenceEncoder
+from services.encoder.ports import Outbox, SequenceEncoder
 from services.offline.archive.files import Archive
 from services.platform.errors import DependencyUnavailable
 from services.platform.stream.ports import Reader
 from services.platform.stream.record import DeadLetter, SourceRecord
+from services.user_state.forget_topic import ForgetTopic
 from services.user_state.forgetting import Forgotten
 from services.user_state.ports import Store
 
@@ -76,7 +77,7 @@ class Reattribution:
         open_stream: Callable[[int], Reader],
         partitions: Sequence[int],
         outbox: Outbox,
-        forgets: ForgetLog,
+        forgets: ForgetTopic,
         encoder: SequenceEncoder,
         vocabulary: Vocabulary,
         pseudonym_key: bytes,
@@ -145,8 +146,8 @@ class Reattribution:
         handler.resync(stream)
         for records in read_partition(stream, partition, end, self._archive):
             handler.apply(records)
-            stream.commit(handler.committable())
-            yield handler.watermarks[partition] + 1
+            stream.commit(handler.progress.committable())
+            yield handler.progress.watermarks[partition] + 1
         stream.committed()  # answered after the commit is
 
 

@@ -145,7 +145,7 @@ def _folded(job: Scoring, partition: int, vocabulary: Vocabulary, encoder: Seque
         handler.resync(stream)
         for records in read_partition(stream, partition, stream.end_offsets()[partition], archive):
             handler.apply(records)
-        return store, handler.epoch
+        return store, handler.progress.epoch
     finally:
         for reader in (stream, every, forgets):
             reader.close()

@@ -11,6 +11,8 @@ from services.encoder.encoding import Vocabulary
 from services.encoder.handlers.apply_records import ApplyRecords
 from services.encoder.handlers.forget_users import ForgetUsers
 from services.offline.backfill.memory_store import MemoryStore
+from services.platform.stream.ports import Offsets
+from services.user_state.forget_topic import KnownForgets
 from services.user_state.forgetting import Forgotten
 
 NOW_MS = 1_800_000_000_000
@@ -99,17 +101,17 @@ def forgets_on(
     forgotten: Forgotten,
     plan: Callable[[str], str] = lambda _: "no",
     encoder: HashEncoder | None = None,
+    ends: Callable[[], Offsets] = dict,
     **given: Any,
 ) -> ForgetUsers:
     """A process's share of forgetting, reading the log from its beginning."""
     return ForgetUsers(
-        log=log.reader(),
+        known=KnownForgets(topic=log.reader(), forgotten=forgotten, ends=ends),
         store=Crashing(store, plan),
         outbox=Crashing(outbox, plan),
         encoder=encoder or HashEncoder(),
-        forgotten=forgotten,
         model_version=VOCABULARY.model_version,
-        pseudonym_key=b"key",
+        pseudonym_keys=(b"key",),
         reader="test",
         **given,
     )
@@ -121,5 +123,5 @@ def drain(handler: ApplyRecords, stream: MemoryStream, batch_sizes: Sequence[int
     turn = 0
     while records := stream.poll(0, batch_sizes[turn % len(batch_sizes)]):
         handler.apply(records)
-        stream.commit(handler.committable())
+        stream.commit(handler.progress.committable())
         turn += 1

@@ -35,15 +35,14 @@ class Model(HashEncoder):
 class Scene:
     """A consumer on memory ports."""
 
-    def __init__(self, limits: ConsumerLimits = LIMITS) -> None:
-        self.stream, self.store, self.outbox, self.model = MemoryStream(1), MemoryStore(), MemoryOutbox(), Model()
+    def __init__(self, limits: ConsumerLimits = LIMITS, store: MemoryStore | None = None) -> None:
+        self.stream, self.outbox, self.model = MemoryStream(1), MemoryOutbox(), Model()
+        self.store = store or MemoryStore()
         self.forget_log, forgotten = MemoryForgetLog(), Forgotten()
         self.forgets = forgets_on(self.forget_log, self.store, self.outbox, forgotten)
         self.ready = threading.Event()
         self.consumer = Consumer(
             stream=self.stream,
-            outbox=self.outbox,
-            encoder=self.model,
             handler=ApplyRecords(
                 store=self.store,
                 outbox=self.outbox,
@@ -210,9 +209,8 @@ def test_a_store_that_is_ahead_of_the_topic_stops_the_stream_until_it_is_emptied
             append(scene.stream, interaction(0, item))
         eventually(lambda: scene.counts() == {"applied": 3})
     scene.stream.log[0].clear()
-    fresh = Scene()
-    fresh.stream.log, fresh.store = scene.stream.log, scene.store
-    fresh.consumer._handler.store = fresh.forgets.store = scene.store
+    fresh = Scene(store=scene.store)
+    fresh.stream.log = scene.stream.log
     append(fresh.stream, interaction(0, 9))
     fresh.consumer.start()
     try:

@@ -49,8 +49,6 @@ class Scene:
         outbox = MemoryOutbox()
         self.consumer = Consumer(
             stream=self.stream,
-            outbox=outbox,
-            encoder=self.encoder,
             handler=ApplyRecords(
                 store=self.store,
                 outbox=outbox,

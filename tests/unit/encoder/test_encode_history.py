@@ -46,7 +46,7 @@ async def stub(model: Model) -> AsyncIterator[encoder_pb2_grpc.EncoderServiceStu
     handler = EncodeHistory(encoder=model, vocabulary=VOCABULARY)
     registry = CollectorRegistry()
     describe = DescribeUser(
-        reader=MemoryStore(), vocabulary=VOCABULARY, pseudonym_key=b"key", applied_up_to=lambda user_id: {3: 9}
+        reader=MemoryStore(), vocabulary=VOCABULARY, pseudonym_keys=(b"key",), applied_up_to=lambda user_id: {3: 9}
     )
     servicer = EncoderServicer({"model-1": handler}, describe, EncoderMetrics(registry), "model-1")
 

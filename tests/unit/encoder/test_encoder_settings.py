@@ -6,7 +6,7 @@ import pytest
 
 from services.algorithms.filters import MAX_IDS
 from services.contracts.pseudonyms import DEVELOPMENT_PSEUDONYM_KEY, pseudonym_key
-from services.encoder.bootstrap import earlier_keys
+from services.encoder.bootstrap import pseudonym_keys
 from services.encoder.config import MAX_SEEN, EncoderSettings
 from services.gateway.validation import MAX_HISTORY
 from services.platform.config import ConfigError, load_settings
@@ -38,12 +38,12 @@ def test_the_key_is_read_from_its_file_where_the_variable_is_empty(
     monkeypatch.setenv("FRESHET_PSEUDONYM_KEYS_BEFORE", f"{DEVELOPMENT_PSEUDONYM_KEY} in-the-file")
     settings = load_settings(EncoderSettings)
     assert pseudonym_key(settings) == b"in the file"
-    assert earlier_keys(settings) == [DEVELOPMENT_PSEUDONYM_KEY.encode(), b"in-the-file"]
+    assert pseudonym_keys(settings)[1:] == [DEVELOPMENT_PSEUDONYM_KEY.encode(), b"in-the-file"]
     monkeypatch.setenv("FRESHET_PSEUDONYM_KEY", "in-the-file")
     settings = load_settings(EncoderSettings)
     assert pseudonym_key(settings) == b"in-the-file"
     # A user has each pseudonym once.
-    assert earlier_keys(settings) == [DEVELOPMENT_PSEUDONYM_KEY.encode()]
+    assert pseudonym_keys(settings)[1:] == [DEVELOPMENT_PSEUDONYM_KEY.encode()]
 
 
 @pytest.mark.parametrize("content", [None, b"", b"\n", b"x" * 65, b"\xff"])

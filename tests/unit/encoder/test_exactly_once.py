@@ -205,7 +205,7 @@ def test_a_lost_state_store_is_filled_again_without_second_attributions(
     handler.resync(stream)
     if batch := stream.poll(0, applied_before):
         handler.apply(batch)
-        stream.commit(handler.committable())
+        stream.commit(handler.progress.committable())
     store.wipe()
     drain(handler, stream, batch_sizes)
 

@@ -18,6 +18,7 @@ from services.contracts.topics.interactions import Interaction
 from services.encoder.domain import EncodedStates, EncodeJob
 from services.encoder.encoding import cache_key
 from services.encoder.handlers.describe_user import DescribeUser
+from services.encoder.models import Model
 from services.offline.backfill.memory_store import MemoryStore
 from services.platform.errors import Conflict, DependencyUnavailable, PreconditionFailed
 from services.user_state.forgetting import Forgotten
@@ -48,13 +49,13 @@ class Process:
     def resync(self, partitions: Collection[int] | None = None) -> None:
         """partitions: whose users this process forgets."""
         self.apply.resync(self.stream)
-        self.forgets.resync(self.apply.epoch, self.stream.end_offsets(), partitions)
+        self.forgets.resync(self.apply.progress.epoch, self.stream.end_offsets(), partitions)
 
     def turn(self, max_records: int = 1_000) -> int:
         self.forgets.follow()
         records = self.stream.poll(0, max_records)
         self.apply.apply(records)
-        self.stream.commit(self.apply.committable())
+        self.stream.commit(self.apply.progress.committable())
         return len(records)
 
 
@@ -268,7 +269,7 @@ def test_a_forget_far_ahead_of_the_log_voids_nothing_that_comes_later() -> None:
     world.forgets.append(forget(0, p0=10**9, p1=10**9))
     with pytest.raises(DependencyUnavailable, match=r"forgets \[0\] name positions behind the log's end"):
         process.turn()
-    process.forgets.resync(process.apply.epoch, {})  # the log is known to be the same
+    process.forgets.resync(process.apply.progress.epoch, {})  # the log is known to be the same
     voided = [one for one in world.outbox.attributions if isinstance(one, ForgetUpTo)]
     assert [one.up_to for one in voided] == [{0: 2, 1: -1}]
     for item in (9, 8):
@@ -388,7 +389,7 @@ def test_a_writer_that_read_before_the_forget_cannot_bring_the_user_back() -> No
             world.process()
             return super().encode(jobs)
 
-    slow.apply.encoder = Slow()
+    slow.apply.encode_batch.own = Model(VOCABULARY, Slow())
     append(world.stream, interaction(0, 5, event_id="late"))
     with pytest.raises(Conflict):
         slow.turn()
@@ -472,7 +473,7 @@ async def test_a_description_counts_what_is_there_and_says_what_was_forgotten() 
     world.settle()
     process = world.process()
     describe = DescribeUser(
-        reader=world.store, vocabulary=VOCABULARY, pseudonym_key=b"key", applied_up_to=process.forgets.applied_up_to
+        reader=world.store, vocabulary=VOCABULARY, pseudonym_keys=(b"key",), applied_up_to=process.forgets.applied_up_to
     )
     before = await describe("user-0")
     assert (before.stored.history_events, before.stored.seen_items) == (3, 3)

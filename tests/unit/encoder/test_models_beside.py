@@ -50,9 +50,9 @@ def test_two_models_in_one_process_make_what_two_processes_make(
 ) -> None:
     both, said = MemoryStore(), MemoryOutbox()
     handler = handler_on(both, said)
-    handler.others = (Model(OTHER, Failing() if fails else HashEncoder()),)
+    handler.encode_batch.others = (Model(OTHER, Failing() if fails else HashEncoder()),)
     failures: list[None] = []
-    handler.beside_failed = lambda: failures.append(None)
+    handler.encode_batch.failed = lambda: failures.append(None)
     drain(handler, filled(records), batch_sizes)
     for vocabulary in (VOCABULARY, OTHER):
         alone, said_alone = MemoryStore(), MemoryOutbox()
@@ -61,7 +61,7 @@ def test_two_models_in_one_process_make_what_two_processes_make(
         model = vocabulary.model_version
         if vocabulary is OTHER and fails:
             assert states_of(both, model) == made_by(said, model) == {}
-            assert len(failures) == len(handler_alone.encoder.calls)
+            assert len(failures) == len(handler_alone.encode_batch.own.encoder.calls)
             continue
         assert states_of(both, model) == states_of(alone, model)
         assert made_by(said, model) == made_by(said_alone, model)
@@ -76,13 +76,13 @@ def test_a_set_comes_and_goes_between_batches() -> None:
     handler = handler_on(store, outbox)
     append(stream, interaction(0, 1))
     drain(handler, stream, (1,))
-    handler.others = (Model(OTHER, HashEncoder()),)
+    handler.encode_batch.others = (Model(OTHER, HashEncoder()),)
     append(stream, interaction(0, 2))
     drain(handler, stream, (1,))
     # Whole, of both events.
     assert store.states["user-0", "model-2"].offset == 1
     before = store.states["user-0", "model-2"]
-    handler.others = ()
+    handler.encode_batch.others = ()
     append(stream, interaction(0, 3))
     drain(handler, stream, (1,))
     assert store.states["user-0", "model-2"] == before
@@ -153,10 +153,10 @@ def test_a_batch_at_hand_ends_before_its_models_go() -> None:
 
     stream, store = MemoryStream(), MemoryStore()
     handler = handler_on(store, MemoryOutbox())
-    handler.hold((Model(OTHER, Slow()),))
+    handler.encode_batch.hold((Model(OTHER, Slow()),))
     append(stream, interaction(0, 1))
     batch = threading.Thread(target=lambda: drain(handler, stream))
-    drop = threading.Thread(target=lambda: (handler.hold(()), gone.set()))
+    drop = threading.Thread(target=lambda: (handler.encode_batch.hold(()), gone.set()))
     batch.start()
     assert entered.wait(30)
     drop.start()

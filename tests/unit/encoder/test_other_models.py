@@ -62,10 +62,10 @@ class Process:
         self.stream, self.log = MemoryStream(PARTITIONS), MemoryForgetLog()
         self.store, self.outbox, forgotten = MemoryStore(), MemoryOutbox(), Forgotten()
         self.apply = handler_on(self.store, self.outbox, vocabulary, forgotten=forgotten)
-        self.apply.others = others
+        self.apply.encode_batch.others = others
         self.forgets = forgets_on(self.log, self.store, self.outbox, forgotten)
         self.apply.resync(self.stream)
-        self.forgets.resync(self.apply.epoch, self.stream.end_offsets())
+        self.forgets.resync(self.apply.progress.epoch, self.stream.end_offsets())
 
     def take(self, steps: Sequence[Interaction | int], batch_size: int) -> None:
         """Write and apply; a number forgets that user up to where the stream is then."""
@@ -85,7 +85,7 @@ class Process:
 
     def states(self, version: str) -> dict[str, Any]:
         """What a gateway reads for this model: of each user the state, and whether it reflects the whole history."""
-        histories = self.store.load_users(USERS, self.apply.epoch)
+        histories = self.store.load_users(USERS, self.apply.progress.epoch)
         return {
             user: (state, self.store.state_positions[user, model] == histories[user].expected)
             for (user, model), state in self.store.states.items()
@@ -149,7 +149,7 @@ def test_a_batch_without_another_model_is_counted_and_a_kind_of_failure_is_logge
     failing = FailingEncoder()
     both = Process(VOCABULARY, (Model(OTHER, failing),))
     failures: list[None] = []
-    both.apply.beside_failed = lambda: failures.append(None)
+    both.apply.encode_batch.failed = lambda: failures.append(None)
     with structlog.testing.capture_logs() as logs:
         for number, error in enumerate([None, MemoryError(), MemoryError(), RuntimeError(), None]):
             failing.error = error
@@ -184,8 +184,9 @@ def test_a_failure_leaves_states_whole_whose_histories_did_not_change() -> None:
 
 def test_the_processs_own_failure_stops_the_stream_as_ever() -> None:
     both = Process(VOCABULARY, (Model(OTHER, HashEncoder()),))
-    both.apply.encoder = FailingEncoder()
-    both.apply.encoder.error = RuntimeError("a bug")
+    failing = FailingEncoder()
+    failing.error = RuntimeError("a bug")
+    both.apply.encode_batch.own = Model(VOCABULARY, failing)
     with pytest.raises(RuntimeError):
         both.take(clicks(49), 1)
     assert (both.store.states, both.outbox.attributions) == ({}, [])
@@ -194,12 +195,12 @@ def test_the_processs_own_failure_stops_the_stream_as_ever() -> None:
 def test_a_model_comes_and_goes_between_batches() -> None:
     both = Process(VOCABULARY)
     both.take(clicks(49), 1)
-    both.apply.hold((Model(OTHER, HashEncoder()),))
+    both.apply.encode_batch.hold((Model(OTHER, HashEncoder()),))
     assert both.states("model-2") == {}
     both.take(clicks(49, start=1), 1)
     assert both.states("model-2")["user-0"][1]
     assert len(both.attributions("model-2")) == 1
-    both.apply.hold(())
+    both.apply.encode_batch.hold(())
     both.take(clicks(49, start=2), 1)
     assert not both.states("model-2")["user-0"][1]
     assert len(both.attributions("model-2")) == 1
@@ -210,7 +211,7 @@ def test_the_store_knows_a_model_by_name_before_its_first_state() -> None:
     named: list[tuple[str, int]] = []
     both = Process(VOCABULARY)
     both.store.add_model = lambda version: named.append((version, len(both.store.states)))  # type: ignore[method-assign]
-    both.apply.hold((Model(OTHER, HashEncoder()),))
+    both.apply.encode_batch.hold((Model(OTHER, HashEncoder()),))
     both.take(clicks(49), 1)
     both.take(clicks(49, start=1), 1)
     assert named == [("model-2", 0)]

@@ -12,6 +12,7 @@ from streams import NOW_MS, VOCABULARY, append, drain, forget, handler_on, inter
 from services.contracts.retraction import Undo
 from services.contracts.topics.attributions import Attribution
 from services.contracts.topics.interactions import INTERACTIONS
+from services.encoder.handlers.apply_records import ApplyRecords
 from services.offline.archive.files import Archive, open_whole
 from services.offline.archive.writing import ArchiveInteractions
 from services.offline.backfill.memory_store import MemoryStore
@@ -148,8 +149,14 @@ def test_what_retention_took_is_read_from_the_archive(tmp_path: Path) -> None:
 
 def test_a_fold_that_attributes_nothing_makes_the_same_histories_and_asks_no_model() -> None:
     stream, outbox, store, encoder = topic(), MemoryOutbox(), MemoryStore(), HashEncoder()
-    fold = replace(
-        handler_on(store, outbox, NEXT), encoder=encoder, outbox=outbox, stores_states=False, attributes=False
+    fold = ApplyRecords(
+        store=store,
+        outbox=outbox,
+        encoder=encoder,
+        vocabulary=NEXT,
+        pseudonym_key=b"key",
+        stores_states=False,
+        attributes=False,
     )
     drain(fold, stream, (7,))
     beside, copy = MemoryStore(), MemoryStream(PARTITIONS)

@@ -98,7 +98,7 @@ def test_a_forgotten_user_is_named_once_whatever_the_number_of_partitions_and_vo
     forgotten = Forgotten()
     handler = handler_on(store, outbox, forgotten=forgotten)
     handler.resync(stream)
-    forgets_on(log, store, outbox, forgotten).resync(handler.epoch, stream.end_offsets())
+    forgets_on(log, store, outbox, forgotten).resync(handler.progress.epoch, stream.end_offsets())
     handler.apply(stream.poll(0, 100))
     assert [type(record) for record in outbox.clicks] == [ForgetUpTo, SearchClick]
     void, later = outbox.clicks
@@ -116,7 +116,7 @@ def test_a_click_that_came_while_its_user_was_being_forgotten_still_counts() -> 
     handler = handler_on(store, outbox, forgotten=forgotten)
     drain(handler, stream)
     log.append(forget(p0=0))
-    forgets_on(log, store, outbox, forgotten).resync(handler.epoch, stream.end_offsets())
+    forgets_on(log, store, outbox, forgotten).resync(handler.progress.epoch, stream.end_offsets())
     assert [type(record) for record in outbox.clicks] == [SearchClick, ForgetUpTo]
     # Its query state was made of the void event, the words were not.
     assert [a.undoes for a in outbox.attributions if isinstance(a, Undo)] == [(0, 1)]

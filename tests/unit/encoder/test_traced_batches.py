@@ -35,7 +35,7 @@ def test_only_the_states_of_traced_events_say_which_span_made_them() -> None:
     append(stream, interaction(0, 1))
     append_traced(stream, interaction(1, 2))
     handler = handler_on(store, MemoryOutbox())
-    tracing = handler.tracing = ExportedSpans("encoder", exporter)
+    tracing = handler.encode_batch.tracing = ExportedSpans("encoder", exporter)
     drain(handler, stream)
     tracing.provider.shutdown()
     spans = {span.name: span for span in exporter.get_finished_spans()}

@@ -7,6 +7,7 @@ never lost anything; histories, seen items and query states are compared with it
 import copy
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from fakes.encoder import HashEncoder, MemoryForgetLog, MemoryOutbox, MemoryStream
@@ -20,14 +21,19 @@ from services.contracts.topics.interactions import Interaction, encode_interacti
 from services.encoder.consumer import Consumer, ConsumerLimits
 from services.encoder.encoding import Vocabulary
 from services.encoder.handlers.apply_records import ApplyRecords
+from services.encoder.handlers.encode_batch import states_of
 from services.encoder.handlers.forget_users import ForgetUsers
-from services.encoder.handlers.restore_users import RestoreUsers
 from services.encoder.metrics import EncoderMetrics
+from services.encoder.models import Model
 from services.offline.backfill.memory_store import MemoryStore
 from services.platform.errors import FreshetError
 from services.platform.leases import Leases
+from services.user_state.forget_topic import KnownForgets
 from services.user_state.forgetting import Forgotten
+from services.user_state.history_topic import HistoryTopic
 from services.user_state.keep_histories import KeepHistories
+from services.user_state.log_replay import LogReplay
+from services.user_state.restore_users import RestoreUsers
 from services.user_state.values import UserHistory
 
 NOW_MS = 1_800_000_000_000
@@ -163,10 +169,9 @@ class EncoderProcess:
         # A reader of the topics of its own, as every process has.
         log = another_reader(stream)
         self.keep = KeepHistories(
-            topic=histories.reader(),
+            topic=HistoryTopic(histories.reader(), self.outbox),
             log=log,
             store=store,
-            outbox=self.outbox,
             every_s=keep_every_s,
             clock_ms=lambda: NOW_MS,
         )
@@ -178,35 +183,34 @@ class EncoderProcess:
             pseudonym_key=pseudonym_key,
             forgotten=forgotten,
             restore_users=RestoreUsers(
-                log=log,
                 store=store,
-                encoder=self.model,
-                vocabulary=words,
-                forgotten=forgotten,
-                letters=getattr(stream, "letters", None),
+                replay=LogReplay(
+                    log=log,
+                    letters=getattr(stream, "letters", None),
+                    forgotten=forgotten,
+                    max_history=words.max_history,
+                    schema=words.schema,
+                ),
                 keep=self.keep,
-                clock_ms=lambda: NOW_MS,
+                model_version=words.model_version,
+                make_states=partial(states_of, Model(words, self.model), clock_ms=lambda: NOW_MS),
             ),
             keep=self.keep,
             clock_ms=lambda: NOW_MS,
         )
         self.consumer = Consumer(
             stream=stream,
-            outbox=self.outbox,
-            encoder=self.model,
             handler=handler,
             forgets=ForgetUsers(
-                log=(forget_log or MemoryForgetLog()).reader(),
+                known=KnownForgets(topic=(forget_log or MemoryForgetLog()).reader(), forgotten=forgotten),
                 store=store,
                 outbox=self.outbox,
                 encoder=self.model,
-                forgotten=forgotten,
                 model_version=words.model_version,
-                pseudonym_key=pseudonym_key,
+                pseudonym_keys=(pseudonym_key, *earlier_keys),
                 reader="test",
-                earlier_keys=earlier_keys,
                 keep=self.keep,
-                check_in_step=handler.check_in_step,
+                check_in_step=handler.progress.check_in_step,
             ),
             metrics=EncoderMetrics(CollectorRegistry()),
             limits=limits,

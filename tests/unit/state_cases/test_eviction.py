@@ -15,8 +15,8 @@ from fakes.leases import MemoryLeases
 from refresher.refresher_scene import World, make_rules
 from state_scene import ANN, NOW_MS, EncoderProcess, FragileStore, append, append_all, interaction, replay
 
-from services.encoder.handlers import apply_records
 from services.refresher.config import RefresherSettings
+from services.user_state import lost_users
 from services.user_state.values import DEFAULT_TTL_SECONDS
 
 COMPOSE = Path(__file__).parents[3] / "docker-compose.yml"
@@ -109,11 +109,11 @@ class FullStore(FragileStore):
 
 
 def test_looking_for_lost_users_of_a_full_store_leaves_time_for_events(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(apply_records, "_LOOK_S", 0.0)
+    monkeypatch.setattr(lost_users, "_LOOK_S", 0.0)
     stream, store = MemoryStream(1), FullStore()
     append_all(stream, "abcde")
     process = EncoderProcess(stream, store)
-    process.consumer._handler.clock_ms = lambda: store.now_ms
+    process.consumer._handler.lost._clock_ms = lambda: store.now_ms
     process.settle()
     store.now_ms += 10_000
     store.evict([ANN])

@@ -52,7 +52,7 @@ def test_a_lost_end_is_looked_at_twice_and_then_said() -> None:
     process.settle()
     assert store.epoch() != before
     assert store.contents() == replay(stream)
-    assert process.consumer._handler.tails_lost == 1
+    assert process.consumer._handler.progress.tails_lost == 1
 
 
 def test_a_leader_that_only_lags_for_a_moment_costs_nothing() -> None:
@@ -183,4 +183,4 @@ def test_what_aborted_transactions_left_at_the_end_is_passed_over(monkeypatch: p
     )
     process = EncoderProcess(TopicReader("broker:9092", INTERACTIONS, group_id="test"), store).settle()
     assert store.history() == "a"
-    assert process.consumer._handler.watermarks == {0: 2}
+    assert process.consumer._handler.progress.watermarks == {0: 2}

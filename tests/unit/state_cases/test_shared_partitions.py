@@ -90,7 +90,7 @@ class World:
                 process.settle(4)
 
     def held(self) -> list[list[int]]:
-        return [sorted(process.consumer._handler.watermarks) for process in self.processes]
+        return [sorted(process.consumer._handler.progress.watermarks) for process in self.processes]
 
     def wanted(self) -> dict[str, Any]:
         return replay(self.stream, USERS, forget_log=self.forgets)
@@ -154,11 +154,11 @@ def test_two_that_apply_the_same_partition_at_once_have_the_effect_of_one() -> N
     def pause() -> None:
         world.now_ms += 2 * LEASE_MS
         other.settle()
-        seen.append(sorted(other.consumer._handler.watermarks))
+        seen.append(sorted(other.consumer._handler.progress.watermarks))
         assert world.applied_up_to() == world.ends()
 
     slow.model.meanwhile = pause
-    mine = set(slow.consumer._handler.watermarks)
+    mine = set(slow.consumer._handler.progress.watermarks)
     with pytest.raises(Conflict):
         slow.consumer.step()
     assert seen == [[0, 1, 2, 3]]
@@ -177,7 +177,7 @@ def test_what_one_knows_of_its_own_partitions_survives_a_change_of_others() -> N
     process = world.join(keep_every_s=1e9).settle()
     world.write()
     process.settle()
-    changed = set(process.keep._changed)
+    changed = set(process.keep.changed.users)
     stored = world.store.load_users(USERS, world.store.epoch() or "")
     assert changed == {user for user in USERS if stored[user].positions}
     other = world.join(keep_every_s=1e9)
@@ -186,11 +186,11 @@ def test_what_one_knows_of_its_own_partitions_survives_a_change_of_others() -> N
         world.settle()
     # It did not read the log again for them.
     left = {user for user in changed if home_of(user, f"e-{PARTITIONS}").partition in (0, 1)}
-    assert process.keep._changed == left
-    assert process.keep.marks.keys() == {0, 1}
-    assert other.keep.marks.keys() == {2, 3}
+    assert process.keep.changed.users == left
+    assert process.keep.topic.marks.keys() == {0, 1}
+    assert other.keep.topic.marks.keys() == {2, 3}
     # Who took over found the others in the log.
-    assert other.keep._changed == changed - left
+    assert other.keep.changed.users == changed - left
     assert [entry["partitions"] for entry in logs if entry["event"] == "partitions_held"][-1] == [2, 3]
 
 
@@ -202,7 +202,7 @@ def test_a_lost_user_is_not_brought_back_by_a_process_that_does_not_read_her_log
     wanted = world.wanted()
     # Of a user whose keys are partly there, an empty history would be written.
     world.store.seen.clear()
-    restore = process.consumer._handler.restore_users
+    restore = process.consumer._handler.lost.restore
     assert restore is not None
     restore.add(USERS)
     # From now on the half of the partitions is somebody else's.
@@ -229,9 +229,9 @@ def test_marks_stand_still_where_users_have_records_whose_home_was_given_up() ->
     process.settle()
     world.join(keep_every_s=1e9)
     world.settle()
-    assert process.keep.marks.keys() == {0, 1}
+    assert process.keep.topic.marks.keys() == {0, 1}
     process.consumer._handler.finish()
-    assert (process.keep.marks[0].covered, world.applied_up_to()[0]) == (-1, 0)
+    assert (process.keep.topic.marks[0].covered, world.applied_up_to()[0]) == (-1, 0)
 
 
 def assert_attributed_once(world: World) -> None:

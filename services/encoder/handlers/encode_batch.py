@@ -1,0 +1,179 @@
+"""What models make of a batch: every wanted state in one call, and the attributions and stored states of them.
+
+Histories are the same for every model, so one process makes the states and attributions of several: its own, for which
+the stream waits, and those beside it, whose failures cost their states and attributions alone.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import structlog
+
+from services.contracts.pseudonyms import pseudonym_of
+from services.contracts.topics.attributions import Attribution
+from services.encoder.domain import EncodedStates, EncodeJob, UserWork
+from services.encoder.encoding import Vocabulary, attributed_state, encode_job, user_state
+from services.encoder.models import Model
+from services.platform.tracing import OFF, Tracing
+from services.user_state.layout import home_of
+from services.user_state.merging import Prefix
+from services.user_state.values import StoredState, UserHistory, now_ms
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class _Encoded:
+    """What a model answered to a batch: by user and sequence number, the states, and prefix length -> row of them."""
+
+    vocabulary: Vocabulary
+    found: Mapping[tuple[str, int], tuple[EncodedStates, Mapping[int, int]]]
+
+    def after(self, user_id: str, prefix: Prefix) -> tuple[EncodedStates, int] | None:
+        """The state after a prefix, as states and a row of them; None where there is none."""
+        states, rows = self.found.get((user_id, prefix.sequence), (None, {}))
+        row = rows.get(prefix.num_events)
+        return None if states is None or row is None else (states, row)
+
+
+@dataclass(slots=True)
+class Made:
+    """What a model makes of a batch. states: of users whose history changed, where the model knows any of it.
+    encode_seconds: 0 where there was nothing to encode."""
+
+    attributions: list[Attribution] = field(default_factory=list)
+    states: dict[str, StoredState] = field(default_factory=dict)
+    encode_seconds: float = 0.0
+
+
+@dataclass(kw_only=True, eq=False)
+class EncodeBatch:
+    """own: the process's model. others: of other version sets, made beside; `hold` replaces them. cached: users' next
+    jobs will likely begin as theirs do. failed: a model beside the own one failed in a batch, and left its part of it
+    out. running: held while a batch uses the models."""
+
+    own: Model
+    pseudonym_key: bytes
+    cached: bool = True
+    tracing: Tracing = OFF
+    clock_ms: Callable[[], int] = now_ms
+    failed: Callable[[], None] = lambda: None
+    others: tuple[Model, ...] = field(default=(), init=False)
+    running: threading.Lock = field(default_factory=threading.Lock, init=False)
+    # Kinds of failures, by model, that were logged.
+    _logged: set[tuple[str, str]] = field(default_factory=set, init=False)
+
+    def hold(self, others: tuple[Model, ...]) -> None:
+        """Have these models beside the own one from the next batch on. Returns when the batch at hand, which may use
+        those of before, is over. From any thread."""
+        with self.running:
+            self.others = others
+
+    def __call__(self, work: Mapping[str, UserWork], span: str) -> tuple[Made, dict[str, Made | None]]:
+        """What the own model makes, and by version the others; None: it failed, so that its states are made when they
+        are asked for. span: the traceparent of what makes states. Raises: as the own encoder."""
+        own = self._make(self.own, work, span)
+        return own, {model.vocabulary.model_version: self._beside(model, work, span) for model in self.others}
+
+    def _beside(self, model: Model, work: Mapping[str, UserWork], span: str) -> Made | None:
+        try:
+            return self._make(model, work, span)
+        except Exception as exc:
+            # Whatever it is, the model that answers must not wait for it.
+            kind = (model.vocabulary.model_version, type(exc).__name__)
+            if kind not in self._logged:
+                self._logged.add(kind)
+                log.error("other_model_failed", model=model.vocabulary.model_version, exc_info=exc)
+            self.failed()
+            return None
+
+    def _make(self, model: Model, work: Mapping[str, UserWork], span: str) -> Made:
+        made = Made()
+        jobs: list[EncodeJob] = []
+        rows_of: dict[tuple[str, int], Mapping[int, int]] = {}
+        for user_id, user in work.items():
+            for sequence, lengths in user.wanted.items():
+                events = user.merged.sequences[sequence]
+                job, rows = encode_job(model.vocabulary, user_id, events, lengths, cached=self.cached)
+                if job is not None:
+                    rows_of[user_id, sequence] = rows
+                    jobs.append(job)
+        if not jobs:
+            return made
+        started = time.perf_counter()
+        with self.tracing.stage("encode"):
+            answers = model.encoder.encode(jobs)
+        made.encode_seconds = time.perf_counter() - started
+        found = {place: (states, rows) for (place, rows), states in zip(rows_of.items(), answers, strict=True)}
+        encoded, applied_ms = _Encoded(model.vocabulary, found), self.clock_ms()
+        for user_id, user in work.items():
+            made.attributions += self._attributions(user_id, user, encoded)
+            state = _state(user_id, user, encoded, applied_ms, span if user.is_traced else "")
+            if state is not None:
+                made.states[user_id] = state
+        return made
+
+    def _attributions(self, user_id: str, user: UserWork, encoded: _Encoded) -> Iterator[Attribution]:
+        if not user.attributed:
+            return
+        pseudonym = pseudonym_of(user_id, self.pseudonym_key)
+        for number, prefix in user.merged.preceding.items():
+            arrival, after = user.arrivals[number], encoded.after(user_id, prefix)
+            if after is not None and number in user.attributed:
+                last = user.merged.sequences[prefix.sequence][prefix.num_events - 1]
+                asked_ms = arrival.interaction.event_time_ms
+                yield Attribution(
+                    state=attributed_state(encoded.vocabulary, *after, last.event_time_ms, asked_ms),
+                    type=arrival.interaction.type,
+                    value=arrival.interaction.value,
+                    **arrival.fields(pseudonym),
+                )
+
+
+def _state(user_id: str, user: UserWork, encoded: _Encoded, applied_ms: int, traceparent: str) -> StoredState | None:
+    """The new state of a user whose history changed."""
+    merged = user.merged
+    if merged.changed_by is None:
+        return None
+    after = encoded.after(user_id, Prefix(len(merged.sequences) - 1, len(merged.events)))
+    if after is None:
+        return None
+    newest = user.arrivals[merged.changed_by]
+    return StoredState(
+        query_state=user_state(encoded.vocabulary, *after, merged.events),
+        partition=newest.partition,
+        offset=newest.offset,
+        event_time_ms=merged.events[-1].event_time_ms,
+        applied_ms=applied_ms,
+        traceparent=traceparent,
+    )
+
+
+def states_of(
+    model: Model, histories: Mapping[str, UserHistory], epoch: str, clock_ms: Callable[[], int] = now_ms
+) -> dict[str, StoredState]:
+    """The states after whole histories, of those users of whose history the model knows any. Raises: as its encoder."""
+    jobs: list[EncodeJob] = []
+    row_of: dict[str, int] = {}
+    for user_id, history in histories.items():
+        length = len(history.events)
+        job, rows = encode_job(model.vocabulary, user_id, history.events, [length], cached=True)
+        if job is not None and length in rows:
+            row_of[user_id] = rows[length]
+            jobs.append(job)
+    answers = model.encoder.encode(jobs) if jobs else ()
+    found = {}
+    for (user_id, row), states in zip(row_of.items(), answers, strict=True):
+        history = histories[user_id]
+        home = home_of(user_id, epoch).partition
+        at = max(history.positions.items(), key=lambda position: (position[0] == home, position[1]))
+        found[user_id] = StoredState(
+            query_state=user_state(model.vocabulary, states, row, history.events),
+            partition=at[0],
+            offset=at[1],
+            event_time_ms=history.events[-1].event_time_ms,
+            applied_ms=clock_ms(),
+        )
+    return found

@@ -1,0 +1,79 @@
+"""What a batch does to what is popular in its partitions: pure functions of users' events before and after it."""
+
+import math
+from collections.abc import Iterable, Mapping
+
+from services.algorithms.event_schema import EventSchema
+from services.algorithms.popularity import joined, level_of, without
+from services.contracts.stored_history import StoredEvent
+from services.contracts.topics.interactions import Interaction
+from services.encoder.domain import UserWork
+from services.platform.stream.position import Position
+from services.user_state.merging import Outcome
+from services.user_state.values import PopularityStep
+
+# What counts for what is popular. A late event does not: what the person did with the item before is not known.
+_TAKEN = (Outcome.APPLIED, Outcome.KEPT_OUT, Outcome.KEPT_OUT_UNSEEN)
+
+
+def popularity_steps(work: Iterable[UserWork], schema: EventSchema, half_life_s: float) -> dict[int, PopularityStep]:
+    """By partition what joins and what goes: of each person's events with an item the strongest counts, as far as the
+    person's window and recent ids reach. What was taken back goes where the window still held it (the rest fades)."""
+    made: dict[int, tuple[dict[str, float], dict[str, float]]] = {}
+    for user in work:
+        _add_user(made, user, schema, half_life_s)
+    return {
+        partition: PopularityStep(half_life_s=half_life_s, joins=joins, goes=goes)
+        for partition, (joins, goes) in made.items()
+    }
+
+
+def _add_user(
+    made: dict[int, tuple[dict[str, float], dict[str, float]]], user: UserWork, schema: EventSchema, half_life_s: float
+) -> None:
+    # What is delivered again is stored already: the person's events before it are those at lower offsets.
+    first = {arrival.partition: arrival.offset for arrival in reversed(user.arrivals)}
+    items = {arrival.interaction.item_id for arrival in user.arrivals}
+    items.update(undone.item_id for undone in user.merged.undone.values())
+    held: dict[Position, Interaction | StoredEvent] = {
+        Position(event.partition, event.offset): event
+        for event in user.history.events
+        if event.item_id in items and event.offset < first.get(event.partition, math.inf)
+    }
+    # Those that the window does not hold: their weights are not known.
+    others = {
+        (one.item_id, one.outcome == Outcome.APPLIED)
+        for one in user.history.recent
+        if one.item_id in items
+        and one.offset < first.get(one.partition, math.inf)
+        and Position(one.partition, one.offset) not in held
+    }
+    for number, (arrival, outcome) in enumerate(zip(user.arrivals, user.merged.outcomes, strict=True)):
+        undone = user.merged.undone.get(number)
+        event = arrival.interaction if outcome in _TAKEN else None if undone is None else undone.event
+        if event is None:
+            continue
+        before = _strongest(event.item_id, held, schema, half_life_s)
+        if undone is None:
+            held[Position(arrival.partition, arrival.offset)] = event
+        else:
+            held.pop(undone.position, None)
+        after = _strongest(event.item_id, held, schema, half_life_s)
+        if before == after or (event.item_id, schema.of(event.type).history) in others:
+            continue
+        levels = made.setdefault(arrival.partition, ({}, {}))[after < before]
+        change = without(max(before, after), min(before, after))
+        if change is not None:
+            levels[event.item_id] = joined(change, levels.get(event.item_id, -math.inf))
+
+
+def _strongest(
+    item_id: str, events: Mapping[Position, Interaction | StoredEvent], schema: EventSchema, half_life_s: float
+) -> float:
+    """The highest level of these events with the item; -inf where none speaks for it."""
+    weighed = (
+        (schema.weight_for(event.type, event.value), event.event_time_ms)
+        for event in events.values()
+        if event.item_id == item_id
+    )
+    return max((level_of(weight, time_ms, half_life_s) for weight, time_ms in weighed if weight), default=-math.inf)

@@ -1,0 +1,233 @@
+"""The compacted topic `histories` as its writer uses it: marks, newest records, and where each of them lies.
+
+Knows which partitions are this process's, not whose history changed or when it is written (`keep_histories.py`).
+"""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+
+import structlog
+
+from services.contracts.stored_history import PackedHistory
+from services.contracts.topics.histories import (
+    HISTORIES,
+    MARK_KEY,
+    KeptHistory,
+    KeptRecord,
+    Mark,
+    decode_history,
+    decode_mark,
+    encode_history,
+    encode_mark,
+)
+from services.platform.errors import Conflict, InvalidRequest, PreconditionFailed
+from services.platform.stream.ports import Reader
+from services.platform.stream.reading import read_ranges
+from services.platform.stream.record import SourceRecord
+from services.user_state.history_index import HistoryIndex
+from services.user_state.ports import HistoryOutbox
+
+log = structlog.get_logger()
+
+# A mark is written behind each round; where none is among so many last records, the whole partition is read.
+_TAIL_RECORDS = 500
+_POLL_RECORDS = 2_000
+_POLL_MS = 50
+
+
+class HistoryTopic:
+    """topic: a reader of `histories`. kept: told how many users were written. marks: the newest of each partition that
+    is this process's. is_another: the topic was made anew under this process; whoever notices it takes over again."""
+
+    def __init__(self, topic: Reader, outbox: HistoryOutbox, kept: Callable[[int], None] = lambda users: None) -> None:
+        self._topic, self._outbox, self._kept = topic, outbox, kept
+        self.marks: dict[int, Mark] = {}
+        self.is_another = False
+        # Of users, that were read or written since each partition was taken over.
+        self._records: Counter[int] = Counter()
+        self._last_offsets: dict[int, int] = {}
+        self._index = HistoryIndex()
+        # Partitions of which the index lacks something, and the reading of them.
+        self._unindexed: set[int] = set()
+        self._indexing: Iterator[object] | None = None
+
+    def take(self, partitions: Sequence[int], num_partitions: int) -> dict[int, Mark]:
+        """These partitions are this process's now; the newest mark of each, where there is one. `marks` says nothing of
+        them yet. num_partitions: of `interactions`.
+
+        Raises: PreconditionFailed when the topic has another number of partitions; DependencyUnavailable.
+        """
+        if (found_partitions := self._topic.num_partitions()) != num_partitions:
+            raise PreconditionFailed(
+                f"topic {HISTORIES!r} has {found_partitions} partitions, `interactions` has {num_partitions}: delete "
+                f"{HISTORIES!r}, and it is made and filled anew"
+            )
+        bounds = self._topic.bounds(partitions)
+        self.marks |= {p: Mark(reading=0, covered=-1, num_partitions=num_partitions) for p in partitions}
+        self._last_offsets |= {partition: end - 1 for partition, (_, end) in bounds.items()}
+        tails = {partition: max(first, end - _TAIL_RECORDS) for partition, (first, end) in bounds.items()}
+        self._topic.assign(tails)
+        found = _newest_marks(self._topic.read_to_end())
+        if any(partition not in found and bounds[partition][0] < tails[partition] for partition in partitions):
+            found = _newest_marks(
+                [record for records in self.scan(partitions) for record in records if record.key == MARK_KEY]
+            )
+        self._unindexed.update(partitions)
+        self._indexing = self._read_index()
+        return found
+
+    def leave(self, partitions: Collection[int]) -> None:
+        """These are not this process's any more."""
+        for partition in partitions:
+            for table in (self.marks, self._last_offsets, self._records):
+                table.pop(partition, None)
+        self._unindexed &= self.marks.keys()
+        if not self.marks:
+            self._index = HistoryIndex()
+
+    def void(self) -> None:
+        """What was written before counts for nothing: any offset may come next."""
+        self._last_offsets = {}
+
+    def write_marks(self, marks: Mapping[int, Mark]) -> None:
+        """Write these, and hold them as the newest. Raises: DependencyUnavailable, Conflict."""
+        if not marks:
+            return
+        offsets = self._outbox.keep([KeptRecord(p, MARK_KEY, encode_mark(mark)) for p, mark in marks.items()])
+        for (partition, mark), offset in zip(marks.items(), offsets, strict=True):
+            if offset >= 0:
+                self._check_offset(partition, offset)
+            self.marks[partition] = mark
+
+    def write(self, histories: Mapping[str, PackedHistory | None], homes: Mapping[str, int]) -> list[str]:
+        """Write these users at once, each at home in its partition; None: nothing is to be kept. Returns those of whom
+        nobody said where their record lies, though it was acknowledged.
+
+        Raises: DependencyUnavailable, Conflict.
+        """
+        records = []
+        for user_id, history in histories.items():
+            home = homes[user_id]
+            if home in self.marks:
+                value = None if history is None else encode_history(user_id, history, self.marks[home].reading)
+                records.append(KeptRecord(home, user_id.encode(), value))
+        offsets = self._outbox.keep(records)
+        unknown = []
+        for record, offset in zip(records, offsets, strict=True):
+            if offset < 0:
+                unknown.append(record.key.decode())
+                continue
+            self._check_offset(record.partition, offset)
+            self._index.put(record.key, record.partition, offset)
+            self._records[record.partition] += 1
+        self._kept(len(records))
+        return unknown
+
+    def find(self, user_ids: Collection[str]) -> dict[str, KeptHistory]:
+        """The newest records of these users, without those who have none that can be used.
+
+        Raises: DependencyUnavailable.
+        """
+        while self.index():
+            pass
+        wanted: dict[int, list[tuple[int, str]]] = {}
+        for user_id in user_ids:
+            place = self._index.get(user_id.encode())
+            if place is not None and place.partition in self.marks:
+                wanted.setdefault(place.partition, []).append((place.offset, user_id))
+        found: dict[str, KeptHistory] = {}
+        for places in wanted.values():
+            places.sort(reverse=True)
+        while wanted:
+            now = {partition: places.pop() for partition, places in wanted.items()}
+            records = self._topic.records_at({partition: offset for partition, (offset, _) in now.items()})
+            for partition, (_, user_id) in now.items():
+                record = records.get(partition)
+                if record is not None and record.key == user_id.encode() and (kept := self.read(record)):
+                    found[user_id] = kept
+            wanted = {partition: places for partition, places in wanted.items() if places}
+        return found
+
+    @property
+    def num_records(self) -> int:
+        """Of users, in these partitions, as far as the topic was read."""
+        return self._records.total()
+
+    def has_record(self, user_id: str) -> bool:
+        """Whether there is any, as far as the topic was read."""
+        return self._index.get(user_id.encode()) is not None
+
+    def read(self, record: SourceRecord) -> KeptHistory | None:
+        """The history of a record; None, and it is said why, where it cannot be used."""
+        if record.value is None or record.key is None:
+            return None
+        try:
+            kept = decode_history(record.key, record.value)
+        except InvalidRequest as exc:
+            log.error(
+                "history_record_refused",
+                topic=HISTORIES,
+                partition=record.partition,
+                offset=record.offset,
+                reason=exc.message,
+            )
+            return None
+        return kept if kept.reading == self.marks[record.partition].reading else None
+
+    def is_newest(self, record: SourceRecord) -> bool:
+        """Whether no later record of the same user is known."""
+        return self._index.get(record.key or b"") == (record.partition, record.offset)
+
+    def index(self) -> bool:
+        """Read on in the topic, some records; False once it was read to its end. Raises: DependencyUnavailable."""
+        if self._indexing is not None and next(self._indexing, None) is None:
+            self._indexing = None
+            self._unindexed.clear()
+        return self._indexing is not None
+
+    def index_again(self, partitions: Sequence[int]) -> Iterator[Sequence[SourceRecord]]:
+        """All of these partitions and of what the index lacks, some records at a time, indexed. Raises:
+        DependencyUnavailable."""
+        self._unindexed.update(partitions)
+        yield from self._read_index()
+        self._indexing = None
+        self._unindexed.clear()
+
+    def scan(self, partitions: Collection[int] | None = None) -> Iterator[Sequence[SourceRecord]]:
+        """The topic from its beginning to its present end, some records at a time. partitions: None: all of this
+        process's. Raises: DependencyUnavailable."""
+        bounds = self._topic.bounds(list(self.marks if partitions is None else partitions))
+        ranges = {partition: (first, end - 1) for partition, (first, end) in bounds.items()}
+        yield from read_ranges(self._topic, ranges, poll_ms=_POLL_MS, max_records=_POLL_RECORDS)
+
+    def close(self) -> None:
+        """Give the connection up."""
+        self._topic.close()
+
+    def _check_offset(self, partition: int, offset: int) -> None:
+        if offset <= self._last_offsets.get(partition, -1):
+            self.is_another = True
+            raise Conflict(f"the topic {HISTORIES!r} was made anew: everybody is written to it again")
+        self._last_offsets[partition] = offset
+
+    def _read_index(self) -> Iterator[Sequence[SourceRecord]]:
+        partitions = list(self._unindexed)
+        self._records.update({partition: -self._records[partition] for partition in partitions})
+        for records in self.scan(partitions):
+            for record in records:
+                if record.key:
+                    self._records[record.partition] += 1
+                    self._index.put(record.key, record.partition, record.offset)
+            yield records
+
+
+def _newest_marks(records: Sequence[SourceRecord]) -> dict[int, Mark]:
+    marks: dict[int, Mark] = {}
+    for record in records:
+        if record.key == MARK_KEY:
+            try:
+                marks[record.partition] = decode_mark(record.value)
+            except InvalidRequest as exc:
+                marks.pop(record.partition, None)
+                log.error("history_mark_refused", partition=record.partition, offset=record.offset, reason=exc.message)
+    return marks

@@ -1,0 +1,213 @@
+"""Bring back users of whom the state store lost something: from `histories`, or from their part of the log.
+
+The store keeps a table of who was applied up to where, so a user whose keys were evicted, deleted or went back is told
+from a new one. Whose record in `histories` is whole needs it alone; whose history changed since the last round needs
+the log behind the marks, too; whoever has no record that can be used is read from the beginning of the log. What is
+written is what the log says up to the watermark; attributions and clicks went out when the records were applied, and do
+not again. Users whose records come are brought back first; the others, and everybody's states, in slices between polls.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+
+import structlog
+
+from services.contracts.retraction import covers
+from services.contracts.stored_history import PackedHistory
+from services.contracts.topics.histories import KeptHistory
+from services.platform.stream.ports import Offsets
+from services.platform.stream.record import SourceRecord
+from services.user_state.forgetting import erase, packed, seen_in, whole_update
+from services.user_state.keep_histories import KeepHistories
+from services.user_state.layout import home_of
+from services.user_state.log_replay import LogReplay, ReplayedUser
+from services.user_state.ports import Store
+from services.user_state.values import StoredState, UserHistory, UserUpdate
+
+log = structlog.get_logger()
+
+# Users that are read from the log together: one reading serves them all, and their histories are held in memory.
+MAX_TOGETHER = 10_000
+# Users that are looked for together (a tenth of a second), and states that are made together; and how long
+# this goes on between two polls of the stream.
+SLICE_USERS = 32
+SLICE_S = 0.1
+# What looking one record up costs, in records that are read one after the other (2.3 ms, 50 us).
+_LOOKUP_RECORDS = 50
+_WRITE_USERS = 1_000
+
+
+@dataclass(kw_only=True, eq=False)
+class RestoreUsers:
+    """replay: the log. keep: the durable histories. make_states: the states of model
+    `model_version` after these users' histories, of those whose history has one. restored: told how many users came
+    back."""
+
+    store: Store
+    replay: LogReplay
+    keep: KeepHistories
+    model_version: str
+    make_states: Callable[[Mapping[str, UserHistory], str], Mapping[str, StoredState]]
+    restored: Callable[[int], None] = lambda users: None
+    # Lost users who wait, in order; those of whom no record was found; and restored ones without a state.
+    _waiting: dict[str, None] = field(default_factory=dict, init=False)
+    _unkept: list[str] = field(default_factory=list, init=False)
+    _stateless: deque[str] = field(default_factory=deque, init=False)
+    # Of whom nothing was said yet.
+    _back: int = field(default=0, init=False)
+    _from_log: int = field(default=0, init=False)
+    _scan: Iterator[Sequence[SourceRecord]] | None = field(default=None, init=False)
+
+    def __call__(self, user_ids: Collection[str], watermarks: Offsets, epoch: str) -> None:
+        """Write these users' histories as the log has them up to the watermarks; their states come in later turns.
+
+        Raises: Conflict when somebody else wrote one of them; DependencyUnavailable.
+        """
+        users = sorted(user_ids)
+        for start in range(0, len(users), MAX_TOGETHER):
+            part = users[start : start + MAX_TOGETHER]
+            self._restore(part, self.keep.topic.find(part), watermarks, epoch)
+        self._say()
+
+    def add(self, user_ids: Collection[str]) -> None:
+        """These users are lost, too: they are brought back in the turns that follow."""
+        self._waiting.update(dict.fromkeys(user_ids))
+
+    def clear(self) -> None:
+        """The store is another one: nobody waits any more."""
+        self.look_again()
+        self._stateless.clear()
+
+    def look_again(self) -> None:
+        """Other partitions are this process's now: who waits for a history is looked for again."""
+        self._waiting.clear()
+        self._unkept.clear()
+        self._scan = None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether anybody waits for a history or a state."""
+        return bool(self._waiting or self._unkept or self._stateless)
+
+    def turn(self, watermarks: Offsets, epoch: str) -> int:
+        """A tenth of a second of what waits; how much was done. Raises: as `__call__`; what the model raises."""
+        until, done = time.monotonic() + SLICE_S, 0
+        while self.is_busy and (not done or time.monotonic() < until):
+            done += self._slice(watermarks, epoch)
+        return done
+
+    def _slice(self, watermarks: Offsets, epoch: str) -> int:
+        if self._waiting:
+            return self._find_some(watermarks, epoch)
+        if self._unkept:
+            users, self._unkept = self._unkept, []
+            self(users, watermarks, epoch)
+            return len(users)
+        return self._make_states(epoch)
+
+    def close(self) -> None:
+        """Give the connections up."""
+        self.replay.close()
+
+    def _find_some(self, watermarks: Offsets, epoch: str) -> int:
+        topic = self.keep.topic
+        if topic.index():
+            return 1
+        if self._scan is None and len(self._waiting) * _LOOKUP_RECORDS > max(topic.num_records, 10_000):
+            self._scan = topic.scan()
+        records = None if self._scan is None else next(self._scan, None)
+        kept: Mapping[str, KeptHistory | None]
+        if records is not None:
+            named = [(record, (record.key or b"").decode(errors="replace")) for record in records]
+            kept = {
+                user_id: topic.read(record)
+                for record, user_id in named
+                if user_id in self._waiting and topic.is_newest(record)
+            }
+        else:
+            # The scan is over; who still waits had no record, or became lost since.
+            self._scan, some = None, list(islice(self._waiting, SLICE_USERS))
+            kept = dict.fromkeys(some) | topic.find(some)
+        found = {user_id: history for user_id, history in kept.items() if history is not None}
+        self._restore(list(found), found, watermarks, epoch)
+        self._unkept += kept.keys() - found.keys()
+        for user_id in kept:
+            del self._waiting[user_id]
+        self._say()
+        return max(1, len(kept))
+
+    def _say(self) -> None:
+        if self._back and not self._waiting:
+            log.warning("lost_users_restored", users=self._back, from_log=self._from_log)
+            self._back = self._from_log = 0
+
+    def _restore(
+        self, user_ids: Sequence[str], kept: Mapping[str, KeptHistory], watermarks: Offsets, epoch: str
+    ) -> None:
+        # Before the log is read: whoever writes a user meanwhile makes the writing below fail.
+        stored = self.store.load_users(user_ids, epoch)
+        user_ids = [user_id for user_id in user_ids if stored[user_id].is_lost]
+        users: dict[str, ReplayedUser] = {}
+        behind, unkept, erased = dict[str, ReplayedUser](), dict[str, ReplayedUser](), dict[str, PackedHistory]()
+        for user_id in user_ids:
+            home, one = home_of(user_id, epoch).partition, kept.get(user_id)
+            whole = self.keep.is_whole(user_id)
+            if one is not None and whole and one.positions.get(home, -1) < stored[user_id].known:
+                log.error("history_record_behind", partition=home, applied=stored[user_id].known)
+                one = None
+            if one is not None:
+                user = users[user_id] = self._kept_user(one)
+                if not covers(one.forgotten, self.replay.forgotten.up_to(user_id)):
+                    user.history = erase(user.history, self.replay.forgotten.up_to(user_id))
+                    user.seen = seen_in(user.history.events)
+                    erased[user_id] = packed(user.history, user.seen)
+                if not whole:
+                    behind[user_id] = user
+                continue
+            user = users[user_id] = ReplayedUser()
+            is_new = not whole and not self.keep.topic.has_record(user_id)
+            (behind if is_new else unkept)[user_id] = user
+        covered = {partition: self.keep.topic.marks[partition].covered for partition in watermarks}
+        self.replay(behind, {p: (covered[p] + 1, last) for p, last in watermarks.items()})
+        self.keep.write(erased)
+        self.replay(unkept, {partition: (0, last) for partition, last in watermarks.items()})
+        for user_id in unkept:
+            self.keep.changing(user_id, home_of(user_id, epoch).partition, ())
+        updates = [
+            self._update(user_id, user.history, user.seen, stored[user_id].expected) for user_id, user in users.items()
+        ]
+        for start in range(0, len(updates), _WRITE_USERS):
+            self.store.rewrite(updates[start : start + _WRITE_USERS], epoch)
+        self._stateless += [user_id for user_id, user in users.items() if user.history.events]
+        self._from_log += len(unkept)
+        self._back += len(users)
+        self.restored(len(users))
+
+    @staticmethod
+    def _kept_user(kept: KeptHistory) -> ReplayedUser:
+        history = UserHistory(
+            events=kept.events, recent=kept.recent, positions=kept.positions, forgotten=kept.forgotten
+        )
+        return ReplayedUser(history, kept.seen)
+
+    def _make_states(self, epoch: str) -> int:
+        users = list(islice(self._stateless, SLICE_USERS))
+        histories = self.store.load_users(users, epoch)
+        updates = [
+            replace(
+                self._update(user_id, histories[user_id], {}, histories[user_id].expected),
+                state=state,
+                state_change="set",
+            )
+            for user_id, state in self.make_states(histories, epoch).items()
+        ]
+        self.store.apply(updates, epoch, {})
+        for _ in users:
+            self._stateless.popleft()
+        return len(users)
+
+    def _update(self, user_id: str, history: UserHistory, seen: Mapping[str, int], expected: bytes) -> UserUpdate:
+        return whole_update(user_id, self.model_version, history, seen, self.replay.schema, expected=expected)
