@@ -28,7 +28,8 @@ from services.platform.stream.kafka import BulkProducer, Record, partition_for
 from services.platform.stream.topic import NUM_PARTITIONS
 from services.refresher.bootstrap import checkpoint_topic, fold_rules
 from services.refresher.config import RefresherSettings
-from services.refresher.domain.ledger import BLOCK_ROWS, FORGOTTEN_SHARDS, Ledger
+from services.refresher.domain.ledger import FORGOTTEN_SHARDS, Ledger
+from services.refresher.domain.ledger_rows import BLOCK_ROWS
 from services.refresher.domain.partition import SHARD_ITEMS, Partition
 from services.refresher.domain.records import hash_text
 from services.refresher.handlers.checkpoints import snapshot

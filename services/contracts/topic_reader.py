@@ -19,6 +19,7 @@ from services.contracts.topics.dead_letters import dead_letter
 from services.platform.errors import DependencyUnavailable
 from services.platform.stream.kafka import REST_MS, Brokers, BulkProducer, build_consumer
 from services.platform.stream.ports import Offsets
+from services.platform.stream.reading import SILENCE_S
 from services.platform.stream.record import DeadLetter, SourceRecord
 from services.platform.stream.topic import Replicas
 
@@ -28,8 +29,6 @@ _ASIDE_MS = 500
 _ASIDE_BYTES = 4_096
 # A question that the client asked ahead, at the end of a topic, holds up the next one no longer.
 _ASIDE_REST_MS = 10
-# Reading to an end gives up when nothing came for so long.
-SILENCE_S = 10.0
 
 
 class TopicReader:

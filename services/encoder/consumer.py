@@ -17,7 +17,7 @@ from services.encoder.handlers.forget_users import ForgetUsers
 from services.encoder.metrics import EncoderMetrics
 from services.platform.errors import FreshetError
 from services.platform.leases import Leases
-from services.platform.stream.follower import Follower
+from services.platform.stream.follower import Due, Follower
 from services.platform.stream.ports import Reader
 from services.platform.stream.record import SourceRecord
 from services.platform.turn_clock import TurnClock
@@ -44,19 +44,6 @@ class ConsumerLimits:
     # A look at every user, a microsecond of Redis each; whenever keys were evicted it looks at once.
     look_for_lost_every_s: float = 60.0
     lag_every_s: float = 1.0
-
-
-class _Due:
-    """Says once in `every_s` that it is time."""
-
-    def __init__(self, every_s: float) -> None:
-        self._every_s, self._at = every_s, 0.0
-
-    def __call__(self, now: float) -> bool:
-        is_due = now >= self._at
-        if is_due:
-            self._at = now + self._every_s
-        return is_due
 
 
 class _Shared:
@@ -130,8 +117,8 @@ class Consumer(Follower):
         self._is_held = False
         self._poll_records = limits.min_records
         self._committed: dict[int, int] = {}
-        self._commit_due, self._check_due = _Due(limits.commit_every_s), _Due(limits.check_every_s)
-        self._look_due = _Due(limits.look_for_lost_every_s)
+        self._commit_due, self._check_due = Due(limits.commit_every_s), Due(limits.check_every_s)
+        self._look_due = Due(limits.look_for_lost_every_s)
         # By partition: one whose records come seldom is looked at before they are applied, whatever others had.
         self._next_log_check: dict[int, float] = {}
 

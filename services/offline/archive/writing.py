@@ -16,7 +16,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from services.contracts.retraction import is_covered
-from services.contracts.topic_reader import SILENCE_S
 from services.contracts.topics.interactions import INTERACTIONS
 from services.offline.archive.files import (
     MANIFEST,
@@ -29,6 +28,7 @@ from services.offline.archive.files import (
 )
 from services.platform.errors import DependencyUnavailable, PreconditionFailed
 from services.platform.stream.ports import Reader
+from services.platform.stream.reading import SILENCE_S
 from services.platform.stream.record import DeadLetter, SourceRecord
 from services.user_state.forget_topic import ForgetTopic
 from services.user_state.forgetting import Forgotten, check_same_log

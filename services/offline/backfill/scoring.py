@@ -26,7 +26,6 @@ from services.candidates.metrics import CandidatesMetrics
 from services.catalogue.gate import CatalogueGate
 from services.contracts.query_state import PackedQueryState
 from services.contracts.shards import WHOLE
-from services.contracts.topic_reader import SILENCE_S
 from services.encoder.bootstrap import forget_log, in_process_encoder, kafka_stream, vocabulary_of
 from services.encoder.config import EncoderSettings
 from services.encoder.encoding import Vocabulary
@@ -40,6 +39,7 @@ from services.offline.backfill.reattribution import POLL_RECORDS, RECORDS_PER_US
 from services.offline.backfill.warming import query_states
 from services.platform.errors import DependencyUnavailable
 from services.platform.rpc.server import HealthState
+from services.platform.stream.reading import SILENCE_S
 from services.platform.tracing import OFF
 from services.user_state.forgetting import Forgotten
 

@@ -23,6 +23,19 @@ log = structlog.get_logger()
 R = TypeVar("R")
 
 
+class Due:
+    """Says once in `every_s` that it is time, by the monotonic clock; the first time `after_s` from now."""
+
+    def __init__(self, every_s: float, *, after_s: float = 0.0) -> None:
+        self._every_s, self._at = every_s, time.monotonic() + after_s if after_s else 0.0
+
+    def __call__(self, now: float) -> bool:
+        is_due = now >= self._at
+        if is_due:
+            self._at = now + self._every_s
+        return is_due
+
+
 class Follower:
     """Takes turns from `start` to `stop`.
 
@@ -52,7 +65,7 @@ class Follower:
         self.poison: PoisonPolicy[Any] = PoisonPolicy(name)
         self._on_ready, self._on_stall = on_ready, on_stall
         self._first_backoff_s, self._max_backoff_s, self._backoff_s = backoff_s, max_backoff_s, backoff_s
-        self._lag_every_s, self._lag_at = lag_every_s, 0.0
+        self._lag_due = Due(lag_every_s)
         self._is_ready = self._is_stalled = False
         self._complaint = ""
         self._stop = threading.Event()
@@ -160,9 +173,7 @@ class Follower:
             self._on_ready()
 
     def _export_lag(self, *, asks: bool) -> None:
-        now = time.monotonic()
-        if now >= self._lag_at:
-            self._lag_at = now + self._lag_every_s
+        if self._lag_due(time.monotonic()):
             self.report_lag(asks=asks)
 
     def _run(self) -> None:

@@ -7,13 +7,11 @@ by the one who may, after two later heads of its own. Any whole checkpoint is ri
 
 import secrets
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from services.contracts.topic_reader import SILENCE_S
 from services.contracts.topics.refresher_checkpoints import (
     HEADS,
     PART_BYTES,
@@ -25,16 +23,17 @@ from services.contracts.topics.refresher_checkpoints import (
     encode_head,
     prefix_of,
 )
-from services.platform.errors import Conflict, DependencyUnavailable, InvalidRequest
+from services.platform.errors import Conflict, InvalidRequest
 from services.platform.stream.kafka import BulkProducer, Record
 from services.platform.stream.ports import Reader
+from services.platform.stream.reading import read_offsets
 from services.refresher.adapters.checkpoint_files import CheckpointFiles
 from services.refresher.checkpoint import CheckpointError
 from services.refresher.ports import Kept
 
+_TOPIC = REFRESHER_CHECKPOINTS
 _CLAIM = "claim"
 _KEPT_HEADS = 2
-_POLLED = 64
 # Records between two wanted ones are read and thrown away up to this many.
 _GAP_RECORDS = 8
 _WRITTEN_TOGETHER = 16
@@ -64,10 +63,9 @@ class CheckpointTopic:
         model_version: str,
         *,
         files: CheckpointFiles | None = None,
-        topic: str = REFRESHER_CHECKPOINTS,
     ) -> None:
         self._reader, self._producer, self._model = reader, producer, model_version
-        self._files, self._topic = files, topic
+        self._files = files
         self._owner = secrets.token_hex(8)
         self._next_piece = 0
         # Of everything below: the refresher's thread opens while another one saves.
@@ -99,7 +97,7 @@ class CheckpointTopic:
             named = {name: written[name] if name in written else opened.base[name] for name in parts}
             head = Head(owner=self._owner, next_piece=self._next_piece, values=values, parts=named)
             key = f"{prefix_of(self._model, partition)}{self._owner}/head-{opened.saves % _KEPT_HEADS}"
-            self._send([Record(self._topic, key.encode(), encode_head(head), partition=HEADS)])
+            self._send([Record(_TOPIC, key.encode(), encode_head(head), partition=HEADS)])
             opened.orphans -= head.keys
             opened.base, opened.saves = named, opened.saves + 1
             opened.heads.append((key, head.keys))
@@ -115,7 +113,7 @@ class CheckpointTopic:
 
     def _open(self, partition: int) -> None:
         key = f"{prefix_of(self._model, partition)}{_CLAIM}"
-        self._send([Record(self._topic, key.encode(), self._owner.encode(), partition=HEADS)])
+        self._send([Record(_TOPIC, key.encode(), self._owner.encode(), partition=HEADS)])
         self._follow()
         opened = self._opened[partition] = _Open()
         for key, (_, value) in reversed(self._of(partition)):
@@ -138,16 +136,16 @@ class CheckpointTopic:
     def _kept(self, partition: int, *, is_base: bool) -> list[Kept]:
         found = []
         for _, (offset, value) in self._of(partition):
-            name = f"{self._topic} partition {HEADS} offset {offset}"
+            name = f"{_TOPIC} partition {HEADS} offset {offset}"
             found.append(Kept(name, partial(self._read, partition, value, is_base=is_base), is_base))
         return found if self._files is None else [*found, *self._files.load(partition)]
 
     def _follow(self) -> None:
         """Read what was added to the heads."""
         prefix = f"{self._model}/"
-        self._reader.assign({HEADS: self._next_head}, self._topic)
-        records = self._reader.read_to_end(self._topic)
-        self._next_head = self._reader.positions(self._topic)[HEADS]
+        self._reader.assign({HEADS: self._next_head}, _TOPIC)
+        records = self._reader.read_to_end(_TOPIC)
+        self._next_head = self._reader.positions(_TOPIC)[HEADS]
         for record in records:
             key = (record.key or b"").decode("utf-8", "replace")
             if not key.startswith(prefix):
@@ -170,7 +168,7 @@ class CheckpointTopic:
     # Parts.
 
     def _partition_of(self, partition: int) -> int:
-        return 1 + partition % (self._producer.num_partitions(self._topic) - 1)
+        return 1 + partition % (self._producer.num_partitions(_TOPIC) - 1)
 
     def _write(self, partition: int, parts: Mapping[str, bytes]) -> dict[str, tuple[Piece, ...]]:
         into, prefix, opened = self._partition_of(partition), prefix_of(self._model, partition), self._opened[partition]
@@ -188,7 +186,7 @@ class CheckpointTopic:
                 opened.orphans.update(keys)
                 offsets = self._send(
                     [
-                        Record(self._topic, f"{prefix}{key}".encode(), data, partition=into)
+                        Record(_TOPIC, f"{prefix}{key}".encode(), data, partition=into)
                         for key, (_, data) in zip(keys, batch, strict=True)
                     ]
                 )
@@ -214,8 +212,8 @@ class CheckpointTopic:
         into, prefix = self._partition_of(partition), prefix_of(self._model, partition)
         self._send(
             [
-                *(Record(self._topic, key.encode(), None, partition=HEADS) for key, _ in gone if key not in own),
-                *(Record(self._topic, f"{prefix}{key}".encode(), None, partition=into) for key in sorted(keys)),
+                *(Record(_TOPIC, key.encode(), None, partition=HEADS) for key, _ in gone if key not in own),
+                *(Record(_TOPIC, f"{prefix}{key}".encode(), None, partition=into) for key in sorted(keys)),
             ]
         )
 
@@ -229,44 +227,16 @@ class CheckpointTopic:
             of_part = {piece.offset: part for part, pieces in head.parts.items() for piece in pieces}
             found: dict[int, bytes] = {}
             into = self._partition_of(partition)
-
-            def take(offset: int, data: bytes | None) -> None:
-                piece = wanted[offset]
+            for offset, record in read_offsets(self._reader, _TOPIC, into, sorted(wanted), max_gap=_GAP_RECORDS):
+                piece, data = wanted[offset], None if record is None else record.value
                 if data is None or len(data) != piece.size or digest_of(data) != piece.digest:
                     raise CheckpointError(
-                        f"part {of_part[offset]!r} at offset {offset} of partition {into} of {self._topic} is "
+                        f"part {of_part[offset]!r} at offset {offset} of partition {into} of {_TOPIC} is "
                         + ("gone" if data is None else f"altered: {len(data)} bytes of digest {digest_of(data)}")
                         + f"; its head says {piece.size} bytes of {piece.digest}"
                     )
                 found[offset] = data
-
-            self._read_at(into, sorted(wanted), take)
             if is_base and partition in self._opened:
                 self._opened[partition].base = head.parts
             parts = {part: b"".join(found[piece.offset] for piece in pieces) for part, pieces in head.parts.items()}
             return head.values, parts
-
-    def _read_at(self, into: int, offsets: Sequence[int], take: Callable[[int, bytes | None], None]) -> None:
-        """Give the record at each of these offsets, ascending; None where it is gone."""
-        at, next_offset = 0, -1
-        deadline = time.monotonic() + SILENCE_S
-        first, end = self._reader.bounds([into], self._topic)[into]
-        for offset in offsets:
-            if not first <= offset < end:
-                take(offset, None)
-        while at < len(offsets):
-            if next_offset < 0 or offsets[at] - next_offset > _GAP_RECORDS:
-                self._reader.assign({into: offsets[at]}, self._topic)
-            records = self._reader.poll(200, _POLLED)
-            for record in records:
-                while at < len(offsets) and offsets[at] < record.offset:
-                    take(offsets[at], None)
-                    at += 1
-                if at < len(offsets) and offsets[at] == record.offset:
-                    take(record.offset, record.value)
-                    at += 1
-                next_offset = record.offset + 1
-            if records:
-                deadline = time.monotonic() + SILENCE_S
-            elif time.monotonic() > deadline:
-                raise DependencyUnavailable(f"Kafka does not give offset {offsets[at]} of {self._topic}")

@@ -5,16 +5,15 @@ say) without disturbing it. A record of `items` that cannot be read is only logg
 the dead letters.
 """
 
-import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import structlog
 
-from services.contracts.topic_reader import SILENCE_S
 from services.contracts.topics.attributions import ATTRIBUTIONS
 from services.contracts.topics.items import ITEMS
-from services.platform.errors import DependencyUnavailable, PreconditionFailed
+from services.platform.errors import PreconditionFailed
 from services.platform.stream.ports import Reader
+from services.platform.stream.reading import read_offsets
 from services.platform.stream.record import DeadLetter, SourceRecord
 from services.platform.tracing import OFF, Tracing
 from services.refresher.adapters.decoding import QueryShape, decode_attribution, decode_listing
@@ -61,39 +60,20 @@ class KafkaLog:
 
     def read_again(self, partition: int, offsets: Sequence[int]) -> Mapping[int, Interaction]:
         found: dict[int, Interaction] = {}
-        for run in _runs(sorted(offsets)):
-            self._read_run(partition, run, found)
+        for offset, record in read_offsets(self._again, ATTRIBUTIONS, partition, sorted(offsets), max_gap=_GAP_RECORDS):
+            if record is None:
+                raise PreconditionFailed(f"offset {offset} of partition {partition} is not there any more")
+            entry = decode_attribution(record, self._shape)
+            if not isinstance(entry, Interaction):
+                raise PreconditionFailed(
+                    f"offset {offset} of partition {partition} held an interaction, and does not now"
+                )
+            found[offset] = entry
         return found
 
     def close(self) -> None:
         self._reader.close()
         self._again.close()
-
-    def _read_run(self, partition: int, run: Sequence[int], found: dict[int, Interaction]) -> None:
-        self._again.assign({partition: run[0]}, ATTRIBUTIONS)
-        waiting = set(run)
-        deadline = time.monotonic() + SILENCE_S
-        while waiting:
-            records = self._again.poll(200, run[-1] - run[0] + 1)
-            for record in records:
-                if record.offset in waiting:
-                    entry = decode_attribution(record, self._shape)
-                    if not isinstance(entry, Interaction):
-                        raise PreconditionFailed(
-                            f"offset {record.offset} of partition {partition} held an interaction, and does not now"
-                        )
-                    found[record.offset] = entry
-                    waiting.discard(record.offset)
-            if records:
-                gone = [offset for offset in waiting if offset <= records[-1].offset]
-            else:
-                # Nothing comes where retention took all, or where another topic of the same name is shorter.
-                first, end = self._again.bounds([partition], ATTRIBUTIONS)[partition]
-                gone = [offset for offset in waiting if not first <= offset < end]
-            if gone:
-                raise PreconditionFailed(f"offsets {sorted(gone)[:3]} of partition {partition} are not there any more")
-            if time.monotonic() > deadline:
-                raise DependencyUnavailable(f"Kafka did not give offsets {sorted(waiting)[:3]} of {partition}")
 
 
 def _listings(records: Iterable[SourceRecord]) -> Iterator[Listing]:
@@ -103,15 +83,3 @@ def _listings(records: Iterable[SourceRecord]) -> Iterator[Listing]:
             log.warning("item_unreadable", offset=record.offset, reason=listing.reason)
         else:
             yield listing
-
-
-def _runs(offsets: Sequence[int]) -> Iterator[list[int]]:
-    """Ascending offsets cut where the next one is too far away to read on."""
-    run: list[int] = []
-    for offset in offsets:
-        if run and offset - run[-1] > _GAP_RECORDS:
-            yield run
-            run = []
-        run.append(offset)
-    if run:
-        yield run

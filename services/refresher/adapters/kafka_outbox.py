@@ -17,12 +17,10 @@ class KafkaOutbox:
         self,
         producer: BulkProducer,
         *,
-        deltas: str = INDEX_DELTAS,
         timeout_s: float = 15.0,
         tracing: Tracing = OFF,
     ) -> None:
         self._producer, self._tracing = producer, tracing
-        self._topic = deltas
         self._timeout_s = timeout_s
 
     def publish(
@@ -31,9 +29,9 @@ class KafkaOutbox:
         unreadable: Sequence[DeadLetter],
         tombstones: Sequence[bytes] = (),
     ) -> None:
-        records = [Record(self._topic, key, None, partition=0) for key in tombstones]
+        records = [Record(INDEX_DELTAS, key, None, partition=0) for key in tombstones]
         headers = self._tracing.headers()
-        records += [Record(self._topic, d.key, index_deltas.encode(d), headers, partition=0) for d in deltas]
+        records += [Record(INDEX_DELTAS, d.key, index_deltas.encode(d), headers, partition=0) for d in deltas]
         records += [dead_letter(entry) for entry in unreadable]
         self._producer.send_many(records, self._timeout_s)
 

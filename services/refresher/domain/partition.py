@@ -23,7 +23,8 @@ from services.algorithms.pefa.share_choice import new_item_share_from_sums
 from services.algorithms.pefa.sums import ItemSums
 from services.algorithms.states import QueryStates
 from services.platform.stream.position import unpack_position
-from services.refresher.domain.ledger import NO_ITEM, Ledger, Standing
+from services.refresher.domain.ledger import Ledger, Standing
+from services.refresher.domain.ledger_rows import NO_ITEM
 from services.refresher.domain.pending import Pending
 from services.refresher.domain.records import Interaction, hash_text
 from services.refresher.domain.rules import Rules

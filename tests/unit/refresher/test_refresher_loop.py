@@ -356,7 +356,7 @@ def test_a_new_item_that_loses_its_users_is_dropped_even_by_a_successor_that_nev
     world.log.append(0, interaction(rng, place=(0, 0), item="item-1", user="z"))
     first = world.refresher(min_users=2, checkpoint_s=1e9)
     first.settle()
-    first.refresher._keep(first.held.partitions[0])
+    first.refresher._checkpoints.keep(first.held.partitions[0])
     for number, user in enumerate(("a", "b"), start=1):
         world.log.append(0, interaction(rng, place=(0, number), item="new", user=user))
     first.settle()

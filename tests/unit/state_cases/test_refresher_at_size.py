@@ -142,7 +142,7 @@ def test_a_heavy_users_forget_does_not_hold_up_the_others() -> None:
     state = running.held.partitions[0]
     # Not said to be done before it is; and a successor goes on with it.
     assert running.describe.user("heavy").forgotten_up_to == {}
-    running.refresher._keep(state)
+    running.refresher._checkpoints.keep(state)
     world.now_ms += 10_000
     successor = world.refresher("b")
     successor.settle()

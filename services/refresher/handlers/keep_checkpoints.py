@@ -1,0 +1,102 @@
+"""When partitions' checkpoints are kept: one at a time, each every so often, beside the folding where a keeper is."""
+
+import time
+from collections.abc import Collection
+from concurrent.futures import Executor, Future
+from concurrent.futures import wait as wait_for
+
+import structlog
+
+from services.platform.errors import FreshetError
+from services.refresher.domain.partition import Partition
+from services.refresher.handlers.checkpoints import Snapshot
+from services.refresher.handlers.describe import PartitionRegistry
+from services.refresher.handlers.hold import HoldPartition
+from services.refresher.handlers.publication import Publication
+from services.refresher.metrics import RefresherMetrics
+
+log = structlog.get_logger()
+
+
+class KeepCheckpoints:
+    """keeper: saves checkpoints beside the folding; None: the folding waits."""
+
+    def __init__(
+        self,
+        hold: HoldPartition,
+        publication: Publication,
+        registry: PartitionRegistry,
+        metrics: RefresherMetrics,
+        *,
+        every_s: float,
+        keeper: Executor | None,
+    ) -> None:
+        self._hold, self._publication, self._registry, self._metrics = hold, publication, registry, metrics
+        self._every_s, self._keeper = every_s, keeper
+        self._keeping = Future[None]()
+        self._keeping.set_result(None)
+        self._at: dict[int, float] = {}
+        # What a partition's last checkpoint holds: its position, and how much was still to be published.
+        self._kept: dict[int, tuple[int, int]] = {}
+
+    def begin(self, number: int, part: float) -> None:
+        """This partition is held now. part: of the time between two checkpoints, after which the first one is due:
+        spread, so that they do not all fall into one turn."""
+        self._at[number] = time.monotonic() + self._every_s * part
+
+    def forget(self, numbers: Collection[int]) -> None:
+        """These are held no more."""
+        for number in numbers:
+            self._kept.pop(number, None)
+
+    def look(self) -> None:
+        """Keep one checkpoint that is due, unless one is being kept."""
+        now = time.monotonic()
+        due = [number for number in self._registry.partitions if now >= self._at[number]]
+        if due and self._keeping.done():
+            self._at[due[0]] = now + self._every_s
+            self.keep(self._registry.partitions[due[0]], waits=self._keeper is None)
+
+    def keep(self, state: Partition, *, waits: bool = True) -> None:
+        """Save a checkpoint if there is news since the last one; raises what that raises if it `waits` for it."""
+        now = (state.folded_offset, len(state.dirty_items) + len(state.dirty_entries))
+        if state.folded_offset < 0 or self._kept.get(state.number) == now:
+            return
+        self._publication.write_unreadable()
+        wait_for([self._keeping])
+        started, cpu = time.perf_counter(), time.thread_time()
+        with self._registry.lock:
+            taken = self._hold.snapshot(state)
+        pause_s, cpu_s = time.perf_counter() - started, time.thread_time() - cpu
+        self._metrics.checkpoint_pause_seconds.observe(pause_s)
+        log.info(
+            "checkpoint_begun",
+            partition=state.number,
+            parts=len(taken.changed),
+            pause_ms=round(1000 * pause_s, 1),
+            cpu_ms=round(1000 * cpu_s, 1),
+        )
+        if waits or self._keeper is None:
+            self._save(state, taken, now)
+        else:
+            self._keeping = self._keeper.submit(self._save_aside, state, taken, now)
+
+    def _save_aside(self, state: Partition, taken: Snapshot, now: tuple[int, int]) -> None:
+        try:
+            self._save(state, taken, now)
+        except Exception as exc:
+            # Nothing is lost but time: what has changed since the last one is still known, and the next one holds it.
+            bug = None if isinstance(exc, FreshetError) else exc
+            log.error("checkpoint_failed", partition=state.number, reason=str(exc), exc_info=bug)
+            self._metrics.failures.labels(type(exc).__name__).inc()
+
+    def _save(self, state: Partition, taken: Snapshot, now: tuple[int, int]) -> None:
+        started = time.perf_counter()
+        self._hold.keep(state, taken)
+        with self._registry.lock:
+            if self._registry.partitions.get(state.number) is state:
+                self._kept[state.number] = now
+                self._registry.checkpoints[state.number] = taken.folded_offset
+        seconds = time.perf_counter() - started
+        self._metrics.checkpoint_seconds.observe(seconds)
+        log.info("checkpoint_kept", partition=state.number, folded=taken.folded_offset, seconds=round(seconds, 2))

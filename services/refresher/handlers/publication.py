@@ -1,0 +1,146 @@
+"""Publications: what was folded and is not published yet, in batches that are acknowledged together."""
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+
+from services.platform.stream.record import DeadLetter
+from services.platform.tracing import OFF, Tracing
+from services.refresher.domain.records import Entry, Interaction
+from services.refresher.handlers.describe import PartitionRegistry
+from services.refresher.handlers.publish import Batch, Publisher
+from services.refresher.metrics import RefresherMetrics
+from services.refresher.ports import Outbox
+
+# Batches of one holder are numbered within this many; a later holder's numbers are higher.
+_BATCHES_PER_TERM = 1 << 32
+_MAX_WAITING = 10_000
+
+
+class Publication:
+    """For one thread, which takes the registry's lock while it makes batches.
+
+    max_changes: per publication, all partitions together. every_s: between two publications. share: of the time, that
+    publications may take while more waits to be folded.
+    """
+
+    def __init__(
+        self,
+        publisher: Publisher,
+        outbox: Outbox,
+        registry: PartitionRegistry,
+        metrics: RefresherMetrics,
+        *,
+        max_changes: int,
+        every_s: float,
+        share: float,
+        tracing: Tracing = OFF,
+    ) -> None:
+        self._publisher, self._outbox, self._registry, self._metrics = publisher, outbox, registry, metrics
+        self._max_changes, self._every_s, self._share, self._tracing = max_changes, every_s, share, tracing
+        # When the next publication may begin (monotonic clock).
+        self.at_s = 0.0
+        self._sequence = self._turn = 0
+        self._unreadable: list[DeadLetter] = []
+        # Of what was polled since the last publication.
+        self._traceparents: list[str] = []
+        # When the broker took what was folded and is not published yet, by partition.
+        self._waiting: dict[int, list[int]] = {}
+
+    @property
+    def has_news(self) -> bool:
+        """Whether something was folded, or changed otherwise, since everything was published."""
+        return (
+            bool(self._unreadable)
+            or any(self._waiting.values())
+            or any(
+                not state.is_quiet and (state.dirty_items or state.dirty_entries)
+                for state in self._registry.partitions.values()
+            )
+        )
+
+    def polled(self, traceparents: Collection[str]) -> None:
+        """Records of these traces came."""
+        if len(self._traceparents) < _MAX_WAITING:
+            self._traceparents += traceparents
+
+    def folded(self, number: int, entries: Sequence[Entry]) -> None:
+        """These entries of a partition were folded."""
+        waiting = self._waiting.setdefault(number, [])
+        room = max(0, _MAX_WAITING - len(waiting))
+        waiting += [entry.recorded_ms for entry in entries if isinstance(entry, Interaction)][:room]
+
+    def set_aside(self, unreadable: Collection[DeadLetter]) -> None:
+        """These go to the dead letters with the next publication."""
+        self._unreadable += unreadable
+
+    def forget(self, numbers: Collection[int]) -> None:
+        """These partitions are held no more."""
+        for number in numbers:
+            self._waiting.pop(number, None)
+
+    def write_unreadable(self) -> None:
+        """Write the dead letters at once: a checkpoint never lies beyond a record whose dead letter is not written.
+
+        Raises: as the outbox."""
+        if self._unreadable:
+            self._outbox.publish([], self._unreadable)
+            self._unreadable = []
+
+    def look(self, terms: Mapping[int, int], *, idle: bool) -> None:
+        """Publish when it is time and there is news. idle: nothing waits to be folded. Raises: as `publish`."""
+        now = time.monotonic()
+        if now >= self.at_s and self.has_news:
+            left = self.publish(terms)
+            done = time.monotonic()
+            pause = max(self._every_s, (done - now) * (1 / self._share - 1))
+            self.at_s = done if left and idle else done + pause
+
+    def publish(self, terms: Mapping[int, int]) -> bool:
+        """Publish at most `max_changes`; whether some are left. terms: of the partitions held, by which batches are
+        numbered. Raises: DependencyUnavailable; then all of it is still to be published."""
+        started = time.perf_counter()
+        numbers = sorted(number for number, state in self._registry.partitions.items() if not state.is_quiet)
+        batches = self._batches(numbers, terms)
+        deltas = [delta for batch in batches for delta in batch.deltas]
+        if deltas or self._unreadable:
+            tombstones = [key for batch in batches for key in batch.tombstones]
+            with self._tracing.batch("publish deltas", self._traceparents, deltas=len(deltas)):
+                self._outbox.publish(deltas, self._unreadable, tombstones)
+            self._unreadable, self._traceparents = [], []
+            entries = sum(len(batch.entries) for batch in batches)
+            self._metrics.published(len(deltas) - entries, entries, time.perf_counter() - started)
+        with self._registry.lock:
+            for batch in batches:
+                batch.published()
+        return self._count_fresh(numbers)
+
+    def close(self) -> None:
+        """Give the connection up."""
+        self._outbox.close()
+
+    def _batches(self, numbers: Sequence[int], terms: Mapping[int, int]) -> list[Batch]:
+        room, batches = self._max_changes, list[Batch]()
+        self._turn += 1
+        for step in range(len(numbers)):
+            # Each one is first in turn, so that a large backlog of one keeps no other waiting.
+            number = numbers[(step + self._turn) % len(numbers)]
+            self._sequence += 1
+            batch_number = terms.get(number, 0) * _BATCHES_PER_TERM + self._sequence
+            with self._registry.lock:
+                batch = self._publisher.batch(self._registry.partitions[number], batch_number, room)
+            if batch is not None:
+                batches.append(batch)
+                room -= len(batch.items) + len(batch.entries)
+        return batches
+
+    def _count_fresh(self, numbers: Sequence[int]) -> bool:
+        """Export how long what is out now has waited; whether something is left."""
+        left, done_ms = False, time.time_ns() // 1_000_000
+        for number in numbers:
+            state = self._registry.partitions[number]
+            if state.dirty_items or state.dirty_entries:
+                left = True
+            else:
+                waited = self._waiting.pop(number, [])
+                self._metrics.fresh(max(0, done_ms - recorded_ms) / 1000 for recorded_ms in waited)
+        return left
