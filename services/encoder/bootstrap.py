@@ -326,7 +326,8 @@ async def run(settings: EncoderSettings) -> None:
     reader = StateReader(settings.redis, timeout_s=DESCRIBE_TIMEOUT_S)
     own, loop = Model(vocabulary, encoder), asyncio.get_running_loop()
     stream = make_stream(settings, store, own, metrics, health=health, tracing=tracing)
-    health.watch("interactions", stream.consumer.turns)
+    consumer = stream.consumer
+    health.watch("interactions", consumer.turns)
     served = ServedModels(own, health, max_batch=settings.max_encode_rows, max_queue=settings.max_queue)
 
     def changed(others: tuple[Model, ...]) -> None:
@@ -340,7 +341,7 @@ async def run(settings: EncoderSettings) -> None:
     sets = VersionSetFollower(
         version_set_reader(settings.kafka, "freshet-encoder-version-sets", makes_topics=settings.replicas),
         models.apply,
-        on_ready=stream.consumer.start,
+        on_ready=consumer.start,
     )
     describe_user = DescribeUser(
         reader=reader, vocabulary=vocabulary, pseudonym_keys=keys, applied_up_to=stream.forgets.applied_up_to
@@ -353,7 +354,7 @@ async def run(settings: EncoderSettings) -> None:
 
     async def on_drain() -> None:
         await asyncio.to_thread(sets.stop)
-        await asyncio.to_thread(stream.consumer.stop)
+        await asyncio.to_thread(consumer.stop)
         await served.close()
         for one in models.others:
             close_model(one)
