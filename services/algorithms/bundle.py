@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 from services.algorithms.absence import AbsenceRows
 from services.algorithms.attributes import AttributeTable, no_attributes
 from services.algorithms.event_schema import EVENTS_YAML, EventSchema, SchemaError, default_schema
+from services.algorithms.indexes.quantized.codebooks import Codebooks
 from services.algorithms.manifest import (
     AbsenceShape,
     BundleError,
@@ -70,6 +71,7 @@ WEIGHTS = "weights.safetensors"
 ITEM_STATES = "item_states.safetensors"
 PAIR_GATE = "pair_gate.safetensors"
 NEIGHBOURS = "neighbours.safetensors"
+CODEBOOKS = "codebooks.safetensors"
 ITEMS = "items.parquet"
 ATTRIBUTES = "attributes.parquet"
 USERS = "users.parquet"
@@ -181,6 +183,26 @@ class Bundle:
             raise BundleError(f"{self.path / NEIGHBOURS}: {exc}") from exc
 
     @cached_property
+    def codebooks(self) -> Codebooks | None:
+        """What item vectors are coded by for `anisotropic`; None where none were learned.
+
+        Raises: BundleError for arrays that are not allowed, or that code other vectors than this model's items make.
+        """
+        if CODEBOOKS not in self.manifest.files:
+            return None
+        path, head = self.path / CODEBOOKS, self.manifest.head
+        try:
+            codebooks = Codebooks(**read_tensors(path))
+            scale = None if codebooks.gate_scale is None else codebooks.gate_scale.shape
+            wanted = (head.num_pairs,) if head.is_mixture else None
+            if scale != wanted:
+                raise ValueError(f"gate_scale has shape {scale}; {MANIFEST} says {wanted}")
+            codebooks.check_width(head.num_item_components * head.component_width + sum(wanted or ()))
+        except (ValueError, TypeError) as exc:
+            raise BundleError(f"{path}: {exc}") from exc
+        return codebooks
+
+    @cached_property
     def absence(self) -> AbsenceRows | None:
         """What the model learnt of the time since a user's last event; None where it learnt nothing of it.
 
@@ -271,6 +293,7 @@ class BundleContent:
     absence: AbsenceShape | None = None
     events_yaml: bytes | None = None
     attributes: pa.Table | None = None
+    codebooks: Codebooks | None = None
 
 
 def load_bundle(path: Path | str, *, verify: bool = True) -> Bundle:
@@ -340,6 +363,7 @@ def _check_shapes(bundle: Bundle) -> None:
     bundle.absence  # noqa: B018
     bundle.event_schema  # noqa: B018
     bundle.attributes  # noqa: B018
+    bundle.codebooks  # noqa: B018
 
 
 def _content_files(head: HeadShape, neighbours: NeighbourShape | None) -> tuple[str, ...]:
@@ -391,7 +415,11 @@ def _write_content(root: Path, content: BundleContent) -> None:
         (root / EVENTS_YAML).write_bytes(content.events_yaml)
     if content.attributes is not None:
         pq.write_table(content.attributes, root / ATTRIBUTES)
-    names = (*_content_files(content.head, near), *_OPTIONAL_FILES)
+    if content.codebooks is not None:
+        save_tensors(
+            {name: np.ascontiguousarray(array) for name, array in content.codebooks.arrays.items()}, root / CODEBOOKS
+        )
+    names = (*_content_files(content.head, near), *_OPTIONAL_FILES, CODEBOOKS)
     files = {name: file_entry(root / name) for name in names if (root / name).is_file()}
     manifest = Manifest(
         model_version="",

@@ -15,6 +15,7 @@ import numpy as np
 
 from services.algorithms.attributes import AttributeTable, no_attributes
 from services.algorithms.bundle import Bundle, BundleError, Manifest
+from services.algorithms.indexes.quantized.codebooks import Codebooks
 from services.algorithms.neighbours import ItemNeighbours
 from services.algorithms.states import ItemStates, PairGate
 
@@ -43,6 +44,7 @@ class Catalogue:
     user_component: int | None = None
     is_normalised: bool = True
     neighbours: ItemNeighbours | None = None
+    codebooks: Codebooks | None = None
     attributes: AttributeTable = field(default_factory=lambda: no_attributes(0))
 
     def __post_init__(self) -> None:
@@ -109,6 +111,7 @@ def _catalogue(bundle: Bundle, user_component: int | None) -> Catalogue:
         user_component=user_component,
         is_normalised=bundle.manifest.encoder is not None,
         neighbours=bundle.neighbours,
+        codebooks=bundle.codebooks,
         attributes=bundle.attributes,
     )
 

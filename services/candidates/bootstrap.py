@@ -24,6 +24,7 @@ from services.algorithms.indexes.mutable.background_merge import BackgroundMerge
 from services.algorithms.indexes.mutable.index import Build, IndexFullError
 from services.algorithms.indexes.mutable.snapshot import Snapshot, SnapshotError, load_snapshot, snapshots
 from services.algorithms.indexes.protocol import Index
+from services.algorithms.indexes.quantized.codebooks import Codebooks
 from services.algorithms.indexes.quantized.kept_codes import KeptCodes
 from services.algorithms.live_catalogue import VERSIONS_KEPT, LiveCatalogue
 from services.algorithms.native.threads import set_compute_threads
@@ -75,17 +76,19 @@ def load_catalogue(settings: CandidatesSettings) -> Catalogue:
     return catalogue_from_bundle(bundle)
 
 
-def host_build(algorithms: Sequence[Algorithm], first_coder: Coder = vectors_coded) -> Build:
+def host_build(
+    algorithms: Sequence[Algorithm], first_coder: Coder = vectors_coded, codebooks: Codebooks | None = None
+) -> Build:
     """Every algorithm over the same item states in this machine's memory, and the audit's truth.
 
-    The first items that it is given are the bundle's, whose codes `first_coder` may know. It raises ValueError for an
-    algorithm that this model can't have.
+    The first items that it is given are the bundle's, whose codes `first_coder` may know; `codebooks` are its. It
+    raises ValueError for an algorithm that this model can't have.
     """
     coders = chain([first_coder], repeat(vectors_coded))
 
     def build(items: MolScorer, pair_gate: PairGate | None, /) -> Mapping[str, Index]:
         ranks = np.arange(items.num_items)
-        return {**make_indexes(algorithms, items, ranks, next(coders)), TRUTH: BruteForce(items)}
+        return {**make_indexes(algorithms, items, ranks, next(coders), codebooks), TRUTH: BruteForce(items)}
 
     return carry_over(build)
 
@@ -122,7 +125,7 @@ def make_live(
     try:
         catalogue = LiveCatalogue(
             base,
-            build=on_card or host_build(algorithms, kept_codes(settings, base)),
+            build=on_card or host_build(algorithms, kept_codes(settings, base), base.codebooks),
             max_bytes=limit,
             versions_kept=versions_kept,
         )

@@ -15,6 +15,7 @@ from services.algorithms.indexes.exact.clusters import ExactClusters
 from services.algorithms.indexes.exact.two_pass import ExactAlgorithm1, ExactGateBounds, ExactLowPrecision
 from services.algorithms.indexes.protocol import Index, Indices
 from services.algorithms.indexes.quantized.anisotropic import Anisotropic
+from services.algorithms.indexes.quantized.codebooks import Codebooks
 from services.algorithms.indexes.quantized.dot_products import Quantized
 from services.algorithms.indexes.quantized.pools import CodedIndex, QuantizedTopKAvg, QuantizedTopKPerEmbedding
 from services.algorithms.indexes.quantized.tangents import QuantizedTangents
@@ -91,29 +92,41 @@ def parse_algorithm(text: str) -> Algorithm:
     raise ValueError(f"algorithm={text!r}; allowed: {', '.join(known_algorithms())}; sizes 1-{MAX_SIZE}")
 
 
-def make_index(algorithm: Algorithm, scorer: MolScorer, tie_ranks: Indices, coder: Coder = vectors_coded) -> Index:
-    """Build it over items that are prepared for scoring; `coder` codes them where the algorithm searches codes.
+def make_index(
+    algorithm: Algorithm,
+    scorer: MolScorer,
+    tie_ranks: Indices,
+    coder: Coder = vectors_coded,
+    codebooks: Codebooks | None = None,
+) -> Index:
+    """Build it over items that are prepared for scoring; `coder` codes them where the algorithm searches codes, by
+    `codebooks` where they are product codes.
 
-    Raises: ValueError for an empty index, or for a mixture where the algorithm needs plain dot products.
+    Raises: ValueError for an empty index, for a mixture where the algorithm needs plain dot products, or without the
+    codebooks that it needs.
     """
     made: Callable[..., Index] = _ALGORITHMS[algorithm.name][0]
-    if made in _CODED:
-        return made(scorer, tie_ranks=tie_ranks, coder=coder, **algorithm.arguments)
-    return made(scorer, tie_ranks=tie_ranks, **algorithm.arguments)
+    options: dict[str, Any] = {"coder": coder} if made in _CODED else {}
+    if made is Anisotropic:
+        options["codebooks"] = codebooks
+    return made(scorer, tie_ranks=tie_ranks, **options, **algorithm.arguments)
 
 
 def make_indexes(
-    algorithms: Sequence[Algorithm], scorer: MolScorer, tie_ranks: Indices, coder: Coder = vectors_coded
+    algorithms: Sequence[Algorithm],
+    scorer: MolScorer,
+    tie_ranks: Indices,
+    coder: Coder = vectors_coded,
+    codebooks: Codebooks | None = None,
 ) -> dict[str, Index]:
-    """Each by its name as written; those that differ only in their sizes share their codes. `coder`, errors: as
-    `make_index`."""
+    """Each by its name as written; those that differ only in their sizes share their codes. The rest: `make_index`."""
     made: dict[str, Index] = {}
     coded: dict[str, CodedIndex] = {}
     for one in algorithms:
         if one.name in coded:
             made[one.text] = cast(Any, coded[one.name]).with_sizes(**one.arguments)
             continue
-        made[one.text] = index = make_index(one, scorer, tie_ranks, coder)
+        made[one.text] = index = make_index(one, scorer, tie_ranks, coder, codebooks)
         if isinstance(index, CodedIndex):
             coded[one.name] = index
     return made

@@ -1,12 +1,16 @@
 """`freshet index`: embeddings from elsewhere made into a bundle that candidates and reranker serve, untrained."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from services.cli import options
 from services.cli.output import console, emit_json, reports_errors, sentences
+
+if TYPE_CHECKING:
+    from services.algorithms.indexes.quantized.codebooks import Codebooks
+    from services.algorithms.states import ItemStates
 
 
 @reports_errors
@@ -24,7 +28,8 @@ def index(
     Columns of other names are typed attributes for filters: numbers, dates or timestamps, strings.
 
     Then `FRESHET_BUNDLE=... freshet serve candidates` (without Kafka: FRESHET_CANDIDATES_FOLLOWS_TOPICS=false), and
-    `freshet search-vectors` with yours.
+    `freshet search-vectors` with yours. Where PyTorch is installed, codebooks for the algorithm `anisotropic` are
+    learned.
 
     Example:  freshet index items.parquet --out .freshet/mine
     """
@@ -37,6 +42,8 @@ def index(
     with sentences(bad_bundle=""):
         items = read_item_vectors(vectors, normalize=normalize)
         num_items, width = items.vectors.shape
+        states = ItemStates(components=items.vectors[:, None, :])
+        codebooks = _codebooks(states)
         bundle = write_bundle(
             out,
             BundleContent(
@@ -46,19 +53,34 @@ def index(
                     kind="dot", num_query_components=1, num_item_components=1, component_width=width, tau=1.0
                 ),
                 weights={},
-                item_states=ItemStates(components=items.vectors[:, None, :]),
+                item_states=states,
                 pair_gate=None,
                 item_ids=items.item_ids,
                 titles=items.titles,
                 categories=items.categories,
                 attributes=items.attributes,
+                codebooks=codebooks,
                 counts=np.zeros(num_items, dtype=np.int64),
                 data={"source": vectors.name, "normalized": normalize},
             ),
         )
     if as_json:
-        emit_json({"bundle": str(out), "model_version": bundle.model_version, "num_items": num_items, "width": width})
+        facts = {"bundle": str(out), "model_version": bundle.model_version, "num_items": num_items, "width": width}
+        emit_json({**facts, "codebooks": codebooks is not None})
     else:
         out_console = console()
         out_console.print(f"{num_items:,} items of width {width}: bundle {out}, model {bundle.model_version}")
+        if codebooks is None:
+            out_console.print("no codebooks for `anisotropic`: learning them needs PyTorch (extra train)", style="dim")
         out_console.print(f"serve it:  FRESHET_BUNDLE={out} freshet serve candidates", style="dim")
+
+
+def _codebooks(items: "ItemStates") -> "Codebooks | None":
+    """None where PyTorch is not installed: no other algorithm needs them."""
+    try:
+        from services.offline.training.codebooks.inverted_file import catalogue_codebooks
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        return None
+    return catalogue_codebooks(items, None)

@@ -14,6 +14,7 @@ from services.algorithms.neighbours import ItemNeighbours
 from services.algorithms.pefa.contribution import mean_gate
 from services.algorithms.states import ItemStates
 from services.offline.datasets import Interactions
+from services.offline.training.codebooks.inverted_file import catalogue_codebooks
 from services.offline.training.loop import TrainReport
 from services.offline.training.models.sequential import SequentialModel
 
@@ -36,6 +37,7 @@ def save_bundle(
     """
     model = report.model
     counts = interactions.item_counts()
+    states, pair_gate = _without_untrained(model.all_item_states(), counts), model.pair_gate()
     user_ids: list[str] = []
     if report.user_index is not None:
         user_ids = [interactions.user_ids[code] for code in np.flatnonzero(report.user_index >= 0)]
@@ -45,8 +47,8 @@ def save_bundle(
             encoder=model.encoder_shape,
             head=model.head_shape,
             weights={name: value.cpu().numpy() for name, value in model.state_dict().items()},
-            item_states=_without_untrained(model.all_item_states(), counts),
-            pair_gate=model.pair_gate(),
+            item_states=states,
+            pair_gate=pair_gate,
             item_ids=interactions.item_ids,
             titles=interactions.titles,
             categories=interactions.categories,
@@ -59,6 +61,7 @@ def save_bundle(
             absence=model.absence_shape,
             events_yaml=events_yaml,
             attributes=attributes,
+            codebooks=catalogue_codebooks(states, pair_gate),
         ),
     )
 

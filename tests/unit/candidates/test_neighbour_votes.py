@@ -28,6 +28,7 @@ from services.candidates.votes import Voting
 from services.contracts.explanations import ItemVotes
 from services.contracts.topics.index_deltas import ItemDelta
 from services.contracts.topics.items import CatalogueItem
+from services.offline.training.codebooks.inverted_file import catalogue_codebooks
 from services.reranker.domain import RerankQuery
 from services.reranker.handlers import Rerank
 from services.reranker.metrics import RerankerMetrics
@@ -44,7 +45,7 @@ ALGORITHMS = ["exact"] + [
 
 def _can_have(algorithm: Algorithm, base: Catalogue) -> bool:
     try:
-        host_build([algorithm])(MolScorer(base.states, base.pair_gate), base.pair_gate)
+        host_build([algorithm], codebooks=base.codebooks)(MolScorer(base.states, base.pair_gate), base.pair_gate)
     except ValueError:
         return False
     return True
@@ -62,11 +63,12 @@ class Scene:
         self.base = Catalogue(
             model_version="m", item_ids=IDS, titles=IDS, categories=[("even",), ("odd",)] * (X // 2),
             states=items, pair_gate=gate, neighbours=make_neighbours(rng, X) if with_neighbours else None,
+            codebooks=catalogue_codebooks(items, gate),
         )  # fmt: skip
         # Some are for a dot product alone, others for mixtures.
         possible = [one for one in map(parse_algorithm, ALGORITHMS) if _can_have(one, self.base)]
         self.algorithms = [one.text for one in possible]
-        self.catalogue = LiveCatalogue(self.base, build=host_build(possible))
+        self.catalogue = LiveCatalogue(self.base, build=host_build(possible, codebooks=self.base.codebooks))
         self.metrics = CandidatesMetrics(CollectorRegistry())
         self.search = Search(
             catalogue=self.catalogue, algorithms=self.algorithms, votes=Voting(self.base, None), metrics=self.metrics,

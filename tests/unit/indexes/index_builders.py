@@ -7,7 +7,7 @@ per setting worth testing; catalogues here have 1 to 600 items, so pools of a fe
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +40,7 @@ from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.ops.quantized_scan import Cells, Visit
 from services.algorithms.states import ItemStates, PairGate
 from services.offline.evaluation.retrieval.adaptive import AdaptiveTopK
+from services.offline.training.codebooks.inverted_file import catalogue_codebooks
 
 
 class Build(Protocol):
@@ -65,6 +66,16 @@ def segment_on_device(kind: Callable[..., Index], **sizes: int) -> Callable[[Mol
         return kind(states, pair_gate, device="cpu", **sizes)
 
     return build
+
+
+def mutable_anisotropic(items: ItemStates, gate: PairGate | None, *, coded: bool, **options: Any) -> Index:
+    """Segments and delta coded by the codebooks of all items, as a bundle has them."""
+    codebooks = catalogue_codebooks(items, gate)
+
+    def build(scorer: MolScorer, pair_gate: PairGate | None) -> Index:
+        return Anisotropic(scorer, pair_gate, codebooks=codebooks, pool_size=8)
+
+    return MutableAsIndex(items, gate, build, coded=coded, **options)
 
 
 BUILDERS: list[Builder] = [
@@ -148,11 +159,24 @@ BUILDERS: list[Builder] = [
     ),
     # FAISS is an optional extra.
     *(
-        Builder(name, lambda items, gate, sizes=sizes, **o: Anisotropic(items, gate, **sizes, **o), exact=False)
+        Builder(
+            name,
+            lambda items, gate, sizes=sizes, **o: Anisotropic(
+                items, gate, codebooks=catalogue_codebooks(items, gate), **sizes, **o
+            ),
+            exact=False,
+        )
         for name, sizes in (
             ("anisotropic_8", {"pool_size": 8, "visit": Visit(probes=2)}),
             ("anisotropic_40", {"pool_size": 40}),
         )
+        if find_spec("faiss")
+    ),
+    *(
+        Builder(
+            name, lambda items, gate, coded=coded, **o: mutable_anisotropic(items, gate, coded=coded, **o), exact=False
+        )
+        for name, coded in (("mutable_anisotropic_8", False), ("mutable_coded_anisotropic_8", True))
         if find_spec("faiss")
     ),
     # Half of the items in the main segment, half in the delta.

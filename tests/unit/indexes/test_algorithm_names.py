@@ -9,6 +9,7 @@ from retrieval_scene import make_items, make_pair_gate, make_queries
 
 from services.algorithms.indexes.by_name import known_algorithms, make_index, make_indexes, parse_algorithm
 from services.algorithms.ops.mol_scores import MolScorer
+from services.offline.training.codebooks.inverted_file import catalogue_codebooks
 
 
 def written(name: str) -> str:
@@ -23,10 +24,11 @@ def test_every_known_name_builds_an_index_of_that_name(name: str) -> None:
         pytest.importorskip("faiss", reason="faiss is an optional extra")
     p_q = p_x = 1 if name.startswith("quantized(") else 2
     gate = None if p_x == 1 else make_pair_gate(rng, 4, 6)
-    scorer = MolScorer(make_items(rng, 40, p_q, p_x, 8), gate)
+    items = make_items(rng, 40, p_q, p_x, 8)
+    scorer = MolScorer(items, gate)
     algorithm = parse_algorithm(written(name))
     assert algorithm.text == written(name)
-    index = make_index(algorithm, scorer, np.arange(40))
+    index = make_index(algorithm, scorer, np.arange(40), codebooks=catalogue_codebooks(items, gate))
     assert index.name == algorithm.name
     assert index.search(make_queries(rng, 2, p_q, p_x, 8), 5).item_indices.shape == (2, 5)
 
@@ -38,13 +40,15 @@ def test_algorithms_that_differ_in_their_sizes_alone_share_their_codes_and_nothi
     if name == "anisotropic":
         pytest.importorskip("faiss", reason="faiss is an optional extra")
     rng = np.random.default_rng(0)
-    scorer, queries = MolScorer(make_items(rng, 600, 2, 2, 8), make_pair_gate(rng, 4, 6)), make_queries(rng, 3, 2, 2, 8)
+    items, gate, queries = make_items(rng, 600, 2, 2, 8), make_pair_gate(rng, 4, 6), make_queries(rng, 3, 2, 2, 8)
+    scorer, codebooks = MolScorer(items, gate), catalogue_codebooks(items, gate)
     algorithms = [parse_algorithm(f"{name}{sizes}") for sizes in ("(7)", "(50,3)", "(50)")]
-    made = make_indexes([*algorithms, parse_algorithm("exact")], scorer, np.arange(600))
+    made = make_indexes([*algorithms, parse_algorithm("exact")], scorer, np.arange(600), codebooks=codebooks)
     assert list(made) == [f"{name}(7)", f"{name}(50,3)", f"{name}(50)", "exact"]
-    sizes, codes = [], make_index(algorithms[0], scorer, np.arange(600))._bytes_of_codes  # type: ignore[attr-defined]
-    for algorithm in algorithms:
-        shared, alone = made[algorithm.text], make_index(algorithm, scorer, np.arange(600))
+    each = [make_index(algorithm, scorer, np.arange(600), codebooks=codebooks) for algorithm in algorithms]
+    sizes, codes = [], each[0]._bytes_of_codes  # type: ignore[attr-defined]
+    for algorithm, alone in zip(algorithms, each, strict=True):
+        shared = made[algorithm.text]
         for found, wanted in (
             (shared.search(queries, 5), alone.search(queries, 5)),
             (shared.first_stage(queries, 5), alone.first_stage(queries, 5)),

@@ -3,7 +3,9 @@
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from textwrap import dedent
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,13 +13,19 @@ from retrieval_scene import make_items, make_pair_gate, make_queries
 
 from services.algorithms.indexes.brute_force import BruteForce
 from services.algorithms.indexes.by_name import make_index, parse_algorithm
-from services.algorithms.indexes.quantized.anisotropic import Anisotropic, FastScan, ProductCells
+from services.algorithms.indexes.quantized.anisotropic import Anisotropic, FastScan
 from services.algorithms.indexes.quantized.inverted_codes import InvertedCodes
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.ops.quantized_scan import Visit
-from services.algorithms.states import ItemStates, QueryStates
+from services.algorithms.states import ItemStates, PairGate, QueryStates
+from services.offline.training.codebooks.inverted_file import catalogue_codebooks, train_inverted_file
 
 pytest.importorskip("faiss", reason="faiss is an optional extra")
+
+
+def anisotropic(items: ItemStates, network: PairGate | None = None, **sizes: Any) -> Anisotropic:
+    """Over items that its codebooks were learned from."""
+    return Anisotropic(items, network, codebooks=catalogue_codebooks(items, network), **sizes)
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 32), (4, 2, 16)], ids=["dot product", "mixture"])
@@ -25,9 +33,10 @@ def test_half_the_bits_find_nearly_all(shape: tuple[int, int, int]) -> None:
     p_q, p_x, d = shape
     rng = np.random.default_rng(3)
     items, queries = make_items(rng, 10_000, p_q, p_x, d), make_queries(rng, 16, p_q, p_x, d)
-    scorer = MolScorer(items, make_pair_gate(rng, p_q * p_x, 32) if p_q > 1 else None)
+    network = make_pair_gate(rng, p_q * p_x, 32) if p_q > 1 else None
+    scorer = MolScorer(items, network)
     wanted = BruteForce(scorer).search(queries, 50).item_indices
-    index = Anisotropic(scorer, pool_size=1_000)
+    index = anisotropic(items, network, pool_size=1_000)
     found = index.search(queries, 50)
     share = np.mean([len(set(row) & set(best)) / 50 for row, best in zip(found.item_indices, wanted, strict=True)])
     assert share > 0.97
@@ -39,7 +48,7 @@ def test_half_the_bits_find_nearly_all(shape: tuple[int, int, int]) -> None:
 def test_few_cells_are_enough_whatever_the_filter_leaves_of_them() -> None:
     rng = np.random.default_rng(4)
     items, queries, network = make_items(rng, 2_000, 4, 2, 8), make_queries(rng, 5, 4, 2, 8), make_pair_gate(rng, 8, 16)
-    index = Anisotropic(items, network, pool_size=8, visit=Visit(probes=1))
+    index = anisotropic(items, network, pool_size=8, visit=Visit(probes=1))
     assert index.search(queries, 5).passes[0].touched.max() < 1_000
     allowed = np.zeros((5, 2_000), dtype=bool)
     for query, count in enumerate((0, 1, 7, 60, 2_000)):
@@ -54,7 +63,7 @@ def test_few_cells_are_enough_whatever_the_filter_leaves_of_them() -> None:
 def test_a_catalogue_may_be_smaller_than_a_codebook(count: int, zero: bool) -> None:
     rng = np.random.default_rng(count)
     components = (0 if zero else 1) * rng.normal(size=(count, 1, 5)).astype(np.float32)
-    index = Anisotropic(ItemStates(components=components), pool_size=3)
+    index = anisotropic(ItemStates(components=components), pool_size=3)
     answer = index.search(QueryStates(components=rng.normal(size=(2, 1, 5)).astype(np.float32)), count)
     assert [sorted(rows) for rows in answer.item_indices.tolist()] == [list(range(count))] * 2
 
@@ -62,7 +71,8 @@ def test_a_catalogue_may_be_smaller_than_a_codebook(count: int, zero: bool) -> N
 def test_a_scan_scores_as_its_codes_do() -> None:
     rng = np.random.default_rng(6)
     vectors, queries = (rng.normal(size=(count, 9)).astype(np.float32) for count in (700, 3))
-    codes = ProductCells(num_cells=9).coded(vectors, seed=0)
+    padded = np.pad(vectors, ((0, 0), (0, 1)))
+    codes = train_inverted_file(padded, num_cells=9, num_subspaces=5, code_bits=4, rotate=True).coded(vectors)
     assert isinstance(codes, InvertedCodes)
     assert codes.codes.shape == (700, 5)
     scan = FastScan(codes)
@@ -76,7 +86,7 @@ def test_a_scan_scores_as_its_codes_do() -> None:
 def test_searches_at_once_do_not_disturb_each_other() -> None:
     rng = np.random.default_rng(7)
     items, queries, network = make_items(rng, 3_000, 4, 2, 8), make_queries(rng, 40, 4, 2, 8), make_pair_gate(rng, 8, 4)
-    index = Anisotropic(items, network, pool_size=50)
+    index = anisotropic(items, network, pool_size=50)
     allowed = rng.random(3_000) < 0.3
     alone = index.search(queries, 10, allowed).item_indices
     with ThreadPoolExecutor(4) as threads:
@@ -84,17 +94,43 @@ def test_searches_at_once_do_not_disturb_each_other() -> None:
     assert [one.item_indices[0].tolist() for one in found] == alone.tolist()
 
 
-@pytest.mark.parametrize(
-    ("module", "message"),
-    [("faiss", "FAISS is not installed; it comes with the extra bench-cpu"), ("torch", "PyTorch is not installed")],
-)
-def test_what_is_not_installed_is_named(module: str, message: str) -> None:
+def test_what_is_not_there_is_named() -> None:
+    rng = np.random.default_rng(8)
+    items, network = make_items(rng, 60, 4, 2, 8), make_pair_gate(rng, 8, 4)
+    with pytest.raises(
+        ValueError, match="codebooks, and the bundle has none; `freshet train` and `freshet index` write"
+    ):
+        make_index(parse_algorithm("anisotropic(5)"), MolScorer(items, network), np.arange(60))
+    others = catalogue_codebooks(make_items(rng, 60, 4, 2, 6), network)
+    with pytest.raises(ValueError, match="vectors are 24 wide; these codebooks code 20"):
+        Anisotropic(items, network, codebooks=others, pool_size=5)
+
+
+def test_serving_codes_without_pytorch_and_names_faiss_where_it_is_not_installed(tmp_path: Path) -> None:
+    rng = np.random.default_rng(9)
+    items = ItemStates(components=rng.normal(size=(40, 1, 6)).astype(np.float32))
+    codebooks = catalogue_codebooks(items, None)
+    assert codebooks is not None
+    np.savez(tmp_path / "codebooks.npz", components=items.components, **codebooks.arrays)
     build = """
-        import sys; sys.modules[sys.argv[1]] = None
+        import sys; sys.modules["torch"] = None; sys.modules[sys.argv[2]] = None
         import numpy as np
         from services.algorithms.indexes.quantized.anisotropic import Anisotropic
-        from services.algorithms.states import ItemStates
-        Anisotropic(ItemStates(components=np.eye(20, dtype=np.float32)[:, None]), pool_size=5)
+        from services.algorithms.indexes.quantized.codebooks import Codebooks
+        from services.algorithms.states import ItemStates, QueryStates
+        arrays = dict(np.load(sys.argv[1]))
+        items = ItemStates(components=arrays.pop("components"))
+        index = Anisotropic(items, codebooks=Codebooks(**arrays), pool_size=5)
+        print(index.search(QueryStates(components=items.components[[7]]), 5).item_indices[0].tolist())
     """
-    done = subprocess.run([sys.executable, "-c", dedent(build), module], capture_output=True, text=True, check=False)
-    assert message in done.stderr.splitlines()[-1]
+
+    def built(missing: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", dedent(build), str(tmp_path / "codebooks.npz"), missing]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    found = Anisotropic(items, codebooks=codebooks, pool_size=5).search(
+        QueryStates(components=items.components[[7]]), 5
+    )
+    assert built("nothing").stdout.strip() == str(found.item_indices[0].tolist())
+    without = built("faiss").stderr.splitlines()[-1]
+    assert "FAISS is not installed; it comes with the extra bench-cpu" in without

@@ -11,6 +11,7 @@ from services.algorithms.indexes.mutable.index import MutableIndex
 from services.algorithms.indexes.mutable.item_batch import ItemBatch
 from services.algorithms.ops.mol_scores.reference import mol_scores_reference
 from services.algorithms.states import ItemStates
+from services.offline.training.codebooks.inverted_file import catalogue_codebooks
 
 X = 300
 KINDS = {"price": Kind.NUMBER, "released": Kind.TIME, "language": Kind.TAG}
@@ -56,11 +57,14 @@ def test_the_answer_is_that_of_a_loop_over_all_items(algorithm: str, filtered: s
         return ItemBatch(item_ids=[ids[number] for number in numbers], states=of, attributes=attributes)
 
     first = np.arange(X - 60)
+    codebooks = catalogue_codebooks(items, gate)
     index = MutableIndex(
         batch(first, first),
         gate,
         model_version="m",
-        build=lambda scorer, _: make_indexes([parse_algorithm(algorithm)], scorer, np.arange(scorer.num_items)),
+        build=lambda scorer, _: make_indexes(
+            [parse_algorithm(algorithm)], scorer, np.arange(scorer.num_items), codebooks=codebooks
+        ),
     )
     for turn in range(3):
         numbers = rng.choice(X, 50, replace=False)

@@ -12,10 +12,10 @@ import pytest
 from retrieval_scene import make_items, make_pair_gate, make_queries
 
 from services.algorithms.indexes.by_name import make_index, parse_algorithm
-from services.algorithms.indexes.quantized.anisotropic import ProductCells
 from services.algorithms.indexes.quantized.kept_codes import KEPT, KeptCodes
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.ops.quantized_scan import Cells, Coding, coded
+from services.offline.training.codebooks.inverted_file import catalogue_codebooks
 
 CELLS = Cells(num_cells=5, bits=4)
 
@@ -46,7 +46,7 @@ def take(root: Path, made: Made, *, of: str = "items-1", cells: Coding[Any] = CE
 
 @pytest.mark.parametrize(
     "cells",
-    [CELLS, Cells(num_cells=3, bits=8), Cells(num_cells=3, bits=4, coded_width=12), ProductCells(num_cells=3)],
+    [CELLS, Cells(num_cells=3, bits=8), Cells(num_cells=3, bits=4, coded_width=12)],
     ids=lambda cells: f"{cells.kind.__name__} {cells.text}",
 )
 def test_codes_are_made_once(tmp_path: Path, cells: Coding[Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,16 +82,18 @@ def test_an_index_over_kept_codes_answers_as_one_that_made_them(tmp_path: Path, 
     rng = np.random.default_rng(0)
     p = 1 if name == "quantized" else 2
     gate = None if p == 1 else make_pair_gate(rng, 4, 6)
-    scorer, queries = MolScorer(make_items(rng, 600, p, p, 8), gate), make_queries(rng, 3, p, p, 8)
+    items, queries = make_items(rng, 600, p, p, 8), make_queries(rng, 3, p, p, 8)
+    scorer, codebooks = MolScorer(items, gate), catalogue_codebooks(items, gate)
     algorithm = parse_algorithm(f"{name}(50)")
-    alone = make_index(algorithm, scorer, np.arange(600))
+    alone = make_index(algorithm, scorer, np.arange(600), codebooks=codebooks)
     events: list[str] = []
 
     def report(event: str, **said: object) -> None:
         events.append(event)
 
     for _ in range(2):
-        index = make_index(algorithm, scorer, np.arange(600), KeptCodes(tmp_path, of="these", report=report))
+        coder = KeptCodes(tmp_path, of="these", report=report)
+        index = make_index(algorithm, scorer, np.arange(600), coder, codebooks)
         found, wanted = index.search(queries, 5), alone.search(queries, 5)
         assert np.array_equal(found.item_indices, wanted.item_indices)
         assert np.array_equal(found.scores, wanted.scores)

@@ -3,29 +3,28 @@
 Items, as a query's tangents see them (its own vector, for plain dot products), are cells with product-quantized
 residuals: 16 codewords for every two coordinates after a rotation, so two bits a coordinate, learned under the loss
 that keeps high scores (arXiv:1908.10396; offline/training/codebooks). FAISS's fast scan adds up 8-bit tables, 32
-items at a time, and honours filters inside the scan. It needs the extra bench-cpu, and PyTorch where codes are not kept
-and have to be learned. The scan's rounding has no bound that would prove anything: "estimate", unless the pool is all.
+items at a time, and honours filters inside the scan. It needs the extra bench-cpu and a bundle's codebooks, by which it
+codes all items, new ones too. The scan's rounding has no bound that would prove anything: "estimate", unless the pool
+is all.
 
 Letters: X items, M vectors asked with, w coordinates, m codewords an item, N pool size. Memory: m / 2 and 8 bytes an
 item, beside the cells. Measured in docs/decisions/058-anisotropic-in-the-product.md.
 """
 
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from services.algorithms.filters import count_passing
 from services.algorithms.indexes.protocol import Indices, Mask
+from services.algorithms.indexes.quantized.codebooks import Codebooks
 from services.algorithms.indexes.quantized.faiss_indexes import imported_faiss, inverted_fast_scan
 from services.algorithms.indexes.quantized.inverted_codes import InvertedCodes
 from services.algorithms.indexes.quantized.tangents import TangentIndex, VectorScan
 from services.algorithms.native.threads import compute_threads
-from services.algorithms.ops.quantized_scan import CellAnswer, Visit, default_cells
-from services.algorithms.states import FloatArray
-
-_COORDINATES = 2  # of a codeword
-_CODEWORDS = 16
+from services.algorithms.ops.mol_scores import MolScorer
+from services.algorithms.ops.quantized_scan import CellAnswer, Visit
+from services.algorithms.states import FloatArray, ItemStates, PairGate
 
 
 class Anisotropic(TangentIndex):
@@ -36,48 +35,31 @@ class Anisotropic(TangentIndex):
 
     name = "anisotropic"
 
+    def __init__(
+        self,
+        items: ItemStates | MolScorer,
+        pair_gate: PairGate | None = None,
+        *,
+        codebooks: Codebooks | None,
+        **options: Any,
+    ) -> None:
+        """As `CodedIndex`, whose `cells` are the codebooks' here.
+
+        Raises: ValueError also without codebooks, and for those of other vectors.
+        """
+        if codebooks is None:
+            raise ValueError(
+                "anisotropic needs codebooks, and the bundle has none; `freshet train` and `freshet index` write them"
+            )
+        self._codebooks = codebooks
+        self._gate_scale = None if codebooks.gate_scale is None else codebooks.gate_scale.astype(np.float64)
+        super().__init__(items, pair_gate, **options)
+
     def _scan(self) -> VectorScan:
-        num_cells = (self._chosen or default_cells(self.num_items, self._slopes.width)).num_cells
-        coding = ProductCells(num_cells=num_cells)
-        scan = FastScan(self._coder(f"{self.name}-slopes", self.vectors, cells=coding, seed=self._seed))
+        self._codebooks.check_width(self._slopes.width)
+        scan = FastScan(self._coder(f"{self.name}-slopes", self._slopes.vectors, cells=self._codebooks, seed=0))
         self._bytes_of_codes += scan.nbytes
         return scan
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ProductCells:
-    """C cells, fewer where there are fewer items, and a codeword for every two coordinates of a residual."""
-
-    num_cells: int
-
-    @property
-    def text(self) -> str:
-        return f"{self.num_cells}x{_COORDINATES}x4"
-
-    @property
-    def kind(self) -> type[InvertedCodes]:
-        return InvertedCodes
-
-    def coded(self, vectors: FloatArray, *, seed: int) -> InvertedCodes:
-        """Codes of vectors (X, w), w rounded up to whole codewords by coordinates that are 0."""
-        try:
-            from services.offline.training.codebooks.inverted_file import train_inverted_file
-        except ModuleNotFoundError as error:
-            if error.name != "torch":
-                raise
-            raise ValueError("codes have to be learned, and PyTorch is not installed; it comes with train") from error
-        vectors = _padded(vectors)
-        # A catalogue smaller than a codebook repeats itself; one of zeros, whose codes say nothing, learns others'.
-        points = np.resize(vectors, (max(len(vectors), _CODEWORDS), vectors.shape[1]))
-        quantizer = train_inverted_file(
-            points if points.any() else np.ones_like(points),
-            num_cells=min(self.num_cells, len(vectors)),
-            num_subspaces=vectors.shape[1] // _COORDINATES,
-            code_bits=4,
-            rotate=True,
-            seed=seed,
-        )
-        return quantizer.coded(vectors)
 
 
 class FastScan:
@@ -102,7 +84,7 @@ class FastScan:
         """
         size = min(size, self._num_items)
         wanted = min(size, int(count_passing(allowed, 1, self._num_items)[0]))
-        queries = _padded(queries)
+        queries = np.pad(queries, ((0, 0), (0, self._width - queries.shape[1])))
         vectors = queries if self._rotation is None else queries @ self._rotation
         probes = min(visit.probes, self.num_cells)
         while True:
@@ -137,8 +119,3 @@ def _filled(answer: CellAnswer, wanted: int, allowed: Indices) -> CellAnswer:
         rows[found:wanted] = np.setdiff1d(allowed, rows)[: wanted - found]
         scores[found:wanted] = scores[:found].min(initial=0.0)
     return answer
-
-
-def _padded(vectors: FloatArray) -> npt.NDArray[np.float32]:
-    width = vectors.shape[1]
-    return np.pad(vectors, ((0, 0), (0, -width % _COORDINATES))) if width % _COORDINATES else vectors

@@ -61,26 +61,19 @@ class TangentIndex(CodedIndex, ABC):
     A list is raised to k where a search asks for more.
     """
 
+    _gate_scale: DoubleArray | None = None  # None: of the items
+
     def _prepare(self) -> None:
         num_items = self.num_items
         generator = np.random.default_rng(self._seed)
         chosen = generator.choice(num_items, min(num_items, _SAMPLE), replace=False)
         self._sample = np.sort(chosen).astype(np.int64)
-        self._slopes = Slopes(self.scorer)
+        self._slopes = Slopes(self.scorer, self._gate_scale)
         self.cells = self._scan()
 
     @abstractmethod
     def _scan(self) -> VectorScan:
         """The coded vectors of all items."""
-
-    def vectors(self) -> npt.NDArray[np.float32]:
-        """Every item as tangents see it: (X, w)."""
-        scorer = self.scorer
-        vectors = np.empty((scorer.num_items, self._slopes.width), dtype=np.float32)
-        states = ItemStates(components=scorer.components, gate=scorer.item_gate)
-        for x in range(0, scorer.num_items, _CHUNK):
-            self._slopes.write(states.take(slice(x, x + _CHUNK)), vectors[x : x + _CHUNK])
-        return vectors
 
     @property
     def visit(self) -> Visit:
@@ -169,7 +162,7 @@ class QuantizedTangents(TangentIndex):
             # All coordinates in 4 bits each: .9925 of the top 100 of a million in 1.9 ms, in 8 bits .9942 in 2.4, and
             # two thirds of the coordinates, as `default_cells` has of wide vectors, .936 (N 2,000).
             self._chosen = Cells(num_cells=default_cells(self.num_items, self.scorer.width).num_cells, bits=4)
-        return self._coded("slopes", self.vectors, self._slopes.width)
+        return self._coded("slopes", self._slopes.vectors, self._slopes.width)
 
     @property
     def visit(self) -> Visit:
@@ -186,18 +179,22 @@ class _Lists:
 
 
 class Slopes:
-    """Items as tangents see them, (w,) each, and the tangents of one query."""
+    """Items as tangents see them, (w,) each, and the tangents of one query.
 
-    def __init__(self, scorer: MolScorer) -> None:
+    gate_scale (P,): what gates are divided by, the items' own spread for None. Codes share one step over all
+    coordinates: gates are brought to the components' size, slopes the other way.
+    """
+
+    def __init__(self, scorer: MolScorer, gate_scale: DoubleArray | None = None) -> None:
         self._scorer = scorer
         _, num_components, width = scorer.components.shape
         self._split = num_components * width
         gate = scorer.item_gate
         self.width = self._split + (0 if gate is None else scorer.num_pairs)
-        # Codes share one step over all coordinates: gates are brought to the components' size, slopes the other way.
-        self._scale = None if gate is None else np.maximum(gate[:: max(1, len(gate) // 100_000)].std(axis=0), 1e-6)
-        if self._scale is not None:
-            self._scale = self._scale.astype(np.float64) * width**0.5
+        if gate is not None and gate_scale is None:
+            spread = np.maximum(gate[:: max(1, len(gate) // 100_000)].std(axis=0), 1e-6)
+            gate_scale = spread.astype(np.float64) * width**0.5
+        self.gate_scale = None if gate is None else gate_scale
         network = scorer.pair_gate
         self._network = (
             None
@@ -208,11 +205,20 @@ class Slopes:
             )
         )
 
+    def vectors(self) -> npt.NDArray[np.float32]:
+        """Every item as tangents see it: (X, w)."""
+        scorer = self._scorer
+        vectors = np.empty((scorer.num_items, self.width), dtype=np.float32)
+        states = ItemStates(components=scorer.components, gate=scorer.item_gate)
+        for x in range(0, scorer.num_items, _CHUNK):
+            self.write(states.take(slice(x, x + _CHUNK)), vectors[x : x + _CHUNK])
+        return vectors
+
     def write(self, items: ItemStates, out: npt.NDArray[np.float32]) -> None:
         """The vectors of some items: out (n, w)."""
         out[:, : self._split] = items.components.reshape(len(items), -1)
-        if items.gate is not None and self._scale is not None:
-            out[:, self._split :] = items.gate / self._scale
+        if items.gate is not None and self.gate_scale is not None:
+            out[:, self._split :] = items.gate / self.gate_scale
 
     def at(self, query: QueryStates, rows: Indices) -> tuple[npt.NDArray[np.float32], Scores]:
         """One query's tangents at the mean of each group of items `rows` (n,): vectors (M, w), heights (M,).
@@ -238,9 +244,9 @@ class Slopes:
         height = score - (by_cosine * c).sum(axis=1)
         vectors = np.zeros((len(groups), self.width))
         vectors[:, : self._split] = by_component
-        if g is not None and by_gate is not None and self._scale is not None:
+        if g is not None and by_gate is not None and self.gate_scale is not None:
             height = height - (by_gate * g).sum(axis=1)
-            vectors[:, self._split :] = by_gate * self._scale
+            vectors[:, self._split :] = by_gate * self.gate_scale
         return vectors.astype(np.float32), height
 
     def _parts(

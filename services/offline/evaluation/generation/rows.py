@@ -248,8 +248,8 @@ def _searched(world: PhraseWorld, seed: int, say: Say) -> Iterator[_Method]:
     faiss.omp_set_num_threads(1)
     num_cells = round(size**0.5)
     sample = vectors[np.sort(np.random.default_rng(seed).permutation(size)[:20_000])]
-    quantizer = train_inverted_file(sample, num_cells=num_cells, num_subspaces=layer.width // 4, code_bits=4, seed=seed)
-    index = inverted_fast_scan(quantizer.coded(vectors))
+    codebooks = train_inverted_file(sample, num_cells=num_cells, num_subspaces=layer.width // 4, code_bits=4, seed=seed)
+    index = inverted_fast_scan(codebooks.coded(vectors))
     index.nprobe = num_cells // 4
 
     def codes(queries: Floats, taken: int) -> npt.NDArray[Any]:

@@ -11,6 +11,7 @@ import onnxruntime
 
 from services.algorithms.bundle import ENCODER_ONNX, Bundle, BundleContent, write_bundle
 from services.algorithms.states import ItemStates, QueryStates
+from services.offline.training.codebooks.inverted_file import catalogue_codebooks
 
 _NOISE = 0.1 * 32**0.5  # its norm, beside components of 1: a copy has a cosine of about .87 with its original
 _HISTORY = 50
@@ -31,16 +32,18 @@ def enlarged(bundle: Bundle, num_items: int, path: Path, *, seed: int) -> Bundle
         components[x : x + _CHUNK] = part / np.linalg.norm(part, axis=-1, keepdims=True)
         if gate is not None and trained.gate is not None:
             gate[x : x + _CHUNK] = trained.gate[rows]
+    items = ItemStates(components=components, gate=gate)
     content = BundleContent(
         encoder=None,
         head=bundle.manifest.head,
         weights={},
-        item_states=ItemStates(components=components, gate=gate),
+        item_states=items,
         pair_gate=bundle.pair_gate,
         item_ids=[f"synthetic-{row:08d}" for row in range(num_items)],
         titles=[""] * num_items,
         categories=[()] * num_items,
         counts=np.zeros(num_items, dtype=np.int64),
+        codebooks=catalogue_codebooks(items, bundle.pair_gate, seed=seed),
     )
     return write_bundle(path, content)
 

@@ -258,10 +258,10 @@ def _scann(items: FloatArray, seed: int) -> Built:
 def _faiss_anisotropic(items: FloatArray, seed: int) -> Built:
     """Our anisotropic codes of 4 bits per 2 dimensions, scanned by FAISS's fast scan and re-evaluated by it."""
     num_cells = round(len(items) ** 0.5)
-    quantizer = train_inverted_file(
+    codebooks = train_inverted_file(
         items, num_cells=num_cells, num_subspaces=items.shape[1] // 2, code_bits=4, seed=seed
     )
-    index = inverted_fast_scan(quantizer.coded(items))
+    index = inverted_fast_scan(codebooks.coded(items))
     return _faiss_refined("anisotropic codes in faiss ivfpq fast scan", index, items, num_cells)
 
 

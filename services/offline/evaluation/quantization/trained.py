@@ -21,16 +21,16 @@ from services.algorithms.bundle import load_bundle
 from services.algorithms.indexes.brute_force import BruteForce
 from services.algorithms.indexes.by_name import make_index, parse_algorithm
 from services.algorithms.indexes.protocol import Indices
-from services.algorithms.indexes.quantized.tangents import QuantizedTangents
+from services.algorithms.indexes.quantized.tangents import QuantizedTangents, Slopes
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.ops.quantized_scan import CellCodes, Cells, coded, default_cells
-from services.algorithms.states import FloatArray, QueryStates
+from services.algorithms.states import FloatArray, ItemStates, QueryStates
 from services.offline.evaluation.catalogues.trained import trained_scene
 from services.offline.evaluation.common.recall import recall
 from services.offline.evaluation.common.report import Report, Request, plain_page, report_of, written
 from services.offline.evaluation.common.timing import Times, use_threads
 from services.offline.evaluation.large.catalogue import enlarged
-from services.offline.training.codebooks.inverted_file import train_inverted_file
+from services.offline.training.codebooks.inverted_file import catalogue_codebooks, train_inverted_file
 
 K = 100
 POOLS = (100, 200, 500, 1000, 2000)
@@ -79,7 +79,7 @@ def code_rows(scorer: MolScorer, queries: QueryStates, request: Request) -> Iter
     exact = BruteForce(scorer).search(queries, K).item_indices
     index = QuantizedTangents(scorer, pool_size=1)
     # Widened to whole codewords of the largest, by coordinates that are 0.
-    asked, vectors = [_whole(vectors) for vectors, _ in index.tangents(queries)], _whole(index.vectors())
+    asked, vectors = [_whole(vectors) for vectors, _ in index.tangents(queries)], _whole(Slopes(scorer).vectors())
     num_cells = default_cells(*vectors.shape).num_cells
     sizes = _sizes(len(vectors))
     for code in codes(vectors.shape[1]):
@@ -110,7 +110,10 @@ def index_rows(scorer: MolScorer, queries: QueryStates, request: Request) -> Ite
         request.say(f"{scorer.num_items:,} items, {kind or 'exact'}")
         began = perf_counter()
         first = "exact" if kind is None else f"{kind}({sizes[0]})"
-        index: Any = make_index(parse_algorithm(first), scorer, np.arange(scorer.num_items))
+        states = ItemStates(components=scorer.components, gate=scorer.item_gate)
+        codebooks = catalogue_codebooks(states, scorer.pair_gate) if kind == "anisotropic" else None
+        ranks = np.arange(scorer.num_items)
+        index: Any = make_index(parse_algorithm(first), scorer, ranks, codebooks=codebooks)
         built, nbytes = perf_counter() - began, index.nbytes - scorer.nbytes
         for size in (None,) if kind is None else sizes:
             if size is not None:
@@ -156,7 +159,7 @@ def _scalar(coded_width: int) -> Callable[[FloatArray, int, int], FloatArray]:
 
 def _product(num_subspaces: int, threshold: float, rotate: bool) -> Callable[[FloatArray, int, int], FloatArray]:
     def decoded(vectors: FloatArray, num_cells: int, seed: int) -> FloatArray:
-        quantizer = train_inverted_file(
+        codebooks = train_inverted_file(
             vectors,
             num_cells=num_cells,
             num_subspaces=num_subspaces,
@@ -165,7 +168,7 @@ def _product(num_subspaces: int, threshold: float, rotate: bool) -> Callable[[Fl
             rotate=rotate,
             seed=seed,
         )
-        return quantizer.coded(vectors).decoded()
+        return codebooks.coded(vectors).decoded()
 
     return decoded
 

@@ -26,17 +26,19 @@ from services.algorithms.indexes.exact.two_pass import (
 )
 from services.algorithms.indexes.protocol import Index
 from services.algorithms.indexes.quantized.anisotropic import Anisotropic
+from services.algorithms.indexes.quantized.codebooks import Codebooks
 from services.algorithms.indexes.quantized.pools import QuantizedTopKAvg
 from services.algorithms.indexes.quantized.tangents import QuantizedTangents
 from services.algorithms.indexes.top_k_avg import TopKAvg
 from services.algorithms.indexes.top_k_per_embedding import TopKPerEmbedding
 from services.algorithms.ops.mol_scores import MolScorer
-from services.algorithms.states import QueryStates
+from services.algorithms.states import ItemStates, QueryStates
 from services.offline.evaluation.catalogues.scene import Shape
 from services.offline.evaluation.common.roofline import Work, average_scan, pair_scan, searched
 from services.offline.evaluation.retrieval.adaptive import AdaptiveTopK
 from services.offline.evaluation.retrieval.recall_estimate import calibrate
 from services.offline.evaluation.retrieval.transcription import Transcription
+from services.offline.training.codebooks.inverted_file import catalogue_codebooks
 
 RESULTS = 100
 TRANSCRIPTION = "transcription of "
@@ -65,11 +67,16 @@ class Bench:
         """The index of this kind at these pool sizes, which are read at search: the last kind built is shared."""
         if kind not in self._held:
             self._held.clear()
-            self._held[kind] = kind(self.scorer, **sizes)
+            options = {"codebooks": self._codebooks()} if kind is Anisotropic else {}
+            self._held[kind] = kind(self.scorer, **options, **sizes)
         other = copy.copy(self._held[kind])
         for name, size in sizes.items():
             setattr(other, name.removeprefix("pair_"), size)
         return other
+
+    def _codebooks(self) -> Codebooks | None:
+        states = ItemStates(components=self.scorer.components, gate=self.scorer.item_gate)
+        return catalogue_codebooks(states, self.scorer.pair_gate)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Coarse cells with product-quantized residuals: the quantizer of an IVF index.
+"""Coarse cells with product-quantized residuals: the codebooks of an IVF index.
 
 A point is its cell's centre plus a decoded residual. The residual is what the codes reproduce, but an error's direction
 is judged against the whole point: a query's score is <q, centre> + <q, residual>, and being high or low is a property
@@ -7,55 +7,46 @@ of the sum. It knows no search.
 Letters: X points, d width, C cells, m subspaces, k codewords each.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
-from services.algorithms.indexes.quantized.inverted_codes import InvertedCodes
-from services.offline.training.codebooks.product_quantizer import (
-    DEFAULT_THRESHOLD,
-    CodeArray,
-    ProductQuantizer,
-    train_product_quantizer,
-)
+from services.algorithms.indexes.quantized.codebooks import Codebooks
+from services.algorithms.indexes.quantized.tangents import Slopes
+from services.algorithms.ops.mol_scores import MolScorer
+from services.algorithms.ops.quantized_scan import default_cells
+from services.algorithms.states import ItemStates, PairGate
+from services.offline.training.codebooks.product_quantizer import DEFAULT_THRESHOLD, train_product_quantizer
+from services.offline.training.codebooks.score_aware import threshold_weights
 from services.offline.training.codebooks.targets import checked_points
-from services.offline.training.codebooks.vector_quantizer import VectorQuantizer, train_vector_quantizer
+from services.offline.training.codebooks.vector_quantizer import train_vector_quantizer
 
 _TRAINING_POINTS = 100_000
-_CHUNK = 65_536
+_STEPS = 1024  # of the stiffness, which is then right to six digits
+_COORDINATES, _CODE_BITS = 2, 4  # of what `anisotropic` scans: two bits a coordinate
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class InvertedFileQuantizer:
-    """Cells, and the product quantizer of the residuals.
-
-    Shapes: cells.centres (C, d); residuals.codebooks (m, k, d / m).
-    """
-
-    cells: VectorQuantizer
-    residuals: ProductQuantizer
-
-    def __post_init__(self) -> None:
-        if self.cells.centres.shape[1] != self.residuals.width:
-            raise ValueError(f"cells are {self.cells.centres.shape[1]} wide and residuals {self.residuals.width}")
-
-    def encode(self, points: npt.NDArray[np.floating]) -> tuple[npt.NDArray[np.int64], CodeArray]:
-        """Cells (X,) and codes (X, m) of points (X, d)."""
-        cells = self.cells.assign(points)
-        return cells, self.residuals.encode(points, centres=self.cells.centres[cells])
-
-    def coded(self, points: npt.NDArray[np.floating]) -> InvertedCodes:
-        """Points (X, d) as what FAISS is given and files hold."""
-        parts = [self.encode(points[x : x + _CHUNK]) for x in range(0, len(points), _CHUNK)] or [self.encode(points)]
-        rotation = self.residuals.rotation
-        return InvertedCodes(
-            centres=self.cells.centres if rotation is None else self.cells.centres @ rotation,
-            codebooks=self.residuals.codebooks,
-            rotation=rotation,
-            cells=np.concatenate([cells for cells, _ in parts]).astype(np.int32),
-            codes=np.concatenate([codes for _, codes in parts]),
+def catalogue_codebooks(items: ItemStates, pair_gate: PairGate | None, *, seed: int = 0) -> Codebooks | None:
+    """What `anisotropic` codes these X items by, None without any. Learned from at most 100,000, drawn by seed."""
+    if not len(items):
+        return None
+    slopes = Slopes(MolScorer(items.take(_sample(len(items), seed)), pair_gate))
+    vectors = slopes.vectors()
+    vectors = np.pad(vectors, ((0, 0), (0, -vectors.shape[1] % _COORDINATES)))
+    # A catalogue smaller than a codebook repeats itself; one of zeros, whose codes say nothing, learns others'.
+    points = np.resize(vectors, (max(len(vectors), 1 << _CODE_BITS), vectors.shape[1]))
+    with _one_thread():
+        return train_inverted_file(
+            points if points.any() else np.ones_like(points),
+            num_cells=min(default_cells(len(items), slopes.width).num_cells, len(vectors)),
+            num_subspaces=vectors.shape[1] // _COORDINATES,
+            code_bits=_CODE_BITS,
+            rotate=True,
+            seed=seed,
+            gate_scale=slopes.gate_scale,
         )
 
 
@@ -66,19 +57,19 @@ def train_inverted_file(
     num_subspaces: int,
     code_bits: int,
     threshold: float = DEFAULT_THRESHOLD,
-    cell_threshold: float = 0.0,
     rotate: bool = False,
     seed: int = 0,
+    gate_scale: npt.NDArray[np.floating] | None = None,
     on_step: Callable[[str, float], None] | None = None,
-) -> InvertedFileQuantizer:
+) -> Codebooks:
     """Learn C cells and the residuals' codebooks for points (X, d), from at most 100,000 of them, drawn by seed.
 
-    threshold and errors as `train_product_quantizer`; cell_threshold as `train_vector_quantizer` (0: plain k-means);
-    rotate as there, off here so that FAISS's inverted index is not wrapped in a transform unless asked for.
+    threshold and errors as `train_product_quantizer`; rotate as there, off here so that FAISS's inverted index is not
+    wrapped in a transform unless asked for. gate_scale is kept with them.
     """
-    chosen = np.sort(np.random.default_rng(seed).permutation(len(points))[:_TRAINING_POINTS])
+    chosen = _sample(len(points), seed)
     checked = checked_points(points if len(chosen) == len(points) else points[chosen])
-    cells = train_vector_quantizer(checked, num_centres=num_cells, threshold=cell_threshold, seed=seed)
+    cells = train_vector_quantizer(checked, num_centres=num_cells, threshold=0.0, seed=seed)
     residuals = train_product_quantizer(
         checked,
         num_subspaces=num_subspaces,
@@ -89,4 +80,35 @@ def train_inverted_file(
         rotate=rotate,
         on_step=on_step,
     )
-    return InvertedFileQuantizer(cells=cells, residuals=residuals)
+    rotation = residuals.rotation
+    return Codebooks(
+        centres=cells.centres if rotation is None else cells.centres @ rotation,
+        codebooks=residuals.codebooks,
+        rotation=rotation,
+        shortest=np.array([threshold * residuals.scale]),
+        stiffness=_stiffness(checked.shape[1]),
+        gate_scale=gate_scale,
+    )
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """PyTorch's threads wait for one another after each small tensor: on two busy cores two of them take 3,706 items
+    57 s where one takes 4 s."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _sample(num_points: int, seed: int) -> npt.NDArray[np.int64]:
+    return np.sort(np.random.default_rng(seed).permutation(num_points)[:_TRAINING_POINTS])
+
+
+def _stiffness(width: int) -> npt.NDArray[np.float64]:
+    """`Codebooks.stiffness` of this width; its ends are limits, 0 and d + 1."""
+    ratio = np.linspace(0, 1, _STEPS + 1)[1:-1]
+    inner = (threshold_weights(1 / ratio, width, 1.0).ratio - 1) * (1 - ratio**2)
+    return np.concatenate([[0.0], inner, [width + 1.0]])

@@ -26,10 +26,10 @@ SHAPES = [(8, 4), (3, 4), (4, 8)]
 
 
 def coded(num_subspaces: int, code_bits: int, *, rotate: bool = False) -> InvertedCodes:
-    quantizer = train_inverted_file(
+    codebooks = train_inverted_file(
         POINTS, num_cells=10, num_subspaces=num_subspaces, code_bits=code_bits, seed=0, rotate=rotate
     )
-    return quantizer.coded(POINTS)
+    return codebooks.coded(POINTS)
 
 
 @pytest.mark.parametrize("rotate", [False, True])

@@ -88,8 +88,7 @@ def test_an_impossible_number_of_centres_is_refused(num_centres: int) -> None:
 
 def test_an_inverted_file_stands_for_its_points_better_than_its_cells_alone() -> None:
     points = clustered(1_500, 16, 6)
-    quantizer = train_inverted_file(points, num_cells=12, num_subspaces=4, code_bits=4, threshold=0.3, seed=0)
-    codes = quantizer.coded(points)
-    unit = quantizer.residuals.scale
-    with_codes = score_aware_loss(points, codes.decoded(), 0.3 * unit).sum()
-    assert with_codes < 0.7 * score_aware_loss(points, codes.centres[codes.cells], 0.3 * unit).sum()
+    codebooks = train_inverted_file(points, num_cells=12, num_subspaces=4, code_bits=4, threshold=0.3, seed=0)
+    codes, shortest = codebooks.coded(points), float(codebooks.shortest[0])
+    with_codes = score_aware_loss(points, codes.decoded(), shortest).sum()
+    assert with_codes < 0.7 * score_aware_loss(points, codes.centres[codes.cells], shortest).sum()
