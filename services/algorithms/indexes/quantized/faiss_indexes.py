@@ -31,26 +31,6 @@ def inverted_index(codes: InvertedCodes) -> Any:
     return _rotating(codes, _inverted_index(codes))
 
 
-def inverted_index_on_card(codes: InvertedCodes, device: int = 0) -> Any:
-    """faiss.GpuIndexIVFPQ over the same arrays, by faiss-gpu. **Never run on a card.**
-
-    From FAISS's source: 4-bit codes need the interleaved layout, which `index_cpu_to_gpu` does not ask for without
-    cuVS; at most 2,048 cells are probed and 2,048 rows answered; ID selectors are not honoured, so filters would have
-    to act behind it. Raises: ValueError where faiss-gpu is not installed.
-    """
-    faiss = imported_faiss()
-    if not hasattr(faiss, "GpuIndexIVFPQ"):
-        raise ValueError("this FAISS was built without CUDA; allowed: faiss-gpu, of the extra bench-gpu")
-    config = faiss.GpuIndexIVFPQConfig()
-    config.device = device
-    config.use_cuvs = False
-    config.interleavedLayout = codes.code_bits == 4
-    resources = faiss.StandardGpuResources()
-    index = faiss.GpuIndexIVFPQ(resources, _inverted_index(codes), config)
-    index.resources = resources  # the index borrows them
-    return _rotating(codes, index)
-
-
 def imported_faiss() -> Any:
     """The module. Raises: ValueError, naming the extra, where it is not installed."""
     try:

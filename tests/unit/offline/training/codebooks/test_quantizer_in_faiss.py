@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from services.algorithms.indexes.quantized.faiss_indexes import (
     inverted_fast_scan,
     inverted_index,
-    inverted_index_on_card,
 )
 from services.algorithms.indexes.quantized.inverted_codes import InvertedCodes
 from services.offline.training.codebooks.inverted_file import train_inverted_file
@@ -112,9 +111,6 @@ def test_arrays_that_do_not_fit_each_other_are_named() -> None:
 
 def test_what_is_not_installed_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     codes = coded(8, 4)
-    if not hasattr(faiss, "GpuIndexIVFPQ"):
-        with pytest.raises(ValueError, match="allowed: faiss-gpu, of the extra bench-gpu"):
-            inverted_index_on_card(codes)
     monkeypatch.setitem(sys.modules, "faiss", None)
     with pytest.raises(ValueError, match="FAISS is not installed; it comes with the extra bench-cpu"):
         inverted_fast_scan(codes)
