@@ -46,8 +46,25 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     np.save(folder / "queries.npy", QUERIES)
     made = run("index", str(folder / "items.pq"), "--out", str(folder / "bundle"), "--json")
     assert made.exit_code == 0, made.output
-    assert json.loads(made.stdout)["num_items"] == 300
+    facts = json.loads(made.stdout)
+    assert (facts["num_items"], facts["width"], facts["codebooks"]) == (300, 12, True)
     return folder
+
+
+def test_codebooks_are_written_where_pytorch_is_installed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle = load_bundle(folder / "bundle")
+    assert bundle.codebooks is not None
+    codes = bundle.codebooks.coded(ITEMS)
+    assert np.square(codes.decoded() - ITEMS).mean() < 0.2 * np.square(ITEMS).mean()
+    for name in [one for one in sys.modules if one.startswith("services.offline.training.codebooks")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    made = run("index", str(folder / "items.pq"), "--out", str(folder / "plain"))
+    assert made.exit_code == 0, made.output
+    assert "no codebooks for `anisotropic`: learning them needs PyTorch (extra train)" in made.output
+    plain = load_bundle(folder / "plain")
+    assert plain.codebooks is None
+    assert plain.model_version == bundle.model_version
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,7 @@ from services.offline.datasets import Interactions
 from services.offline.training import PRESETS, TrainConfig, preset, train
 from services.offline.training.bundling import load_model, save_bundle
 from services.offline.training.choice import candidates
+from services.offline.training.codebooks.inverted_file import catalogue_codebooks
 from services.offline.training.export import export_bundle, max_difference
 from services.offline.training.onnx_graphs import ExportError, session
 from services.offline.training.presets import default_epochs, with_dot_head, with_sasrec
@@ -58,6 +59,11 @@ def test_run_training_writes_a_bundle_and_says_how_it_went(tmp_path: Path, monke
         console=Console(file=shown, width=120),
     )
     assert json.loads(json.dumps(report)) == report
+    bundle = load_bundle(out)
+    learned = catalogue_codebooks(bundle.item_states, bundle.pair_gate)
+    assert bundle.codebooks is not None
+    assert learned is not None
+    assert bundle.codebooks.text == learned.text
     bundle = load_bundle(out)
     assert bundle.model_version == report["model_version"]
     assert bundle.manifest.metrics == report["metrics"]

@@ -1,4 +1,4 @@
-"""What serving codes by, against what training encodes, and what codebooks must hold."""
+"""What serving codes by, against training's exact weights, and what codebooks must hold."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ POINTS = clustered(3_000, 24, 0)
 @pytest.mark.parametrize(
     ("code_bits", "threshold", "rotate"), [(4, 0.2, True), (4, 0.2, False), (8, 0.4, True), (4, 0, True)]
 )
-def test_serving_codes_as_training_does(code_bits: int, threshold: float, rotate: bool) -> None:
+def test_a_table_of_weights_makes_the_codes_of_exact_ones(code_bits: int, threshold: float, rotate: bool) -> None:
     codebooks = train_inverted_file(
         POINTS, num_cells=9, num_subspaces=6, code_bits=code_bits, threshold=threshold, rotate=rotate
     )
@@ -32,7 +32,7 @@ def test_serving_codes_as_training_does(code_bits: int, threshold: float, rotate
     weights = relative_weights(turned, threshold=threshold, scale=scale)
     targets = score_aware_targets(turned, weights, centres=codebooks.centres[codes.cells])
     by_training = encode(targets, torch.from_numpy(codebooks.codebooks))
-    # Sums are added in another order, so a tie of two codewords may fall otherwise.
+    # A tie of two codewords may fall otherwise.
     assert np.mean(codes.codes == by_training.numpy()) > 0.9999
     assert codes.codes.dtype == np.uint8
 
