@@ -49,7 +49,7 @@ from services.contracts.shards import Shard
 from services.platform.config import ConfigError
 from services.platform.memory import available_bytes, require_memory
 from services.platform.process import configure_tracing
-from services.platform.rpc.server import HealthState, serve
+from services.platform.rpc.server import HealthState, RpcServer, serve
 from services.platform.tracing import Tracing
 
 if TYPE_CHECKING:
@@ -138,8 +138,6 @@ def make_live(
         votes=Voting(whole, votes),
         audit=Audit(catalogue, share=settings.audit_share, report=metrics.audited),
         metrics=metrics,
-        max_batch=settings.max_batch,
-        max_queue=settings.max_queue,
         copied_bytes_per_item=0 if on_card is None else on_card.copied_bytes_per_item,
         shard=settings.shard,
     )
@@ -313,10 +311,11 @@ async def run(settings: CandidatesSettings) -> None:
             _add_servicer(servicer, server)
             return [SERVICE]
 
-        await serve(
+        server = RpcServer(
             process="candidates",
             settings=settings,
             add_services=add_services,
             health_state=health,
             tracing=tracing,
         )
+        await serve(server)

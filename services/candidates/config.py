@@ -1,4 +1,4 @@
-"""The candidates process's settings: the shared ones, the algorithms, sizes of batches and memory, votes, audits."""
+"""The candidates process's settings: the shared ones, the algorithms, memory, votes, audits."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -26,9 +26,6 @@ class CandidatesSettings(ProcessSettings):
     device: Literal["cpu", "cuda"] = Field(default="cpu", validation_alias="FRESHET_CANDIDATES_DEVICE")
     # What the items may take; 0 is whatever the machine has left.
     max_memory_mb: int = Field(default=0, ge=0, validation_alias=MEMORY_VARIABLE)
-    # Searches computed together; more wait, and beyond the queue they are refused.
-    max_batch: int = Field(default=32, ge=1, le=1024, validation_alias="FRESHET_CANDIDATES_MAX_BATCH")
-    max_queue: int = Field(default=256, ge=1, le=100_000, validation_alias="FRESHET_CANDIDATES_MAX_QUEUE")
     # The share of live searches that is answered again by brute force, in the background.
     audit_share: float = Field(default=0.01, ge=0, le=1, validation_alias="FRESHET_CANDIDATES_AUDIT_SHARE")
 

@@ -27,6 +27,8 @@ from services.platform.errors import InvalidRequest, NotFound, PreconditionFaile
 from services.platform.validation import validate_id
 
 MAX_K = 10_000
+# Searches computed together; more wait, and beyond the queue they are refused.
+MAX_BATCH, MAX_QUEUE = 32, 256
 _MEASURED_K = 100
 
 
@@ -41,8 +43,6 @@ class Search:
         votes: Voting,
         audit: Audit,
         metrics: CandidatesMetrics,
-        max_batch: int,
-        max_queue: int,
         copied_bytes_per_item: int = 0,
         shard: Shard = WHOLE,
     ) -> None:
@@ -52,7 +52,7 @@ class Search:
         self._algorithms, self._copied_bytes_per_item = list(algorithms), copied_bytes_per_item
         self._names, self._choice = _short_names(algorithms), Choice(algorithms)
         self._batcher: Batcher[SearchQuery, Found] = Batcher(
-            self.find_all, max_batch=max_batch, max_queue=max_queue, name="candidates", on_batch=metrics.batch
+            self.find_all, max_batch=MAX_BATCH, max_queue=MAX_QUEUE, name="candidates", on_batch=metrics.batch
         )
         metrics.loaded(self.info)
         if len(algorithms) > 1:

@@ -13,8 +13,7 @@ from services.gateway import bootstrap as gateway
 from services.platform.config import ConfigError, load_settings
 from services.platform.process import configure_tracing
 from services.platform.rpc.server import HealthState
-from services.reranker.bootstrap import make_rerank
-from services.reranker.config import RerankerSettings
+from services.reranker.handlers import Rerank
 from services.reranker.metrics import RerankerMetrics
 from services.reranker.server import RerankerServicer
 
@@ -31,14 +30,13 @@ async def run(settings: CompactSettings) -> None:
     """Serve until a signal; items are held once, for both stages. Raises: as the three's own `run`; ConfigError for a
     shard."""
     tracing, health = configure_tracing("gateway", settings.otlp_endpoint), HealthState(check=changed_in_place)
-    ranking = load_settings(RerankerSettings)
     followed = load_settings(LaterWorkersCandidates if settings.worker else CandidatesSettings)
     if not followed.shard.is_all:
         raise ConfigError(
             f"FRESHET_CANDIDATES_SHARD='{followed.shard}' allowed in a compact process, which has no peers: 0/1"
         )
     async with opened(followed, health, tracing, versions_kept=VERSIONS_KEPT) as (candidates, live):
-        rerank = make_rerank(ranking, live.catalogue, RerankerMetrics())
+        rerank = Rerank(catalogue=live.catalogue, metrics=RerankerMetrics())
         reranker = RerankerServicer(rerank, check_ready=candidates.check_ready)
         peers = {"candidates": InProcess(candidates), "reranker": InProcess(reranker)}
         try:

@@ -37,7 +37,7 @@ from services.encoder.models import Model, Models, ServedModels
 from services.encoder.server import SERVICE, EncoderServicer
 from services.platform.memory import require_memory
 from services.platform.process import configure_tracing
-from services.platform.rpc.server import HealthState, serve
+from services.platform.rpc.server import HealthState, RpcServer, serve
 from services.platform.stream.kafka import BulkProducer
 from services.platform.stream.ports import Offsets
 from services.platform.tracing import OFF, Tracing
@@ -362,11 +362,11 @@ async def run(settings: EncoderSettings) -> None:
         store.close()
         await reader.close()
 
-    await serve(
+    server = RpcServer(
         process="encoder",
         settings=settings,
         add_services=add_services,
-        on_drain=on_drain,
         health_state=health,
         tracing=tracing,
     )
+    await serve(server, on_drain=on_drain)

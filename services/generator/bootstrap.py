@@ -50,7 +50,7 @@ from services.generator.ports import TextEncoder
 from services.generator.server import SERVICE, GeneratorServicer
 from services.platform.errors import PreconditionFailed
 from services.platform.process import configure_tracing
-from services.platform.rpc.server import HealthState, serve
+from services.platform.rpc.server import HealthState, RpcServer, serve
 
 log = structlog.get_logger()
 
@@ -150,7 +150,6 @@ class _Loading:
 
 
 def make_servicer(
-    settings: GeneratorSettings,
     sources: Sources,
     metrics: GeneratorMetrics,
     *,
@@ -160,15 +159,7 @@ def make_servicer(
     """In front of what was loaded. `next_item`: of topic `items`; `is_ready`: whether to answer yet."""
 
     def match(name: str, source: TextSource[Answer] | None) -> Match[Answer]:
-        return Match(
-            name,
-            source,
-            reason=sources.reasons.get(name, ""),
-            metrics=metrics,
-            max_batch=settings.max_batch,
-            max_queue=settings.max_queue,
-            is_ready=is_ready,
-        )
+        return Match(name, source, reason=sources.reasons.get(name, ""), metrics=metrics, is_ready=is_ready)
 
     return GeneratorServicer(
         text_mol=match(TEXT_MOL, sources.text),
@@ -217,7 +208,7 @@ async def run(settings: GeneratorSettings) -> None:
     tracing = configure_tracing("generator", settings.otlp_endpoint)
     health = HealthState(check=changed_in_place)
     ready = Ready({"items", *(() if sources.text is None else ("clicks",))}, health)
-    servicer = make_servicer(settings, sources, metrics, next_item=lambda: follower.next_item, is_ready=ready)
+    servicer = make_servicer(sources, metrics, next_item=lambda: follower.next_item, is_ready=ready)
     changed = make_watch(sources, servicer, metrics)
     follower = CatalogueFollower(
         catalogue_reader(settings.kafka, "generator", ITEMS, makes_topics=settings.replicas),
@@ -263,11 +254,11 @@ async def run(settings: GeneratorSettings) -> None:
         for encoder in encoders:
             encoder.close()
 
-    await serve(
+    server = RpcServer(
         process="generator",
         settings=settings,
         add_services=add_services,
-        on_drain=close,
         health_state=health,
         tracing=tracing,
     )
+    await serve(server, on_drain=close)

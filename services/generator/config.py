@@ -1,4 +1,4 @@
-"""The generator process's settings: the shared ones, the text bundle, batches, what clicks are worth."""
+"""The generator process's settings: the shared ones, the text bundle, what clicks are worth."""
 
 from pathlib import Path
 
@@ -14,9 +14,6 @@ class GeneratorSettings(ProcessSettings):
     port: int = Field(default=50055, ge=0, le=65535, validation_alias="FRESHET_GENERATOR_PORT")
     # Where there is none, words are looked up in the catalogue's titles alone.
     text: Path = Field(default=Path(".freshet/text"), validation_alias="FRESHET_TEXT")
-    # Queries of one source computed together; more wait, and beyond the queue they are refused.
-    max_batch: int = Field(default=16, ge=1, le=256, validation_alias="FRESHET_GENERATOR_MAX_BATCH")
-    max_queue: int = Field(default=256, ge=1, le=100_000, validation_alias="FRESHET_GENERATOR_MAX_QUEUE")
 
     # How far clicks move an item of the text model (lambda of PEFA-XS), and one that it never saw.
     click_share: str = Field(default="paper", validation_alias="FRESHET_GENERATOR_CLICK_SHARE")

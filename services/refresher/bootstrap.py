@@ -20,7 +20,7 @@ from services.contracts.topics.items import ITEMS
 from services.contracts.topics.refresher_checkpoints import REFRESHER_CHECKPOINTS
 from services.platform.config import ConfigError
 from services.platform.process import configure_tracing
-from services.platform.rpc.server import HealthState, serve
+from services.platform.rpc.server import HealthState, RpcServer, serve
 from services.platform.stream.kafka import BulkProducer
 from services.platform.tracing import OFF, Tracing
 from services.refresher.adapters.checkpoint_files import CheckpointFiles
@@ -217,11 +217,11 @@ async def run(settings: RefresherSettings) -> None:
     async def on_drain() -> None:
         await asyncio.to_thread(refresher.stop)
 
-    await serve(
+    server = RpcServer(
         process="refresher",
         settings=settings,
         add_services=add_services,
-        on_drain=on_drain,
         health_state=health,
         tracing=tracing,
     )
+    await serve(server, on_drain=on_drain)

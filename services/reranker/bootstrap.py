@@ -29,7 +29,7 @@ from services.catalogue.snapshots import CatalogueSnapshots
 from services.contracts.processes import PROCESSES
 from services.platform.memory import available_bytes, require_memory
 from services.platform.process import configure_tracing
-from services.platform.rpc.server import HealthState, serve
+from services.platform.rpc.server import HealthState, RpcServer, serve
 from services.reranker.config import MEMORY_VARIABLE, RerankerSettings
 from services.reranker.handlers import Rerank
 from services.reranker.metrics import RerankerMetrics
@@ -62,17 +62,12 @@ def make_live(base: Catalogue, *, limit_mb: int) -> LiveCatalogue:
     return LiveCatalogue(base, build=_no_algorithm, max_bytes=limit, versions_kept=VERSIONS_KEPT)
 
 
-def make_rerank(settings: RerankerSettings, catalogue: LiveCatalogue, metrics: RerankerMetrics) -> Rerank:
-    """The handler over a catalogue."""
-    return Rerank(catalogue=catalogue, metrics=metrics, max_batch=settings.max_batch, max_queue=settings.max_queue)
-
-
 async def run(settings: RerankerSettings) -> None:
     """Serve until a signal. Raises: BundleError, MemoryError, PortTaken."""
     set_compute_threads(settings.compute_threads)
     catalogue = await asyncio.to_thread(load_catalogue, settings)
     metrics = RerankerMetrics()
-    rerank = make_rerank(settings, catalogue, metrics)
+    rerank = Rerank(catalogue=catalogue, metrics=metrics)
     tracing = configure_tracing("reranker", settings.otlp_endpoint)
     log.info("catalogue_loaded", model_version=catalogue.base.model_version, items=catalogue.base.num_items)
     health = HealthState(check=changed_in_place)
@@ -109,14 +104,14 @@ async def run(settings: RerankerSettings) -> None:
         with contextlib.suppress(Exception):  # reported when it failed
             await asyncio.to_thread(merge.close)
 
-    await serve(
+    server = RpcServer(
         process="reranker",
         settings=settings,
         add_services=add_services,
-        on_drain=close,
         health_state=health,
         tracing=tracing,
     )
+    await serve(server, on_drain=close)
 
 
 def _no_algorithm(items: MolScorer, pair_gate: PairGate | None, /) -> Mapping[str, Index]:

@@ -1,4 +1,4 @@
-"""The reranker's settings: the shared ones and the sizes of batches and memory."""
+"""The reranker's settings: the shared ones, memory, and snapshots."""
 
 from pydantic import Field
 
@@ -13,9 +13,6 @@ class RerankerSettings(ProcessSettings):
     port: int = Field(default=50053, ge=0, le=65535, validation_alias="FRESHET_RERANKER_PORT")
     # What the items may take; 0 is whatever the machine has left.
     max_memory_mb: int = Field(default=0, ge=0, validation_alias=MEMORY_VARIABLE)
-    # Pools ranked in one turn of the worker thread; more wait, and beyond the queue they are refused.
-    max_batch: int = Field(default=32, ge=1, le=1024, validation_alias="FRESHET_RERANKER_MAX_BATCH")
-    max_queue: int = Field(default=256, ge=1, le=100_000, validation_alias="FRESHET_RERANKER_MAX_QUEUE")
     # Where snapshots of what the stream changed are kept, for a start that does not read all of it; empty: none.
     snapshots: str = Field(default="", validation_alias="FRESHET_RERANKER_SNAPSHOTS")
     snapshot_minutes: float = Field(default=10.0, ge=0.1, le=600, validation_alias="FRESHET_RERANKER_SNAPSHOT_MINUTES")

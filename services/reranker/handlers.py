@@ -31,6 +31,8 @@ from services.reranker.metrics import RerankerMetrics
 Ruled = Sequence[tuple[Rule, Mask]]
 MAX_K = 1_000
 MAX_POOL = 10_000
+# Pools ranked in one turn of the worker thread; more wait, and beyond the queue they are refused.
+MAX_BATCH, MAX_QUEUE = 32, 256
 # How long a pool of a version that is not here yet waits for it: both processes read the same log, milliseconds apart.
 _VERSION_WAIT_S = 0.01
 _VERSION_CHECK_S = 0.002
@@ -39,10 +41,10 @@ _VERSION_CHECK_S = 0.002
 class Rerank:
     """Ranks pools of one live catalogue's items, and explains scores."""
 
-    def __init__(self, *, catalogue: LiveCatalogue, metrics: RerankerMetrics, max_batch: int, max_queue: int) -> None:
+    def __init__(self, *, catalogue: LiveCatalogue, metrics: RerankerMetrics) -> None:
         self._catalogue, self._metrics = catalogue, metrics
         self._batcher: Batcher[RerankQuery, Ranked] = Batcher(
-            self.rank_all, max_batch=max_batch, max_queue=max_queue, name="reranker", on_batch=metrics.batch
+            self.rank_all, max_batch=MAX_BATCH, max_queue=MAX_QUEUE, name="reranker", on_batch=metrics.batch
         )
 
     @property

@@ -1,38 +1,31 @@
 """The reranker's own figures: seconds per stage, batches, dropped candidates, certificates, how fresh it is."""
 
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
+from prometheus_client import REGISTRY, CollectorRegistry
 
 from services.algorithms.indexes.protocol import Certificate
 from services.catalogue.metrics import CatalogueMetrics
-from services.platform.metrics import BATCH_BUCKETS, LATENCY_BUCKETS_S
+from services.platform.metrics import BATCH_BUCKETS, Figures
 
 
 class RerankerMetrics:
     """Histograms with few labels, looked up once."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
-        stages = Histogram(
+        figures = Figures(registry)
+        stages = figures.histogram(
             "freshet_reranker_stage_seconds",
             "Seconds of a Rerank per stage: waiting, verifying the filter, scoring, choosing.",
-            ("stage",),
-            buckets=LATENCY_BUCKETS_S,
-            registry=registry,
+            "stage",
         )
         self.queue, self.verify, self.score, self.choose = (
             stages.labels(stage) for stage in ("queue", "verify", "score", "choose")
         )
         self.catalogue = CatalogueMetrics("reranker", registry)
-        self._batch = Histogram(
-            "freshet_reranker_batch_pools", "Pools per batch.", buckets=BATCH_BUCKETS, registry=registry
+        self._batch = figures.histogram("freshet_reranker_batch_pools", "Pools per batch.", buckets=BATCH_BUCKETS)
+        self._dropped = figures.counter(
+            "freshet_reranker_dropped_items", "Candidates dropped: unknown, repeated, or against the filter."
         )
-        self._dropped = Counter(
-            "freshet_reranker_dropped_items",
-            "Candidates dropped: unknown, repeated, or against the filter.",
-            registry=registry,
-        )
-        certificates = Counter(
-            "freshet_reranker_certificates", "Answers by kind of certificate.", ("kind",), registry=registry
-        )
+        certificates = figures.counter("freshet_reranker_certificates", "Answers by kind of certificate.", "kind")
         self._certificates = {kind: certificates.labels(kind) for kind in ("exact", "bounded", "estimate")}
 
     def batch(self, pools: int) -> None:

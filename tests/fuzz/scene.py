@@ -60,7 +60,7 @@ class Served:
         own = RerankerSettings(port=0, metrics_port=0, bundle=bundle)
         self.reranker_metrics = RerankerMetrics(self.registry)
         self.catalogue = reranker.load_catalogue(own)
-        self.rerank = reranker.make_rerank(own, self.catalogue, self.reranker_metrics)
+        self.rerank = reranker.Rerank(catalogue=self.catalogue, metrics=self.reranker_metrics)
         self.candidates, self.reranker = CandidatesServicer(self.live.search), RerankerServicer(self.rerank)
 
     async def close(self) -> None:

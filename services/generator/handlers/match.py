@@ -25,6 +25,8 @@ from services.platform.validation import validate_query
 
 A = TypeVar("A", bound=Scored)
 
+# Queries computed together; more wait, and beyond the queue they are refused.
+MAX_BATCH, MAX_QUEUE = 16, 256
 # Of a call's time: the rest is for the way back.
 _SHARE = 0.9
 
@@ -39,8 +41,6 @@ class Match(Generic[A]):
         *,
         reason: str = "",
         metrics: GeneratorMetrics,
-        max_batch: int,
-        max_queue: int,
         is_ready: Callable[[], bool],
     ) -> None:
         """`reason`: why `source` is None. `is_ready`: whether what it is about was read to the end yet."""
@@ -49,7 +49,7 @@ class Match(Generic[A]):
         self._batcher: Batcher[Asked, A] | None = None
         if source is not None:
             self._batcher = Batcher(
-                lambda asked: self._find(source, asked), max_batch=max_batch, max_queue=max_queue, name=name
+                lambda asked: self._find(source, asked), max_batch=MAX_BATCH, max_queue=MAX_QUEUE, name=name
             )
 
     async def __call__(self, asked: Asked) -> A:

@@ -35,12 +35,72 @@ _RETRY_AFTER_MS = 100
 _PATIENCE_S = 0.5
 
 
+class Limit:
+    """How many calls of a class run at a time, as `value` says now. It lies between `smallest` and `largest`; equal, it
+    stands still. For one event loop; not for threads.
+
+    quick_s: a median up to that is no overload, however little calls take unhurried.
+    standing_back: the least while calls stand back; None: as always.
+    """
+
+    def __init__(
+        self, smallest: int, largest: int, *, quick_s: float, standing_back: int | None, clock: Callable[[], float]
+    ) -> None:
+        self._smallest, self._largest = min(smallest, largest), largest
+        self._least_standing_back = self._smallest if standing_back is None else standing_back
+        self._quick_s, self._clock = quick_s, clock
+        self.value = float(max(self._smallest, min(_FIRST, largest)))
+        # What calls take unhurried, and whether it was seen while hardly any ran.
+        self._unhurried_s: float | None = None
+        self._is_sure = False
+        # Of this window: what calls took, how many of them stood back, and the most that ran at a time.
+        self._taken_s: list[float] = []
+        self._standing_back = 0
+        self._peak = 0
+        self._window_began = clock()
+
+    def runs(self, calls: int) -> None:
+        """So many run now."""
+        self._peak = max(self._peak, calls)
+
+    def took(self, seconds: float, *, stands_back: bool, in_flight: int) -> None:
+        """A call is over, beside so many that run on."""
+        if self._smallest == self._largest:
+            return
+        self._taken_s.append(seconds)
+        self._standing_back += stands_back
+        now = self._clock()
+        if len(self._taken_s) >= _WINDOW_CALLS and now - self._window_began >= _WINDOW_S:
+            self._move(median(self._taken_s))
+            self._taken_s.clear()
+            self._standing_back = 0
+            self._window_began, self._peak = now, in_flight
+
+    def _move(self, taken_s: float) -> None:
+        before = self._unhurried_s
+        if self._peak <= _UNHURRIED:
+            self._is_sure = True
+            self._unhurried_s = taken_s if before is None else before + _LEARNED * (taken_s - before)
+        self._unhurried_s = unhurried_s = min(taken_s, taken_s if self._unhurried_s is None else self._unhurried_s)
+        enough_s = max(self._quick_s, _TOLERANCE * unhurried_s)
+        gradient = min(1.0, max(0.5, enough_s / taken_s)) if taken_s else 1.0
+        if 2 * self._standing_back > len(self._taken_s):
+            self.value = max(self._least_standing_back, min(gradient, _STAND_BACK) * self.value)
+            return
+        if gradient < 1.0 and not self._is_sure:
+            self.value = self._smallest
+            return
+        # A limit that nobody reaches says nothing: it only falls.
+        headroom = sqrt(self.value) if 2 * self._peak >= self.value else 0.0
+        # After calls stood back it is below the least, and comes back no faster than it grows.
+        least = min(self._smallest, self.value + sqrt(self.value))
+        self.value = max(least, min(self._largest, gradient * self.value + headroom))
+
+
 class Admission:
     """One class of calls. For one event loop; not for threads.
 
-    smallest, largest: what the limit moves between; equal, it stands still. per_caller: what one caller may have, too.
-    quick_s: a median up to that is no overload, however little calls take unhurried.
-    standing_back: the least while calls stand back; None: as always.
+    smallest, largest, quick_s, standing_back: of its `Limit`. per_caller: what one caller may have, too.
     surplus: so many may begin beyond the limit at a time, if they are answered in a cheaper way (`Slot.is_surplus`).
     queue: so many wait for their turn (`admit`) before one is refused.
     """
@@ -59,24 +119,20 @@ class Admission:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = name
-        self._smallest, self._largest = min(smallest, largest), largest
-        self._least_standing_back = self._smallest if standing_back is None else standing_back
+        self._limit = Limit(smallest, largest, quick_s=quick_s, standing_back=standing_back, clock=clock)
+        self._clock = clock
         self._per_caller = per_caller
         self._surplus_left = surplus
         self._queue_size = queue
         # Who waits, in the order of coming: the caller, and what it is told when its turn does not come.
         self._queue: dict[asyncio.Future[Slot], tuple[str, Overloaded]] = {}
-        self._quick_s = quick_s
-        self._clock = clock
-        self.limit = float(max(self._smallest, min(_FIRST, largest)))
         self.in_flight = 0
         self._callers = Counter[str]()
-        self._unhurried_s: float | None = None
-        self._is_sure = False
-        self._taken_s: list[float] = []
-        self._standing_back = 0
-        self._peak = 0
-        self._window_began = clock()
+
+    @property
+    def limit(self) -> float:
+        """As last measured."""
+        return self._limit.value
 
     def enter(self, caller: str, *, is_background: bool = False) -> "Slot":
         """Let one call begin; its `Slot.leave` has to follow. Of what is in the background, half as many at a time.
@@ -99,7 +155,7 @@ class Admission:
                 retry_after_ms=_RETRY_AFTER_MS,
             )
         self._count(caller, 1)
-        self._peak = max(self._peak, self.in_flight)
+        self._limit.runs(self.in_flight)
         return Slot(self, caller, self._clock, is_surplus=False)
 
     async def admit(self, caller: str, *, is_background: bool = False) -> "Slot":
@@ -150,38 +206,6 @@ class Admission:
         if number < 0 and self._queue:
             self._let_in()
 
-    def _took(self, seconds: float, *, stands_back: bool) -> None:
-        if self._smallest == self._largest:
-            return
-        self._taken_s.append(seconds)
-        self._standing_back += stands_back
-        now = self._clock()
-        if len(self._taken_s) >= _WINDOW_CALLS and now - self._window_began >= _WINDOW_S:
-            self._move(median(self._taken_s))
-            self._taken_s.clear()
-            self._standing_back = 0
-            self._window_began, self._peak = now, self.in_flight
-
-    def _move(self, taken_s: float) -> None:
-        before = self._unhurried_s
-        if self._peak <= _UNHURRIED:
-            self._is_sure = True
-            self._unhurried_s = taken_s if before is None else before + _LEARNED * (taken_s - before)
-        self._unhurried_s = unhurried_s = min(taken_s, taken_s if self._unhurried_s is None else self._unhurried_s)
-        enough_s = max(self._quick_s, _TOLERANCE * unhurried_s)
-        gradient = min(1.0, max(0.5, enough_s / taken_s)) if taken_s else 1.0
-        if 2 * self._standing_back > len(self._taken_s):
-            self.limit = max(self._least_standing_back, min(gradient, _STAND_BACK) * self.limit)
-            return
-        if gradient < 1.0 and not self._is_sure:
-            self.limit = self._smallest
-            return
-        # A limit that nobody reaches says nothing: it only falls.
-        headroom = sqrt(self.limit) if 2 * self._peak >= self.limit else 0.0
-        # After calls stood back it is below the least, and comes back no faster than it grows.
-        least = min(self._smallest, self.limit + sqrt(self.limit))
-        self.limit = max(least, min(self._largest, gradient * self.limit + headroom))
-
 
 class Slot:
     """One admitted call. is_surplus: there was no room for it; it has to be answered cheaply, without waiting.
@@ -215,7 +239,8 @@ class Slot:
         if self._is_in:
             self._admission._count(self._caller, -1)
             if worked:
-                self._admission._took(self._clock() - self._began, stands_back=self.stands_back)
+                took_s, in_flight = self._clock() - self._began, self._admission.in_flight
+                self._admission._limit.took(took_s, stands_back=self.stands_back, in_flight=in_flight)
 
 
 current: ContextVar[Slot | None] = ContextVar("slot", default=None)

@@ -1,6 +1,6 @@
 """The gRPC server kit: start, guard every call, report health, drain.
 
-`serve` is all that a process needs; `RpcServer` is the same without signals, for tests. It knows nothing of what the
+A process makes an `RpcServer` and hands it to `serve`. It knows nothing of what the
 services do: a process adds them and says when it is ready.
 """
 
@@ -46,6 +46,8 @@ _SERVER_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.keepalive_timeout_ms", 20_000),
 ]
 
+_STARTING = "starting, or a part that it needs does not answer"
+
 
 def _connection_age(seconds: float) -> list[tuple[str, int]]:
     """By the option, a tenth more or less; calls that run then may end."""
@@ -63,19 +65,19 @@ class HealthState:
         self, *, ready: bool = False, look_every_s: float = 1.0, check: Callable[[], str] | None = None
     ) -> None:
         """check: says why the process must take no work, or ""; asked every `look_every_s`."""
-        self._ready, self._why_not = ready, ""
+        # What the process says of itself, and what is found by looking: "" where nothing is wrong.
+        self._said, self._found = "" if ready else _STARTING, ""
         self._draining = False
         self._look_every_s = look_every_s
         self._loops: dict[str, TurnClock] = {}
-        self._hanging: frozenset[str] = frozenset()
-        self._check, self._failed = check, ""
+        self._check = check
         self.services: list[str] = [""]
         # Further names, and whether the process still serves under them.
         self._names: dict[str, bool] = {}
         self._servicer: health.aio.HealthServicer | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._looking: asyncio.Task[None] | None = None
-        self._said = ""
+        self._published = ""
 
     @property
     def ready(self) -> bool:
@@ -85,20 +87,14 @@ class HealthState:
     @property
     def why_not(self) -> str:
         """Why the process takes no work; empty when it does."""
-        if self._draining:
-            return "draining"
-        if self._failed:
-            return self._failed
-        if self._hanging:
-            return f"a loop hangs: {', '.join(sorted(self._hanging))}"
-        return "" if self._ready else self._why_not or "starting, or a part that it needs does not answer"
+        return "draining" if self._draining else self._found or self._said
 
     def set_ready(self, ready: bool, why_not: str = "") -> None:
         """Publish the state; repeated calls with the same value cost nothing. why_not: in a few words."""
-        if ready == self._ready and why_not == self._why_not:
-            return
-        self._ready, self._why_not = ready, why_not
-        self._publish_soon()
+        said = "" if ready else why_not or _STARTING
+        if said != self._said:
+            self._said = said
+            self._publish_soon()
 
     def _publish_soon(self) -> None:
         if self._loop is not None and not self._loop.is_closed():
@@ -140,25 +136,29 @@ class HealthState:
             return
         kinds = health_pb2.HealthCheckResponse
         why_not = self.why_not
-        if why_not and why_not != self._said and not self._draining:
+        if why_not and why_not != self._published and not self._draining:
             log.warning("not_ready", reason=why_not)
-        elif self._said and not why_not:
-            log.info("ready", after=self._said)
-        self._said = why_not
+        elif self._published and not why_not:
+            log.info("ready", after=self._published)
+        self._published = why_not
         status = kinds.NOT_SERVING if why_not else kinds.SERVING
         for service, is_served in {**dict.fromkeys(self.services, True), **self._names}.items():
             await self._servicer.set(service, status if is_served else kinds.NOT_SERVING)
 
     async def _look(self) -> None:
+        before: set[str] = set()
         while True:
-            hanging = frozenset(name for name, turns in self._loops.items() if turns.is_stuck)
-            before, self._hanging = self._hanging, hanging
-            failed_before, self._failed = self._failed, self._check() if self._check else ""
-            for name in sorted(hanging - before):
-                log.error("loop_hangs", loop=name)
-            for name in sorted(before - hanging):
-                log.info("loop_goes_on", loop=name)
-            if (hanging, self._failed) != (before, failed_before):
+            hanging = {name for name, turns in self._loops.items() if turns.is_stuck}
+            for name in sorted(hanging ^ before):
+                (log.error if name in hanging else log.info)(
+                    "loop_hangs" if name in hanging else "loop_goes_on", loop=name
+                )
+            before = hanging
+            found = self._check() if self._check else ""
+            if not found and hanging:
+                found = f"a loop hangs: {', '.join(sorted(hanging))}"
+            if found != self._found:
+                self._found = found
                 await self.publish()
             await asyncio.sleep(self._look_every_s)
 
@@ -202,7 +202,13 @@ class _ReflectionPool:
 
 
 class RpcServer:
-    """A guarded grpc.aio server with health and reflection. `start`, then `drain`."""
+    """A guarded grpc.aio server with health and reflection. `start`, then `drain`.
+
+    `health_state`: pass one to say later when the process is ready; without it, it is ready at once.
+    `door`: who may call what; without one, everybody may call everything. `admissions`: by method, where not all share
+    the one limit of `settings`. `max_request_bytes`: a larger one is refused before it is read; `limits`: of its
+    repeated fields, where they differ from `request_counts.LIMITS`.
+    """
 
     def __init__(
         self,
@@ -219,8 +225,7 @@ class RpcServer:
         idle_s: float = 60.0,
         registry: CollectorRegistry = REGISTRY,
     ) -> None:
-        self._process = process
-        self._settings = settings
+        self.settings = settings
         self._health = health_state or HealthState(ready=True)
         self.guards = CallGuards(
             RpcMetrics(process, registry),
@@ -250,8 +255,8 @@ class RpcServer:
 
         Raises: PortTaken naming the port and its owner.
         """
-        host, port = self._settings.host, self._settings.port
-        if not self._settings.shares_port:
+        host, port = self.settings.host, self.settings.port
+        if not self.settings.shares_port:
             check_port_free(host, port)
         names = list(self._add_services(self._server))
         health_pb2_grpc.add_HealthServicer_to_server(self.health_servicer, self._server)
@@ -266,18 +271,18 @@ class RpcServer:
         await self._server.start()
 
     def _add_port(self, address: str) -> int:
-        tls = self._settings.tls
+        tls = self.settings.tls
         if tls is None:
             return int(self._server.add_insecure_port(address))
         own = [(tls.key.read_bytes(), tls.certificate.read_bytes())]
-        asks = self._settings.asks_client_certificates
+        asks = self.settings.asks_client_certificates
         ca = tls.ca.read_bytes() if asks else None
         return int(self._server.add_secure_port(address, grpc.ssl_server_credentials(own, ca, asks)))
 
     async def drain(self) -> None:
         """Report NOT_SERVING, take no new call, give running ones `drain_seconds` to finish."""
         await self._health.drain()
-        await self._server.stop(self._settings.drain_seconds)
+        await self._server.stop(self.settings.drain_seconds)
 
 
 class Beside(Protocol):
@@ -295,44 +300,22 @@ class Beside(Protocol):
 
 
 async def serve(
+    server: RpcServer,
     *,
-    process: str,
-    settings: ProcessSettings,
-    add_services: AddServices,
     on_drain: Callable[[], Awaitable[None]] | None = None,
-    health_state: HealthState | None = None,
-    tracing: Tracing | None = None,
-    door: Door | None = None,
-    admissions: Mapping[str, Admission] | None = None,
-    max_request_bytes: int = MAX_REQUEST_BYTES,
-    limits: Mapping[str, int] = MappingProxyType({}),
     before_listening: Callable[[], Awaitable[None]] | None = None,
-    beside: Callable[[RpcServer], Beside] | None = None,
+    beside: Beside | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT, then drain, then call `on_drain` (close batchers, consumers, connections).
 
-    `health_state`: pass one to say later when the process is ready; without it, it is ready at once.
-    `door`: who may call what; without one, everybody may call everything. `admissions`: by method, where not all share
-    the one limit of `settings`. `max_request_bytes`: a larger one is refused before it is read; `limits`: of its
-    repeated fields, where they differ from `request_counts.LIMITS`.
-    `before_listening`: waited for before the port is taken. `beside`: makes a second server, which runs as long.
+    `before_listening`: waited for before the port is taken. `beside`: another server, which runs as long.
     Raises: PortTaken when the gRPC or the metrics port is held by somebody else (`on_drain` is called first).
     """
+    settings = server.settings
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    server = RpcServer(
-        process=process,
-        settings=settings,
-        add_services=add_services,
-        health_state=health_state,
-        tracing=tracing,
-        door=door,
-        admissions=admissions,
-        max_request_bytes=max_request_bytes,
-        limits=limits,
-    )
     try:
         if before_listening is not None:
             either = [asyncio.ensure_future(one) for one in (before_listening(), stop.wait())]
@@ -342,10 +325,9 @@ async def serve(
             for one in done:
                 one.result()
         await server.start()
-        other = beside(server) if beside is not None else None
         try:
-            if other is not None:
-                await other.start()
+            if beside is not None:
+                await beside.start()
             serve_metrics(settings.resolved_metrics_port, settings.host, tls=settings.tls)
             # What start-up made lives as long as the process: keep the collector from walking it in a request.
             gc.collect()
@@ -353,13 +335,13 @@ async def serve(
             log.info(
                 "serving",
                 port=server.port,
-                http_port=other.port if other is not None else 0,
+                http_port=beside.port if beside is not None else 0,
                 metrics_port=settings.resolved_metrics_port,
             )
             await stop.wait()
             log.info("draining", seconds=settings.drain_seconds)
         finally:
-            await asyncio.gather(server.drain(), *([other.drain()] if other is not None else []))
+            await asyncio.gather(server.drain(), *([beside.drain()] if beside is not None else []))
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
             with contextlib.suppress(ValueError):

@@ -72,7 +72,7 @@ class Scene:
         self.metrics = CandidatesMetrics(CollectorRegistry())
         self.search = Search(
             catalogue=self.catalogue, algorithms=self.algorithms, votes=Voting(self.base, None), metrics=self.metrics,
-            audit=Audit(self.catalogue, share=0, report=self.metrics.audited), max_batch=8, max_queue=8,
+            audit=Audit(self.catalogue, share=0, report=self.metrics.audited),
         )  # fmt: skip
 
     def found(
@@ -161,7 +161,7 @@ def test_reranking_a_pool_gives_the_order_of_the_fused_answer_with_its_proof(
     if is_changed:
         scene.replace(scene.found(wanted).item_ids[0])
     full, pool = (scene.found(wanted, stage=stage) for stage in (Stage.FULL, Stage.FIRST))
-    rerank = Rerank(catalogue=scene.catalogue, metrics=RerankerMetrics(CollectorRegistry()), max_batch=1, max_queue=1)
+    rerank = Rerank(catalogue=scene.catalogue, metrics=RerankerMetrics(CollectorRegistry()))
     ranked = rerank.rank_all(
         [
             RerankQuery(

@@ -30,7 +30,6 @@ from services.platform.rpc import client as rpc_client
 from services.platform.rpc import request_context
 from services.platform.rpc.server import HealthState, RpcServer
 from services.reranker import bootstrap as reranker
-from services.reranker.config import RerankerSettings
 from services.reranker.metrics import RerankerMetrics
 from services.reranker.server import RerankerServicer
 
@@ -57,9 +56,7 @@ async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
         CandidatesMetrics(CollectorRegistry()),
         versions_kept=VERSIONS_KEPT,
     )
-    rerank = reranker.make_rerank(
-        RerankerSettings(port=0, metrics_port=0), live.catalogue, RerankerMetrics(CollectorRegistry())
-    )
+    rerank = reranker.Rerank(catalogue=live.catalogue, metrics=RerankerMetrics(CollectorRegistry()))
     gate = CatalogueGate("candidates", HealthState())
     gate.open()
     first = CandidatesServicer(live.search, check_ready=gate.check)

@@ -254,9 +254,7 @@ def make_running(
     metrics = GeneratorMetrics(registry)
     sources, _ = load_sources(settings, metrics)
     waiting_for = waiting_for or set()
-    servicer = make_servicer(
-        settings, sources, metrics, next_item=lambda: 0, is_ready=Ready(waiting_for, HealthState())
-    )
+    servicer = make_servicer(sources, metrics, next_item=lambda: 0, is_ready=Ready(waiting_for, HealthState()))
     topic = topic or MemoryClicks()
     clicks = None
     if sources.text is not None:

@@ -36,7 +36,7 @@ def goodput(rate: float, *, admits_all: bool = False, warm_s: float = 2.0, secon
     clock, jobs, good, refused = Clock(), list[Job](), 0, 0
     door = Admission("calls", smallest=10**6 if admits_all else 2, largest=10**6, clock=clock)
     if admits_all:
-        door.limit = 10**6
+        door._limit.value = 10**6
     coming_s = random_.expovariate(rate)
     while clock.now < seconds:
         speed = min(1.0, CORES / len(jobs)) if jobs else 0.0
@@ -190,7 +190,7 @@ def test_what_is_in_the_background_leaves_half_to_others() -> None:
 def test_who_waits_for_others_takes_no_place_and_is_not_measured() -> None:
     clock = Clock()
     door = Admission("calls", smallest=1, largest=4, clock=clock)
-    door.limit = 1.0
+    door._limit.value = 1.0
     slot = door.enter("one")
     admission.current.set(slot)
     with admission.waiting():
@@ -200,7 +200,7 @@ def test_who_waits_for_others_takes_no_place_and_is_not_measured() -> None:
     with pytest.raises(Overloaded):
         door.enter("two")
     slot.leave(worked=True)
-    assert door._taken_s == [0.0, 0.0]
+    assert door._limit._taken_s == [0.0, 0.0]
     with admission.waiting():
         pass
 

@@ -442,7 +442,7 @@ async def test_sigterm_finishes_running_calls_then_drains() -> None:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     task = asyncio.create_task(
-        serve(process="drain_test", settings=_settings(port=port), add_services=add, on_drain=on_drain)
+        serve(RpcServer(process="drain_test", settings=_settings(port=port), add_services=add), on_drain=on_drain)
     )
     async with rpc_client.channel(f"127.0.0.1:{port}") as channel:
         await asyncio.wait_for(channel.channel_ready(), 5)

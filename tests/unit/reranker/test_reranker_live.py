@@ -22,8 +22,9 @@ from services.catalogue.changes import CatalogueChanges
 from services.contracts.topics.index_deltas import Batch, IndexDelta, ItemDelta
 from services.contracts.topics.items import CatalogueItem
 from services.platform.rpc.server import RpcServer
-from services.reranker.bootstrap import load_catalogue, make_rerank
+from services.reranker.bootstrap import load_catalogue
 from services.reranker.config import RerankerSettings
+from services.reranker.handlers import Rerank
 from services.reranker.metrics import RerankerMetrics
 from services.reranker.server import SERVICE, RerankerServicer
 
@@ -85,7 +86,7 @@ async def running(tmp_path: Path) -> AsyncIterator[Running]:
     registry = CollectorRegistry()
     metrics = RerankerMetrics(registry)
     catalogue = load_catalogue(settings)
-    rerank = make_rerank(settings, catalogue, metrics)
+    rerank = Rerank(catalogue=catalogue, metrics=metrics)
 
     def add(server: grpc.aio.Server) -> list[str]:
         reranker_pb2_grpc.add_RerankerServiceServicer_to_server(RerankerServicer(rerank), server)

@@ -16,8 +16,9 @@ from retrieval_scene import half, make_bundle, make_queries, state_fields
 from services.algorithms.bundle import Bundle
 from services.algorithms.ops.mol_scores.reference import mol_scores_reference
 from services.platform.rpc.server import RpcServer
-from services.reranker.bootstrap import load_catalogue, make_rerank
+from services.reranker.bootstrap import load_catalogue
 from services.reranker.config import RerankerSettings
+from services.reranker.handlers import Rerank
 from services.reranker.metrics import RerankerMetrics
 from services.reranker.server import SERVICE, RerankerServicer
 
@@ -48,7 +49,7 @@ async def running(tmp_path: Path) -> AsyncIterator[Running]:
     bundle = make_bundle(tmp_path / "bundle")
     settings = RerankerSettings(port=0, metrics_port=0, bundle=bundle.path)
     registry = CollectorRegistry()
-    rerank = make_rerank(settings, load_catalogue(settings), RerankerMetrics(registry))
+    rerank = Rerank(catalogue=load_catalogue(settings), metrics=RerankerMetrics(registry))
 
     def add(server: grpc.aio.Server) -> list[str]:
         reranker_pb2_grpc.add_RerankerServiceServicer_to_server(RerankerServicer(rerank), server)

@@ -89,7 +89,7 @@ class Life:
     async def reranker(self, source: Topics) -> set[str] | None:
         settings = RerankerSettings(port=0, metrics_port=0, bundle=self.path)
         metrics, catalogue = RerankerMetrics(self.registry), reranker.load_catalogue(settings)
-        rerank, model = reranker.make_rerank(settings, catalogue, metrics), catalogue.base.model_version
+        rerank, model = reranker.Rerank(catalogue=catalogue, metrics=metrics), catalogue.base.model_version
         listener = CatalogueChanges(catalogue, metrics.catalogue, full_error=IndexFullError)
         ready = is_ready_after_a_moment(source, listener, model)
         pool = [f"item-{number}" for number in range(8)]
