@@ -2,12 +2,10 @@
 
 import asyncio
 import contextlib
-import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from random import Random
-from types import MappingProxyType
 from typing import Any
 
 import grpc
@@ -16,15 +14,13 @@ from freshet.v1 import gateway_pb2, gateway_pb2_grpc
 from grpc_health.v1 import health_pb2
 from prometheus_client import CollectorRegistry
 
-from services.algorithms.absence import AbsenceRows
 from services.algorithms.attributes import Kinds
 from services.algorithms.bundle import Bundle, load_bundle
-from services.algorithms.event_schema import EventSchema
 from services.algorithms.manifest import BundleError
 from services.algorithms.rules import Rule
 from services.catalogue.follower import CatalogueFollower, catalogue_reader
 from services.contracts.processes import PROCESSES
-from services.contracts.pseudonyms import pseudonym_key, read_key
+from services.contracts.pseudonyms import pseudonym_key
 from services.contracts.rule_file import read_rules
 from services.contracts.shards import Shard
 from services.contracts.topics.items import ITEMS
@@ -44,42 +40,32 @@ from services.gateway.adapters.shards import ShardedCandidates
 from services.gateway.adapters.state_store import RedisUserStates
 from services.gateway.adapters.stream_ends import KafkaStreamEnds
 from services.gateway.adapters.stream_status import ProbedStreamStatus
-from services.gateway.adapters.topics import KafkaForgetLog, KafkaInteractionLog, KafkaItemLog
+from services.gateway.adapters.topics import forget_log, interaction_log, item_log
+from services.gateway.breaker import LoopStalls
 from services.gateway.config import GatewaySettings, shard_addresses
-from services.gateway.edge.api_keys import read_keys
-from services.gateway.edge.audit import AuditLog
-from services.gateway.edge.door import Door, follow_keys
-from services.gateway.freshness import ServedIndex
-from services.gateway.get_freshness import GetFreshness
-from services.gateway.loop_stalls import LoopStalls
+from services.gateway.domain import ServedModel
+from services.gateway.edge.admissions import admissions
+from services.gateway.edge.door import opened_door
+from services.gateway.edge.signing import signing_key
+from services.gateway.get_freshness import check_processes
+from services.gateway.handlers import make_handlers
 from services.gateway.metrics import GatewayMetrics
-from services.gateway.ports import Candidates, Ports, Refreshers
+from services.gateway.ports import Candidates, Ports
 from services.gateway.recommend.catalogue import DescribedItems
-from services.gateway.recommend.explain import Explain
 from services.gateway.recommend.exposures import Exposures
 from services.gateway.recommend.pages import PageTokens
 from services.gateway.recommend.popular import PopularItems
 from services.gateway.recommend.popular_now import FollowedPopularity
-from services.gateway.recommend.recommend import Recommend
-from services.gateway.recommend.similar import Similar
-from services.gateway.recommend.token_waits import TokenWaits
-from services.gateway.search.search import Search
-from services.gateway.search.text_retrieval import TextRetrieval
 from services.gateway.server import SERVICE, GatewayServicer
-from services.gateway.stages import Limits, Stages
+from services.gateway.stages import Limits
 from services.gateway.validation import MAX_RULES, check_rule
-from services.gateway.version_sets.routes import Handlers, Held, Routes, own_set
-from services.gateway.write.forget import ForgetUser
-from services.gateway.write.impressions import RecordImpressions
-from services.gateway.write.items import PutItems
+from services.gateway.version_sets.routes import Held, Routes, own_set
 from services.gateway.write.lag import AcknowledgedLag
-from services.gateway.write.record import RecordInteractions
 from services.platform.config import ConfigError
-from services.platform.errors import FreshetError, InvalidRequest
+from services.platform.errors import InvalidRequest
 from services.platform.http.server import HttpServer
 from services.platform.process import configure_tracing
 from services.platform.rpc import client as rpc_client
-from services.platform.rpc.admission import Admission
 from services.platform.rpc.request_counts import OF_CLIENTS
 from services.platform.rpc.server import HealthState, RpcServer, serve
 from services.platform.stream.event_producer import EventProducer
@@ -89,10 +75,8 @@ from services.user_state.sessions import SessionStore
 
 # gRPC's own default: what clients expect to be able to send.
 MAX_REQUEST_BYTES = 4 * 1024 * 1024
-# A median that leaves most answers within a tenth of a second; a search refused is answered nothing.
-# The record of version sets is waited for so long at the start; a set's processes say so soon what they serve.
-_SETS_KNOWN_S, _CHECK_S = 3.0, 4.0
-QUICK_S, QUICK_WRITE_S, QUICK_SEARCH_S = 0.04, 0.05, 0.1
+# The record of version sets is waited for so long at the start.
+_SETS_KNOWN_S = 3.0
 
 log = structlog.get_logger()
 
@@ -100,29 +84,6 @@ log = structlog.get_logger()
 _add_servicer: Any = gateway_pb2_grpc.add_GatewayServiceServicer_to_server
 _SERVICE = gateway_pb2.DESCRIPTOR.services_by_name["GatewayService"]
 _HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"]
-
-
-def _open_bundle(folder: Path) -> tuple[Bundle, PopularItems]:
-    bundle = load_bundle(folder)
-    return bundle, PopularItems(bundle.item_ids, bundle.counts, bundle.categories, bundle.attributes)
-
-
-def _remote(
-    settings: GatewaySettings, tracing: Tracing, process: str, address: str, model_version: str, shard: str = ""
-) -> Remote:
-    """The replicas at an address that serve this model."""
-    row = PROCESSES[process]
-    return Remote(
-        rpc_client.channel(
-            address,
-            tracing.client_interceptors,
-            shares=False,
-            tls=settings.tls,
-            service=row.health_service,
-            health=row.health_of(model_version, shard),
-        ),
-        of=f" of model {model_version}",
-    )
 
 
 def _candidates(
@@ -141,127 +102,6 @@ def _candidates(
     )
 
 
-async def check_processes(ports: Ports, model_version: str) -> str:
-    """Why candidates, the reranker and the refreshers of these ports do not answer for this model; "": they do."""
-
-    async def ask(name: str, asked: Awaitable[ServedIndex]) -> str:
-        try:
-            await asked
-        except FreshetError as exc:
-            return f"{name}: no process that serves model {model_version} answers: {exc.message}"
-        return ""
-
-    *problems, (_, all_refreshers) = await asyncio.gather(
-        ask("candidates", ports.candidates.served(_CHECK_S)),
-        ask("reranker", ports.reranker.served(_CHECK_S)),
-        ports.refreshers.folded(_CHECK_S),
-    )
-    return "; ".join(filter(None, (*problems, "" if all_refreshers else "refresher: not every one answers")))
-
-
-def admissions() -> dict[str, Admission]:
-    """What limits each RPC: a measured limit for reads and writes each, streams and administration apart from them."""
-    # Fewer are quicker than more that are late: two at a time are some 200 a second.
-    reads = Admission("recommendations", smallest=2, largest=512, surplus=32, quick_s=QUICK_S)
-    # A write mostly waits for Kafka: what piles up while the machine stands still for a moment is no overload.
-    writes = Admission("writes", smallest=128, largest=2048, standing_back=2, quick_s=QUICK_WRITE_S)
-    streams = Admission("streams", smallest=128, largest=128, per_caller=64)
-    rest = Admission("administration", smallest=32, largest=32)
-    return {
-        "Recommend": reads,
-        # There is no cheaper answer to a search, so that 32 wait (60 ms of work on two cores) before one is refused.
-        "Search": Admission("searches", smallest=4, largest=128, queue=32, quick_s=QUICK_SEARCH_S),
-        "RecordInteractions": writes,
-        "RecordImpressions": writes,
-        "UndoInteraction": writes,
-        "StreamInteractions": streams,
-        **dict.fromkeys(("Similar", "Explain", "GetFreshness", "GetVersionSets", "PutItems", "ForgetUser"), rest),
-    }
-
-
-def make_handlers(
-    ports: Ports,
-    *,
-    limits: Limits,
-    lag: AcknowledgedLag,
-    popular: PopularItems,
-    titles: Mapping[str, str],
-    metrics: GatewayMetrics,
-    model_version: str,
-    schema: EventSchema,
-    exposures: Exposures,
-    pages: PageTokens,
-    kinds: Kinds = MappingProxyType({}),
-    tau: float = 1.0,
-    stalls: LoopStalls | None = None,
-    rng: Random | None = None,
-    rules: Sequence[Rule] = (),
-    others: Callable[[], Sequence[Refreshers]] = tuple,
-    absence: AbsenceRows | None = None,
-) -> Handlers:
-    """Every handler on these ports. `titles`: by item id, live. `kinds`: of attributes. `tau`: of the model's scores.
-    `stalls`: of this event loop. `others`: refreshers of other version sets. `absence`: the model's rows."""
-    stages = Stages(ports, limits, stalls, metrics.component_failed, absence)
-    text = TextRetrieval(ports.sources, limits)
-    record = RecordInteractions(
-        ports=ports, lag=lag, metrics=metrics, exposures=exposures, schema=schema, limits=limits
-    )
-    return Handlers(
-        recommend=Recommend(
-            ports=ports,
-            stages=stages,
-            text=text,
-            tokens=TokenWaits(stages.read_watermark, poll_s=limits.token_poll_s),
-            lag=lag,
-            popular=popular,
-            metrics=metrics,
-            model_version=model_version,
-            schema=schema,
-            exposures=exposures,
-            pages=pages,
-            kinds=kinds,
-            tau=tau,
-            limits=limits,
-            rules=rules,
-            rng=rng or Random(),
-        ),
-        search=Search(
-            stages=stages,
-            text=text,
-            metrics=metrics,
-            titles=titles,
-            model_version=model_version,
-            exposures=exposures,
-            kinds=kinds,
-            limits=limits,
-        ),
-        similar=Similar(
-            ports=ports,
-            stages=stages,
-            titles=titles,
-            model_version=model_version,
-            exposures=exposures,
-            kinds=kinds,
-            limits=limits,
-        ),
-        record=record,
-        record_impressions=RecordImpressions(exposures=exposures, record=record, schema=schema),
-        explain=Explain(
-            ports=ports,
-            titles=titles,
-            model_version=model_version,
-            schema=schema,
-            kinds=kinds,
-            limits=limits,
-            rules=rules,
-            absence=absence,
-        ),
-        get_freshness=GetFreshness(ports=ports, model_version=model_version),
-        put_items=PutItems(log=ports.items, kinds=kinds, append_timeout_s=limits.append_timeout_s),
-        forget_user=ForgetUser(ports=ports, others=others, append_timeout_s=limits.append_timeout_s),
-    )
-
-
 def standing_rules(settings: GatewaySettings, kinds: Kinds) -> list[Rule]:
     """Raises: ConfigError naming file, rule, key and what is allowed."""
     if settings.rules is None:
@@ -277,41 +117,224 @@ def standing_rules(settings: GatewaySettings, kinds: Kinds) -> list[Rule]:
     return rules
 
 
-def signing_key(settings: GatewaySettings) -> bytes:
-    """The key of what clients bring back. Raises: ConfigError for a file that holds none."""
-    key = settings.signing_key.get_secret_value()
-    if not key and settings.signing_key_file is not None:
-        key = read_key("FRESHET_GATEWAY_SIGNING_KEY_FILE", settings.signing_key_file)
-    if not key:
-        log.warning(
-            "random_signing_key",
-            reason="neither FRESHET_GATEWAY_SIGNING_KEY nor _FILE is set: exposure ids and page tokens of this process "
-            "end with it, and no other gateway takes them",
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Opened:
+    """A bundle as handlers need it, with the rules that hold for all its answers."""
+
+    bundle: Bundle
+    popular: PopularItems
+    rules: Sequence[Rule]
+
+    @classmethod
+    def of(cls, folder: Path, settings: GatewaySettings) -> "_Opened":
+        """Raises: BundleError; ConfigError for rules that this bundle's attributes do not allow."""
+        bundle = load_bundle(folder)
+        popular = PopularItems(bundle.item_ids, bundle.counts, bundle.categories, bundle.attributes)
+        return cls(bundle=bundle, popular=popular, rules=standing_rules(settings, bundle.attributes.kinds))
+
+
+class _Stream:
+    """Kafka as all version sets use it, and whether it and the encoder process are there."""
+
+    def __init__(self, settings: GatewaySettings, tracing: Tracing, metrics: GatewayMetrics) -> None:
+        self.exposures: KafkaExposureLog | None = None
+        if settings.exposures:
+            self.exposures = KafkaExposureLog(settings.kafka, pseudonym_key(settings), told=metrics.exposures_kept)
+        self.producer = EventProducer(settings.kafka, client_id="freshet-gateway")
+        self._encoder = rpc_client.channel(settings.encoder_address, tracing.client_interceptors, tls=settings.tls)
+        self.status = ProbedStreamStatus(self._encoder, self.producer.brokers)
+        self.ends = KafkaStreamEnds(settings.kafka)
+
+    async def start(self) -> None:
+        """Connect in the background, and look once at what is there."""
+        self.producer.start()
+        await self.status.start()
+        if self.exposures is not None:
+            self.exposures.start()
+        self.ends.start()
+
+    async def close(self) -> None:
+        """What waits to be written is written first."""
+        await self.status.close()
+        await self.ends.close()
+        await self.producer.close()
+        if self.exposures is not None:
+            await self.exposures.close()
+        await self._encoder.close()
+
+
+class _Store:
+    """Redis, with a connection for each call that may be in flight: a burst must not read as an outage."""
+
+    def __init__(self, settings: GatewaySettings, tracing: Tracing) -> None:
+        timeout_s, most = settings.state_timeout_ms / 1000, settings.max_in_flight
+        self.reader = StateReader(settings.redis, timeout_s=timeout_s, max_connections=most, with_traces=tracing.is_on)
+        self.sessions = SessionStore(settings.redis, self.reader.last_epoch, timeout_s=timeout_s, max_connections=most)
+
+    async def close(self) -> None:
+        await self.reader.close()
+        await self.sessions.close()
+
+
+class _Peers:
+    """The processes of one version set: those that it names, or that the gateway was started with."""
+
+    def __init__(
+        self, one: VersionSet, settings: GatewaySettings, tracing: Tracing, model_version: str, near: Mapping[str, Peer]
+    ) -> None:
+        """near: those that this process answers for itself."""
+        channel = partial(rpc_client.channel, interceptors=tracing.client_interceptors, tls=settings.tls)
+
+        def replicas(process: str, address: str, shard: str = "") -> Remote:
+            """Those at the address whose health says that they serve this model."""
+            row = PROCESSES[process]
+            health = row.health_of(model_version, shard)
+            connected = channel(address, shares=False, service=row.health_service, health=health)
+            return Remote(connected, of=f" of model {model_version}")
+
+        addresses = shard_addresses(one.candidates or settings.candidates_address)
+        shards = [str(Shard(number, len(addresses))) for number in range(len(addresses))]
+        self.candidates = (
+            [near["candidates"]]
+            if "candidates" in near
+            else [replicas("candidates", address, shard) for address, shard in zip(addresses, shards, strict=True)]
         )
-        key = secrets.token_urlsafe(32)
-    return key.encode()
+        self.reranker = near.get("reranker") or replicas("reranker", one.reranker or settings.reranker_address)
+        self.encoder = replicas("encoder", settings.encoder_address)
+        self.generator = channel(one.generator or settings.generator_address)
+        self.refreshers = {address: channel(address) for address in one.refreshers or settings.refreshers}
+
+    async def close(self) -> None:
+        for one in (self.generator, *self.refreshers.values(), *self.candidates, self.reranker, self.encoder):
+            await one.close()
 
 
-@contextlib.asynccontextmanager
-async def opened_door(settings: GatewaySettings) -> AsyncIterator[Door | None]:
-    """The door, its keys as the file has them while the block runs; None where everybody may call everything.
+class _Gateway:
+    """Everything behind the servers. `start`, then `close`."""
 
-    Raises: ConfigError for a keys file or an audit log that cannot be used.
-    """
-    path = settings.api_keys
-    if path is None:
-        log.warning("no_api_keys", reason="FRESHET_API_KEYS names no file: everybody on this machine may call all")
-        yield None
-        return
-    door = Door(await asyncio.to_thread(read_keys, path), AuditLog(settings.audit_log))
-    following = asyncio.create_task(follow_keys(path, door))
-    try:
-        yield door
-    finally:
-        following.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await following
-        door.audit.end_windows(now=True)
+    def __init__(self, settings: GatewaySettings, tracing: Tracing) -> None:
+        """Raises: ConfigError for keys that cannot be used."""
+        self._settings, self._tracing = settings, tracing
+        self._key = signing_key(settings.signing_key.get_secret_value(), settings.signing_key_file)
+        self.metrics = GatewayMetrics()
+        self._store, self._stream = _Store(settings, tracing), _Stream(settings, tracing, self.metrics)
+        self._lag, self._stalls, self._pages = AcknowledgedLag(), LoopStalls(), PageTokens(self._key)
+        self._sets: VersionSetFollower | None = None
+
+    async def start(self, health: HealthState, near: Mapping[str, Peer]) -> Routes:
+        """What answers. Raises: BundleError for an unusable bundle, ConfigError for rules."""
+        opened = await asyncio.to_thread(_Opened.of, self._settings.bundle, self._settings)
+        await self._stream.start()
+        own, follower = self._hold(own_set(opened.bundle.model_version), opened, near)
+        self.metrics.watch_turns(follower.turns)
+        health.watch("items", follower.turns)
+        self.routes = Routes(own=own, open_set=self._open_set)
+        loop, known = asyncio.get_running_loop(), asyncio.Event()
+
+        def say_known() -> None:
+            loop.call_soon_threadsafe(known.set)
+
+        self._sets = VersionSetFollower(
+            version_set_reader(
+                self._settings.kafka, "freshet-gateway-version-sets", makes_topics=self._settings.replicas
+            ),
+            lambda sets: asyncio.run_coroutine_threadsafe(self.routes.apply(sets), loop).result(),
+            on_ready=say_known,
+        )
+        self._sets.start()
+        # Whom which set answers is known before anybody asks, unless Kafka is away.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_SETS_KNOWN_S):
+                await known.wait()
+        return self.routes
+
+    async def close(self) -> None:
+        """End what was started, readers first."""
+        self._stalls.stop()
+        if self._sets is not None:
+            await asyncio.to_thread(self._sets.stop)
+        await self.routes.close()
+        await self.routes.own.close()
+        await self._stream.close()
+        await self._store.close()
+
+    async def _open_set(self, one: VersionSet) -> Held:
+        opened = await asyncio.to_thread(_Opened.of, Path(one.bundle), self._settings)
+        if (found := opened.bundle.model_version) != one.model_version:
+            raise BundleError(f"{one.bundle} holds model {found}; allowed: {one.model_version}")
+        held, _ = self._hold(one, opened, {})
+        return held
+
+    def _hold(self, one: VersionSet, opened: _Opened, near: Mapping[str, Peer]) -> tuple[Held, CatalogueFollower]:
+        """A set's handlers, and what keeps its titles and its fallback up to date."""
+        bundle, popular, settings = opened.bundle, opened.popular, self._settings
+        peers = _Peers(one, settings, self._tracing, bundle.model_version, near)
+        described = DescribedItems(dict(zip(bundle.item_ids, bundle.titles, strict=True)), popular)
+        follower = CatalogueFollower(
+            catalogue_reader(settings.kafka, "freshet-gateway", ITEMS),
+            described,
+            model_version=bundle.model_version,
+            on_ready=described.caught_up,
+            follows_deltas=False,
+            kinds=bundle.attributes.kinds,
+        )
+        popular_now = FollowedPopularity(self._store.reader.read_popular, popular)
+        ports = self._ports(peers, bundle.model_version)
+        make = partial(
+            make_handlers,
+            ports,
+            model=ServedModel(
+                version=bundle.model_version,
+                schema=bundle.event_schema,
+                kinds=bundle.attributes.kinds,
+                tau=bundle.tau,
+                absence=bundle.absence,
+            ),
+            popular=popular,
+            titles=described.titles,
+            pages=self._pages,
+            lag=self._lag,
+            limits=settings.limits,
+            preferences=settings.preferences,
+            stalls=self._stalls,
+            rules=opened.rules,
+            others=lambda: [held.refreshers for held in self.routes.others],
+        )
+        unseen = make(metrics=GatewayMetrics(CollectorRegistry()), exposures=Exposures(self._key, None))
+
+        async def close() -> None:
+            await popular_now.close()
+            await asyncio.to_thread(follower.stop)
+            await peers.close()
+
+        held = Held(
+            handlers=make(metrics=self.metrics, exposures=Exposures(self._key, self._stream.exposures)),
+            model_version=bundle.model_version,
+            refreshers=ports.refreshers,
+            shadowed=unseen.recommend,
+            check=partial(check_processes, ports, bundle.model_version),
+            close=close,
+        )
+        follower.start()
+        popular_now.start()
+        return held, follower
+
+    def _ports(self, peers: _Peers, model_version: str) -> Ports:
+        producer, tracing = self._stream.producer, self._tracing
+        return Ports(
+            states=RedisUserStates(self._store.reader, model_version),
+            sessions=self._store.sessions,
+            encoder=RemoteEncoder(peers.encoder, model_version),
+            candidates=_candidates(peers.candidates, self._settings.limits, self.metrics, self._stalls.since),
+            reranker=RemoteReranker(peers.reranker),
+            sources=RemoteTextSources(peers.generator),
+            refreshers=RemoteRefreshers(peers.refreshers),
+            ends=self._stream.ends,
+            interactions=interaction_log(producer, tracing),
+            items=item_log(producer, tracing),
+            forgets=forget_log(producer, tracing),
+            stream=self._stream.status,
+        )
 
 
 async def run(
@@ -331,189 +354,27 @@ async def run(
     and, where exposures are written, `pseudonym_key`. Redis, Kafka and the other processes may be away at start:
     answers are marked until they come.
     """
-    async with opened_door(settings) as door:
-        await _serve(
-            settings,
-            door,
-            tracing or configure_tracing("gateway", settings.otlp_endpoint),
-            health or HealthState(ready=True),
-            in_process or {},
-            before_listening,
+    tracing, health = tracing or configure_tracing("gateway", settings.otlp_endpoint), health or HealthState(ready=True)
+    async with opened_door(settings.api_keys, settings.audit_log) as door:
+        gateway = _Gateway(settings, tracing)
+        servicer = GatewayServicer(await gateway.start(health, in_process or {}), tracing)
+
+        def add_services(server: grpc.aio.Server) -> list[str]:
+            _add_servicer(servicer, server)
+            return [SERVICE]
+
+        server = RpcServer(
+            process="gateway",
+            settings=settings,
+            add_services=add_services,
+            health_state=health,
+            tracing=tracing,
+            admissions=admissions(),
+            max_request_bytes=MAX_REQUEST_BYTES,
+            limits=OF_CLIENTS,
+            door=door,
         )
-
-
-async def _serve(
-    settings: GatewaySettings,
-    door: Door | None,
-    tracing: Tracing,
-    health: HealthState,
-    in_process: Mapping[str, Peer],
-    before_listening: Callable[[], Awaitable[None]] | None,
-) -> None:
-    of_users = pseudonym_key(settings) if settings.exposures else b""
-    key = signing_key(settings)
-    bundle, popular = await asyncio.to_thread(_open_bundle, settings.bundle)
-    rules = standing_rules(settings, bundle.attributes.kinds)
-    encoder_channel = rpc_client.channel(settings.encoder_address, tracing.client_interceptors, tls=settings.tls)
-    # A connection for each call that may be in flight: a burst must not read as an outage.
-    reader = StateReader(
-        settings.redis,
-        timeout_s=settings.state_timeout_ms / 1000,
-        max_connections=settings.max_in_flight,
-        with_traces=tracing.is_on,
-    )
-    sessions = SessionStore(
-        settings.redis,
-        reader.last_epoch,
-        timeout_s=settings.state_timeout_ms / 1000,
-        max_connections=settings.max_in_flight,
-    )
-    producer = EventProducer(settings.kafka, client_id="freshet-gateway")
-    producer.start()
-    stream = ProbedStreamStatus(encoder_channel, producer.brokers)
-    await stream.start()
-    metrics = GatewayMetrics()
-    shown = None
-    if settings.exposures:
-        shown = KafkaExposureLog(settings.kafka, of_users, told=metrics.exposures_kept)
-        shown.start()
-    ends = KafkaStreamEnds(settings.kafka)
-    ends.start()
-    stalls = LoopStalls()
-    lag = AcknowledgedLag(grace_seconds=settings.lag_grace_ms / 1000)
-    pages, loop = PageTokens(key), asyncio.get_running_loop()
-
-    async def hold(
-        one: VersionSet, bundle: Bundle, popular: PopularItems, rules: Sequence[Rule], near: Mapping[str, Peer]
-    ) -> tuple[Held, CatalogueFollower]:
-        """A set's handlers on the processes that it names, or that the gateway was started with."""
-        remote = partial(_remote, settings, tracing, model_version=bundle.model_version)
-        if "candidates" in near:
-            candidates = [near["candidates"]]
-        else:
-            addresses = shard_addresses(one.candidates or settings.candidates_address)
-            candidates = [
-                remote("candidates", address, shard=str(Shard(number, len(addresses))))
-                for number, address in enumerate(addresses)
-            ]
-        reranker = near.get("reranker") or remote("reranker", one.reranker or settings.reranker_address)
-        encoder = remote("encoder", settings.encoder_address)
-        generator = rpc_client.channel(
-            one.generator or settings.generator_address, tracing.client_interceptors, tls=settings.tls
-        )
-        refresher_channels = {
-            address: rpc_client.channel(address, tracing.client_interceptors, tls=settings.tls)
-            for address in one.refreshers or settings.refreshers
-        }
-        described = DescribedItems(dict(zip(bundle.item_ids, bundle.titles, strict=True)), popular)
-        follower = CatalogueFollower(
-            catalogue_reader(settings.kafka, "freshet-gateway", ITEMS),
-            described,
-            model_version=bundle.model_version,
-            on_ready=described.caught_up,
-            follows_deltas=False,
-            kinds=bundle.attributes.kinds,
-        )
-        popular_now = FollowedPopularity(reader.read_popular, popular)
-        ports = Ports(
-            states=RedisUserStates(reader, bundle.model_version),
-            sessions=sessions,
-            encoder=RemoteEncoder(encoder, bundle.model_version),
-            candidates=_candidates(candidates, settings.limits, metrics, stalls.since),
-            reranker=RemoteReranker(reranker),
-            sources=RemoteTextSources(generator),
-            refreshers=RemoteRefreshers(refresher_channels),
-            ends=ends,
-            interactions=KafkaInteractionLog(producer, tracing),
-            items=KafkaItemLog(producer, tracing),
-            forgets=KafkaForgetLog(producer, tracing),
-            stream=stream,
-        )
-        make = partial(
-            make_handlers,
-            ports,
-            limits=settings.limits,
-            lag=lag,
-            popular=popular,
-            titles=described.titles,
-            model_version=bundle.model_version,
-            schema=bundle.event_schema,
-            pages=pages,
-            kinds=bundle.attributes.kinds,
-            tau=bundle.tau,
-            rules=rules,
-            stalls=stalls,
-            others=lambda: [held.refreshers for held in routes.others],
-            absence=bundle.absence,
-        )
-        unseen = make(metrics=GatewayMetrics(CollectorRegistry()), exposures=Exposures(key, None))
-
-        async def close() -> None:
-            await popular_now.close()
-            await asyncio.to_thread(follower.stop)
-            for connected in (generator, *refresher_channels.values(), *candidates, reranker, encoder):
-                await connected.close()
-
-        held = Held(
-            handlers=make(metrics=metrics, exposures=Exposures(key, shown)),
-            model_version=bundle.model_version,
-            refreshers=ports.refreshers,
-            shadowed=unseen.recommend,
-            check=partial(check_processes, ports, bundle.model_version),
-            close=close,
-        )
-        follower.start()
-        popular_now.start()
-        return held, follower
-
-    async def open_set(one: VersionSet) -> Held:
-        other, popular = await asyncio.to_thread(_open_bundle, Path(one.bundle))
-        if other.model_version != one.model_version:
-            raise BundleError(f"{one.bundle} holds model {other.model_version}; allowed: {one.model_version}")
-        held, _ = await hold(one, other, popular, standing_rules(settings, other.attributes.kinds), {})
-        return held
-
-    own, follower = await hold(own_set(bundle.model_version), bundle, popular, rules, in_process)
-    metrics.watch_turns(follower.turns)
-    health.watch("items", follower.turns)
-    routes = Routes(own=own, open_set=open_set)
-    known = asyncio.Event()
-
-    def said(what: Callable[[], None]) -> None:
-        loop.call_soon_threadsafe(what)
-
-    sets = VersionSetFollower(
-        version_set_reader(settings.kafka, "freshet-gateway-version-sets", makes_topics=settings.replicas),
-        lambda changed: asyncio.run_coroutine_threadsafe(routes.apply(changed), loop).result(),
-        on_ready=lambda: said(known.set),
-    )
-    sets.start()
-    # Whom which set answers is known before anybody asks, unless Kafka is away.
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(_SETS_KNOWN_S):
-            await known.wait()
-    servicer = GatewayServicer(routes, tracing)
-
-    def add_services(server: grpc.aio.Server) -> list[str]:
-        _add_servicer(servicer, server)
-        return [SERVICE]
-
-    async def on_drain() -> None:
-        stalls.stop()
-        await asyncio.to_thread(sets.stop)
-        await routes.close()
-        await own.close()
-        await stream.close()
-        await ends.close()
-        await producer.close()
-        if shown is not None:
-            await shown.close()
-        await reader.close()
-        await sessions.close()
-        await encoder_channel.close()
-
-    def by_http(server: RpcServer) -> HttpServer:
-        return HttpServer(
+        by_http = HttpServer(
             settings=settings,
             port=settings.resolved_http_port,
             services={_SERVICE: servicer, _HEALTH: server.health_servicer},
@@ -521,18 +382,9 @@ async def _serve(
             max_request_bytes=MAX_REQUEST_BYTES,
             knows_callers=door is not None,
         )
-
-    await serve(
-        process="gateway",
-        settings=settings,
-        add_services=add_services,
-        on_drain=on_drain,
-        health_state=health,
-        tracing=tracing,
-        admissions=admissions(),
-        max_request_bytes=MAX_REQUEST_BYTES,
-        limits=OF_CLIENTS,
-        door=door,
-        before_listening=before_listening,
-        beside=by_http if settings.resolved_http_port else None,
-    )
+        await serve(
+            server,
+            on_drain=gateway.close,
+            before_listening=before_listening,
+            beside=by_http if settings.resolved_http_port else None,
+        )

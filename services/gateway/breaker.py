@@ -5,6 +5,7 @@ its success closes it. So a dependency that came back is used again within about
 event loop stood still says nothing about the dependency: its answer may have lain there.
 """
 
+import asyncio
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -30,6 +31,7 @@ _SAY_REFUSAL_EVERY_S = 10.0
 # Of a failed call's time: from this on the loop itself may be what it waited for.
 _STALL_SHARE = 0.2
 _LAST_CALLS, _LAST_S = 20, 5.0
+_LOOK_EVERY_S, _STALLS_KEPT = 0.02, 64
 
 
 class Breaker:
@@ -140,3 +142,35 @@ class Breaker:
             log.warning("dependency_failed", dependency=self.name, error=type(exc).__name__, reason=exc.message)
         self._reason = exc.message
         self._open_until = now + self._open_seconds
+
+
+class LoopStalls:
+    """When an event loop stood still: looks every 20 ms while a call is under way; later is a stall."""
+
+    def __init__(self) -> None:
+        self._stalls: deque[tuple[float, float]] = deque(maxlen=_STALLS_KEPT)
+        self._looking: asyncio.Task[None] | None = None
+        self._until = 0.0
+
+    def watch(self, seconds: float) -> None:
+        """Look for so long: a call begins that may be blamed on somebody."""
+        self._until = max(self._until, time.monotonic() + seconds)
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.get_running_loop().create_task(self._look())
+
+    def stop(self) -> None:
+        """Look no more."""
+        if self._looking is not None:
+            self._looking.cancel()
+
+    def since(self, began: float) -> float:
+        """Seconds that the loop stood still after `began` (monotonic clock)."""
+        return sum(min(late_s, at - began) for at, late_s in self._stalls if at > began)
+
+    async def _look(self) -> None:
+        while time.monotonic() < self._until:
+            due = time.monotonic() + _LOOK_EVERY_S
+            await asyncio.sleep(_LOOK_EVERY_S)
+            now = time.monotonic()
+            if now - due > _LOOK_EVERY_S:
+                self._stalls.append((now, now - due))

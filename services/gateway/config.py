@@ -8,7 +8,7 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 from services.contracts.processes import HTTP_STEP
 from services.contracts.pseudonyms import PseudonymSettings, check_key
 from services.contracts.shards import MAX_SHARDS
-from services.gateway.stages import Limits
+from services.gateway.stages import Limits, Preferences
 from services.platform.transport import check_address, check_replicas
 
 
@@ -44,18 +44,11 @@ class GatewaySettings(PseudonymSettings):
     generator_address: str = Field(default="127.0.0.1:50055", validation_alias="FRESHET_GENERATOR_ADDRESS")
     # Comma separated: each holds some partitions of `attributions`. Only GetFreshness and ForgetUser ask them.
     refresher_addresses: str = Field(default="127.0.0.1:50054", validation_alias="FRESHET_REFRESHER_ADDRESSES")
-    # K': what the first stage proposes (at least twice k).
-    pool_size: int = Field(default=200, ge=10, le=10_000, validation_alias="FRESHET_GATEWAY_POOL_SIZE")
     # For callers that set no deadline.
     budget_ms: int = Field(default=2000, ge=10, le=60_000, validation_alias="FRESHET_GATEWAY_BUDGET_MS")
     # One read of the state store; one call of a peer.
     state_timeout_ms: int = Field(default=250, ge=1, le=60_000, validation_alias="FRESHET_GATEWAY_STATE_TIMEOUT_MS")
     stage_timeout_ms: int = Field(default=400, ge=1, le=60_000, validation_alias="FRESHET_GATEWAY_STAGE_TIMEOUT_MS")
-    append_timeout_ms: int = Field(default=1500, ge=10, le=60_000, validation_alias="FRESHET_GATEWAY_APPEND_TIMEOUT_MS")
-    # How long a failed dependency is left alone before one request tries it again.
-    breaker_ms: int = Field(default=500, ge=0, le=60_000, validation_alias="FRESHET_GATEWAY_BREAKER_MS")
-    # Acknowledged events that are not applied after this make answers marked as not fresh.
-    lag_grace_ms: int = Field(default=2000, ge=10, le=600_000, validation_alias="FRESHET_GATEWAY_LAG_GRACE_MS")
     # What one impression takes from its item's score for that person (0: nothing), and after how long half of it.
     impression_discount: float = Field(
         default=0, ge=0, le=1_000, validation_alias="FRESHET_GATEWAY_IMPRESSION_DISCOUNT"
@@ -142,14 +135,17 @@ class GatewaySettings(PseudonymSettings):
 
     @property
     def limits(self) -> Limits:
-        """The handlers' view of these."""
+        """The handlers' view of these times."""
         return Limits(
-            pool_size=self.pool_size,
             budget_s=self.budget_ms / 1000,
             state_timeout_s=self.state_timeout_ms / 1000,
             stage_timeout_s=self.stage_timeout_ms / 1000,
-            append_timeout_s=self.append_timeout_ms / 1000,
-            breaker_s=self.breaker_ms / 1000,
+        )
+
+    @property
+    def preferences(self) -> Preferences:
+        """The handlers' view of what answers should be like."""
+        return Preferences(
             impression_discount=self.impression_discount,
             impression_half_life_s=self.impression_half_life_minutes * 60,
             cold_items=self.cold_items,

@@ -9,6 +9,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
+from services.algorithms.absence import AbsenceRows
+from services.algorithms.attributes import Kinds
 from services.algorithms.event_schema import TURNED_DOWN_EVENTS, EventSchema
 from services.algorithms.filters import ItemFilter
 from services.algorithms.indexes.protocol import ESTIMATE, Certificate
@@ -21,6 +23,18 @@ from services.user_state.values import StoredState
 def now_ms() -> int:
     """Unix milliseconds."""
     return time.time_ns() // 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel:
+    """What handlers know of the model that answers. kinds: of attributes. tau: of the model's scores. absence: the
+    model's rows, None where it has none."""
+
+    version: str
+    schema: EventSchema
+    kinds: Kinds = field(default_factory=dict)
+    tau: float = 1.0
+    absence: AbsenceRows | None = None
 
 
 class Degradation(IntEnum):

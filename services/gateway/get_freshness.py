@@ -11,13 +11,16 @@ from typing import TypeVar
 import structlog
 
 from services.gateway.domain import Degradation
-from services.gateway.freshness import UNKNOWN, FreshnessReport, PartitionProgress
+from services.gateway.freshness import UNKNOWN, FreshnessReport, PartitionProgress, ServedIndex
 from services.gateway.ports import Ports
 from services.platform.errors import FreshetError
 
 log = structlog.get_logger()
 
 T = TypeVar("T")
+
+# So soon the processes of a version set say what they serve.
+_CHECK_S = 4.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +58,24 @@ class GetFreshness:
             reranker=reranker,
             degradations=[kind for kind, is_set in marks.items() if is_set],
         )
+
+
+async def check_processes(ports: Ports, model_version: str) -> str:
+    """Why candidates, the reranker and the refreshers of these ports do not answer for this model; "": they do."""
+
+    async def ask(name: str, asked: Awaitable[ServedIndex]) -> str:
+        try:
+            await asked
+        except FreshetError as exc:
+            return f"{name}: no process that serves model {model_version} answers: {exc.message}"
+        return ""
+
+    *problems, (_, all_refreshers) = await asyncio.gather(
+        ask("candidates", ports.candidates.served(_CHECK_S)),
+        ask("reranker", ports.reranker.served(_CHECK_S)),
+        ports.refreshers.folded(_CHECK_S),
+    )
+    return "; ".join(filter(None, (*problems, "" if all_refreshers else "refresher: not every one answers")))
 
 
 def _interactions(applied: Mapping[int, int], ends: Mapping[int, int]) -> list[PartitionProgress]:

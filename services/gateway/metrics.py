@@ -1,13 +1,11 @@
 """The gateway's own figures beside those of the gRPC kit: stages, degradations, where states and events came from."""
 
-from functools import partial
-
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import REGISTRY, CollectorRegistry
 
 from services.gateway.domain import Degradation, Recommendation
 from services.gateway.search.searching import PERSONAL, SOURCES, SearchAnswer
 from services.gateway.stages import COMPONENTS
-from services.platform.metrics import LATENCY_BUCKETS_S
+from services.platform.metrics import Figures
 from services.platform.turn_clock import TurnClock
 
 _STAGES = ("queue", "encode", "first_stage", "rerank", "transport", "total")
@@ -17,55 +15,46 @@ class GatewayMetrics:
     """Counters and histograms; label values are few and known beforehand."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
-        counter = partial(Counter, registry=registry)
-        histogram = partial(Histogram, buckets=LATENCY_BUCKETS_S, registry=registry)
-        stages = histogram("freshet_gateway_stage_seconds", "Seconds of a Recommend per stage.", ("stage",))
+        self._figures = figures = Figures(registry)
+        counter, histogram = figures.counter, figures.histogram
+        stages = histogram("freshet_gateway_stage_seconds", "Seconds of a Recommend per stage.", "stage")
         self._stages = tuple((f"{stage}_ms", stages.labels(stage)) for stage in _STAGES)
-        degradations = counter("freshet_gateway_degradations", "Answers marked as degraded, by mark.", ("kind",))
+        degradations = counter("freshet_gateway_degradations", "Answers marked as degraded, by mark.", "kind")
         self._degradations = {kind: degradations.labels(kind.name.lower()) for kind in Degradation}
         failures = counter(
             "freshet_gateway_component_failures",
             "Calls of a component that an answer had to do without: failed, late, or not made soon after a failure.",
-            ("component",),
+            "component",
         )
         self._component_failures = {name: failures.labels(name) for name in COMPONENTS}
         self._shard_calls = counter(
             "freshet_gateway_shard_calls",
             "Calls of a shard of the catalogue: made once more because it was late, or missing from an answer.",
-            ("shard", "outcome"),
+            "shard",
+            "outcome",
         )
         sources = counter(
-            "freshet_gateway_recommendations", "Answers by where the query state came from.", ("state_source",)
+            "freshet_gateway_recommendations", "Answers by where the query state came from.", "state_source"
         )
         self._sources = {source: sources.labels(source) for source in ("stored", "stored_history", "request", "none")}
-        self._tokens = counter("freshet_gateway_tokens", "Freshness tokens, honoured or not.", ("honoured",))
-        interactions = counter("freshet_gateway_interactions", "Interactions by outcome.", ("outcome",))
+        self._tokens = counter("freshet_gateway_tokens", "Freshness tokens, honoured or not.", "honoured")
+        interactions = counter("freshet_gateway_interactions", "Interactions by outcome.", "outcome")
         self._acknowledged, self._failed = interactions.labels("acknowledged"), interactions.labels("failed")
         self._append_seconds = histogram(
             "freshet_gateway_append_seconds",
             "Seconds from an interaction's arrival to its acknowledgement by the stream.",
         )
-        exposures = counter("freshet_gateway_exposures", "Answers by whether `exposures` has them.", ("outcome",))
+        exposures = counter("freshet_gateway_exposures", "Answers by whether `exposures` has them.", "outcome")
         self._exposures_written, self._exposures_lost = exposures.labels("written"), exposures.labels("lost")
         self._search_seconds = histogram("freshet_gateway_search_seconds", "Seconds of a Search.")
         asked = counter(
-            "freshet_gateway_search_sources", "What was asked during searches, by outcome.", ("source", "outcome")
+            "freshet_gateway_search_sources", "What was asked during searches, by outcome.", "source", "outcome"
         )
         self._search_sources = {
             (source, failed): asked.labels(source, "failed" if failed else "answered")
             for source in (*SOURCES, PERSONAL)
             for failed in (False, True)
         }
-        self._turn_age = Gauge(
-            "freshet_gateway_turn_age_seconds",
-            "Seconds since the follower of topic items last worked, by the clock: it grows while it stalls.",
-            registry=registry,
-        )
-        self._turn_failures = Gauge(
-            "freshet_gateway_turn_failures",
-            "Turns in a row of that follower that failed: not 0 while it waits for something.",
-            registry=registry,
-        )
 
     def answered(self, answer: Recommendation, *, had_token: bool) -> None:
         """One Recommend ended with an answer."""
@@ -96,8 +85,7 @@ class GatewayMetrics:
 
     def watch_turns(self, turns: TurnClock) -> None:
         """Export the age of the follower's last good turn as it is when somebody scrapes."""
-        self._turn_age.set_function(lambda: turns.age_s)
-        self._turn_failures.set_function(lambda: turns.failures)
+        self._figures.turn_age("freshet_gateway_turn_age_seconds", turns)
 
     def acknowledged(self, seconds: float) -> None:
         """One interaction is durable."""

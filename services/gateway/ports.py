@@ -5,7 +5,7 @@ All raise the error tree of `services.platform.errors`; timeouts are seconds.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from services.algorithms.filters import ItemFilter
 from services.algorithms.rules import Rule
@@ -22,6 +22,8 @@ from services.gateway.write.forgetting import Contributions, StoredUser
 from services.platform.errors import FreshetError
 from services.platform.stream.position import Position
 from services.user_state.values import UserView
+
+R = TypeVar("R", contravariant=True)
 
 
 class UserStates(Protocol):
@@ -155,25 +157,11 @@ class StreamEnds(Protocol):
         """How many partitions `attributions` has now."""
 
 
-class InteractionLog(Protocol):
-    """The stream of interactions (Kafka)."""
+class Log(Protocol[R]):
+    """A topic (Kafka): interactions, items, or who is to be forgotten."""
 
-    async def append(self, interaction: Interaction, timeout_s: float) -> Position:
-        """Write one, durably; return where it lies."""
-
-
-class ItemLog(Protocol):
-    """The catalogue's metadata (Kafka)."""
-
-    async def put(self, item: CatalogueItem, timeout_s: float) -> None:
-        """Write one item whole, durably."""
-
-
-class ForgetLog(Protocol):
-    """Who is to be forgotten (Kafka)."""
-
-    async def append(self, forget: Forget, timeout_s: float) -> None:
-        """Write one, durably: from then on the user will be forgotten, whoever is away now."""
+    async def append(self, record: R, timeout_s: float) -> Position:
+        """Write one whole, durably; return where it lies."""
 
 
 class ExposureLog(Protocol):
@@ -208,7 +196,7 @@ class Ports:
     sources: TextSources
     refreshers: Refreshers
     ends: StreamEnds
-    interactions: InteractionLog
-    items: ItemLog
-    forgets: ForgetLog
+    interactions: Log[Interaction]
+    items: Log[CatalogueItem]
+    forgets: Log[Forget]
     stream: StreamStatus

@@ -33,9 +33,10 @@ from services.gateway.domain import (
 )
 from services.gateway.edge.roles import Role
 from services.gateway.freshness import FreshnessReport
+from services.gateway.handlers import Handlers
 from services.gateway.recommend.explanation import ExplainQuery, Explanation
 from services.gateway.search.searching import SearchAnswer, SearchQuery
-from services.gateway.version_sets.routes import Handlers, Routes, SetReport
+from services.gateway.version_sets.routes import Routes, SetReport
 from services.platform.errors import InvalidRequest, PermissionDenied
 from services.platform.large_requests import in_turn
 from services.platform.rpc import request_context
@@ -289,33 +290,7 @@ def _answer_message(answer: Recommendation) -> gateway_pb2.RecommendResponse:
 
 
 def _found_message(answer: SearchAnswer) -> gateway_pb2.GatewayServiceSearchResponse:
-    degradations: list[Any] = [int(kind) for kind in answer.degradations]
-    return gateway_pb2.GatewayServiceSearchResponse(
-        results=[
-            gateway_pb2.SearchResult(
-                item_id=result.item_id,
-                title=result.title,
-                score=result.score,
-                found_by=[
-                    gateway_pb2.SourceRank(source=found.source, rank=found.rank, score=found.score)
-                    for found in result.found_by
-                ],
-                identifier=result.identifier,
-            )
-            for result in answer.results
-        ],
-        text_version=answer.text_version,
-        model_version=answer.model_version,
-        degradations=degradations,
-        sources=[
-            gateway_pb2.SourceTime(source=spent.source, milliseconds=spent.milliseconds, failure=spent.failure)
-            for spent in answer.sources
-        ],
-        total_ms=answer.total_ms,
-        request_id=request_context.request_id.get(),
-        exposure_id=answer.exposure_id,
-        absence_bucket=answer.absence_bucket,
-    )
+    return gateway_pb2.GatewayServiceSearchResponse(**asdict(answer), request_id=request_context.request_id.get())
 
 
 def _similar_message(answer: SimilarAnswer) -> gateway_pb2.GatewayServiceSimilarResponse:

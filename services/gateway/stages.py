@@ -10,12 +10,11 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Self, TypeVar
 
-from services.algorithms.absence import AbsenceRows
 from services.algorithms.filters import ItemFilter
 from services.algorithms.packed_state import after_absence
 from services.algorithms.rules import Rule
 from services.contracts.query_state import PackedQueryState
-from services.gateway.breaker import Breaker
+from services.gateway.breaker import Breaker, LoopStalls
 from services.gateway.domain import (
     Degradation,
     Encoded,
@@ -24,10 +23,10 @@ from services.gateway.domain import (
     Ranking,
     RecommendQuery,
     Seen,
+    ServedModel,
     SimilarQuery,
     StageTimes,
 )
-from services.gateway.loop_stalls import LoopStalls
 from services.gateway.ports import Ports
 from services.gateway.search.searching import SearchQuery
 from services.platform.errors import DeadlineExceeded
@@ -62,14 +61,12 @@ class Limits:
     rerank_reserve_s: float = 0.1
     # K': what the first stage proposes, at least twice k.
     pool_size: int = 200
-    # What Recommend asks each source of items by words for, at least k.
-    recommend_depth: int = 100
-    # What Search asks each of them for, at least twice k: an item that two sources rank middling can win. Deeper, items
-    # that all sources rank low push out what one knows: on 500 pseudo queries over MovieLens-1M's titles, MRR@10 of
-    # the fused answer is .759 with 100, .792 with 50, .825 with 30, .850 with 20.
-    search_depth: int = 30
-    # How much of what Search found the user's model orders, at least k.
-    personal_pool: int = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preferences:
+    """What the operator wants of answers beyond the model's order."""
+
     # What an impression takes from its item's score for that person, in units of the score, and how long until half.
     impression_discount: float = 0.0
     impression_half_life_s: float = 24 * 3600.0
@@ -164,12 +161,13 @@ class Stages:
         self,
         ports: Ports,
         limits: Limits,
+        model: ServedModel,
+        *,
         stalls: LoopStalls | None = None,
         on_nothing: Callable[[str], None] = lambda component: None,
-        absence: AbsenceRows | None = None,
     ) -> None:
-        """on_nothing: told the component's name for each call that gave nothing. absence: the model's rows."""
-        self._ports, self._limits, self._on_nothing, self._absence = ports, limits, on_nothing, absence
+        """stalls: of this event loop. on_nothing: told the component's name for each call that gave nothing."""
+        self._ports, self._limits, self._on_nothing, self._absence = ports, limits, on_nothing, model.absence
         self._stalls = stalls or LoopStalls()
         self._breakers = {
             name: Breaker(name, open_seconds=limits.breaker_s, stalled_s=self._stalls.since) for name in COMPONENTS
@@ -271,28 +269,11 @@ class Stages:
             work.mark(Degradation.STATE_STORE_DOWN)
         return bool(kept)
 
-    async def search(self, work: Work[RecommendQuery], state: PackedQueryState, k: int) -> Ranking | None:
-        """The k best of the catalogue."""
-        query = work.query
-        ranking = await self._attempt(
-            work,
-            "candidates",
-            self._limits.stage_timeout_s,
-            lambda timeout_s: self._ports.candidates.search(
-                state, k=k, filter=query.filter, seen=work.seen, timeout_s=timeout_s
-            ),
-        )
-        if ranking is not None:
-            work.searched(ranking.searched_share)
-            work.times.queue_ms += ranking.queue_ms
-            work.times.first_stage_ms += ranking.stage_ms
-        return ranking
-
-    async def search_among(
-        self, work: Work[RecommendQuery], state: PackedQueryState, item_ids: Sequence[str], k: int
+    async def search(
+        self, work: Work[RecommendQuery], state: PackedQueryState, k: int, among: Sequence[str] = ()
     ) -> Ranking | None:
-        """The k best of these items, under the request's filter."""
-        wanted = replace(work.query.filter, allow_item_ids=tuple(item_ids))
+        """The k best of the catalogue, or of these items; what searching these takes is no stage's time."""
+        wanted = replace(work.query.filter, allow_item_ids=tuple(among)) if among else work.query.filter
         ranking = await self._attempt(
             work,
             "candidates",
@@ -303,6 +284,9 @@ class Stages:
         )
         if ranking is not None:
             work.searched(ranking.searched_share)
+            if not among:
+                work.times.queue_ms += ranking.queue_ms
+                work.times.first_stage_ms += ranking.stage_ms
         return ranking
 
     async def propose(

@@ -50,9 +50,9 @@ from services.encoder.encoding import Vocabulary
 from services.encoder.handlers.describe_user import DescribeUser
 from services.encoder.handlers.encode_history import EncodeHistory, RequestEvent
 from services.gateway.adapters.state_store import RedisUserStates
-from services.gateway.bootstrap import make_handlers
 from services.gateway.breaker import Breaker
-from services.gateway.domain import Encoded, Pool, Ranking, ScoredItem, Seen
+from services.gateway.domain import Encoded, Pool, Ranking, ScoredItem, Seen, ServedModel
+from services.gateway.handlers import make_handlers
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.ports import Ports
 from services.gateway.recommend.catalogue import DescribedItems
@@ -60,7 +60,7 @@ from services.gateway.recommend.exposures import Exposures
 from services.gateway.recommend.pages import PageTokens
 from services.gateway.recommend.popular import PopularItems
 from services.gateway.search.searching import Hit
-from services.gateway.stages import Limits
+from services.gateway.stages import Limits, Preferences
 from services.gateway.write.forgetting import Contributions, StoredUser
 from services.gateway.write.lag import AcknowledgedLag
 from services.gateway.write.record import EpochCache
@@ -336,19 +336,19 @@ class Gateway:
             refreshers=me(contributions=self._contributions),
             ends=me(interactions=self._ends, attribution_partitions=self._partitions),
             interactions=me(partition_of=world.partition_of, append=self._append),
-            items=me(put=self._put),
+            items=me(append=self._put),
             forgets=me(append=self._forget),
             stream=world.status,
         )
         self.handlers = make_handlers(
             ports,
+            model=ServedModel(version=model_version, schema=default_schema()),
             limits=Limits(),
+            preferences=Preferences(),
             lag=AcknowledgedLag(grace_seconds=2.0),
             popular=popular,
             titles={},
             metrics=METRICS[0],
-            model_version=model_version,
-            schema=default_schema(),
             exposures=Exposures(b"key", None),
             pages=PageTokens(b"key"),
         )

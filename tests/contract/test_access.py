@@ -21,10 +21,10 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
-from services.gateway.bootstrap import opened_door
 from services.gateway.config import GatewaySettings
 from services.gateway.edge import door as door_module
 from services.gateway.edge.api_keys import create_key, remove_key
+from services.gateway.edge.door import opened_door
 from services.gateway.edge.roles import AUDITED, ROLES_OF, Role
 from services.gateway.server import SERVICE
 from services.platform.rpc import client as rpc_client
@@ -113,7 +113,7 @@ async def running(folder: Path, first: Iterable[Role] = Role) -> AsyncIterator[R
         gateway_pb2_grpc.add_GatewayServiceServicer_to_server(servicer, server)
         return [SERVICE]
 
-    async with opened_door(settings) as door:
+    async with opened_door(settings.api_keys, settings.audit_log) as door:
         server = RpcServer(
             process="gateway_test", settings=settings, add_services=add, door=door, registry=CollectorRegistry()
         )
@@ -262,6 +262,6 @@ async def test_health_and_reflection_ask_for_no_key(gateway: Running) -> None:
 
 async def test_without_a_keys_file_everything_is_allowed_and_one_line_says_so() -> None:
     with capture_logs() as logs:
-        async with opened_door(GatewaySettings(port=0, metrics_port=0)) as door:
+        async with opened_door(None, None) as door:
             assert door is None
     assert [entry["event"] for entry in logs] == ["no_api_keys"]

@@ -20,8 +20,8 @@ from services.contracts.topics.interactions import INTERACTIONS, Interaction, en
 from services.contracts.topics.items import ITEMS, CatalogueItem, encode_item
 from services.gateway.adapters.exposure_log import KafkaExposureLog
 from services.gateway.adapters.stream_ends import KafkaStreamEnds
-from services.gateway.adapters.topics import KafkaForgetLog, KafkaInteractionLog, KafkaItemLog
-from services.gateway.ports import ExposureLog, ForgetLog, InteractionLog, ItemLog
+from services.gateway.adapters.topics import forget_log, interaction_log, item_log
+from services.gateway.ports import ExposureLog, Log
 from services.platform.stream.event_producer import EventProducer
 from services.platform.stream.topic import NUM_PARTITIONS
 
@@ -33,9 +33,9 @@ KEY = b"key"
 class Scene:
     """The logs, and keys and values that a topic got, in order, once there are so many."""
 
-    interactions: InteractionLog
-    items: ItemLog
-    forgets: ForgetLog
+    interactions: Log[Interaction]
+    items: Log[CatalogueItem]
+    forgets: Log[Forget]
     exposures: ExposureLog
     records: Callable[[str, int], list[tuple[bytes, bytes | None]]]
 
@@ -65,9 +65,9 @@ async def scene(request: pytest.FixtureRequest) -> AsyncIterator[Scene]:
     producer, exposure_log = EventProducer(kafka), KafkaExposureLog(kafka, KEY, gather_s=0.01)
     exposure_log.start()
     yield Scene(
-        KafkaInteractionLog(producer),
-        KafkaItemLog(producer),
-        KafkaForgetLog(producer),
+        interaction_log(producer),
+        item_log(producer),
+        forget_log(producer),
         exposure_log,
         lambda topic, count: [(record.key or b"", record.value) for record in since[topic].records(count)],
     )
@@ -103,7 +103,7 @@ async def test_a_users_interactions_lie_in_one_partition_in_the_order_written(sc
 async def test_items_are_written_whole_the_newest_last(scene: Scene) -> None:
     sent = [CatalogueItem(item_id="item-1", title="A"), CatalogueItem(item_id="item-1", withdrawn=True)]
     for one in sent:
-        await scene.items.put(one, WAIT_S)
+        await scene.items.append(one, WAIT_S)
     assert scene.values(ITEMS, 2) == [encode_item(one) for one in sent]
 
 
@@ -147,7 +147,7 @@ async def test_exposures_of_a_process_that_ends_are_written_before(kafka: str) -
 @pytest.mark.integration
 async def test_ends_lie_behind_what_was_acknowledged_before_they_were_asked_for(kafka: str) -> None:
     producer, ends = EventProducer(kafka), KafkaStreamEnds(kafka)
-    log = KafkaInteractionLog(producer)
+    log = interaction_log(producer)
     for number in range(2):
         partition, offset = await log.append(interaction(f"end-{number}"), WAIT_S)
         found = await ends.interactions(WAIT_S)
@@ -159,7 +159,7 @@ async def test_ends_lie_behind_what_was_acknowledged_before_they_were_asked_for(
 @pytest.mark.integration
 async def test_what_waits_for_the_next_hand_over_is_written_in_order_before_the_producer_ends(kafka: str) -> None:
     producer = EventProducer(kafka)
-    log = KafkaInteractionLog(producer)
+    log = interaction_log(producer)
     first = await log.append(interaction("first"), WAIT_S)
     # The hand-over of `first` was less than a moment ago, or long ago: either way all of these come at once.
     waiting = [asyncio.create_task(log.append(interaction(f"w{number}"), WAIT_S)) for number in range(300)]

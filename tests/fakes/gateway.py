@@ -433,11 +433,11 @@ class MemoryInteractionLog(_Failing):
     refuse_after: int | None = None
     refusal: FreshetError | None = None
 
-    async def append(self, interaction: Interaction, timeout_s: float) -> Position:
+    async def append(self, record: Interaction, timeout_s: float) -> Position:
         await self._behave()
         if self.refusal is not None and self.refuse_after is not None and len(self.written) >= self.refuse_after:
             raise self.refusal
-        self.written.append(interaction)
+        self.written.append(record)
         return Position(3, len(self.written) - 1)
 
 
@@ -448,11 +448,12 @@ class MemoryItemLog(_Failing):
     written: list[CatalogueItem] = field(default_factory=list)
     refused: set[str] = field(default_factory=set)
 
-    async def put(self, item: CatalogueItem, timeout_s: float) -> None:
+    async def append(self, record: CatalogueItem, timeout_s: float) -> Position:
         await self._behave()
-        if item.item_id in self.refused:
+        if record.item_id in self.refused:
             raise DependencyUnavailable("Kafka did not acknowledge")
-        self.written.append(item)
+        self.written.append(record)
+        return Position(0, len(self.written) - 1)
 
 
 @dataclass
@@ -462,11 +463,12 @@ class MemoryForgetLog(_Failing):
     written: list[Forget] = field(default_factory=list)
     on_append: Callable[[Forget], None] | None = None
 
-    async def append(self, forget: Forget, timeout_s: float) -> None:
+    async def append(self, record: Forget, timeout_s: float) -> Position:
         await self._behave()
-        self.written.append(forget)
+        self.written.append(record)
         if self.on_append is not None:
-            self.on_append(forget)
+            self.on_append(record)
+        return Position(0, len(self.written) - 1)
 
 
 @dataclass

@@ -50,9 +50,10 @@ from services.encoder.handlers.describe_user import DescribeUser
 from services.encoder.handlers.encode_history import EncodeHistory
 from services.encoder.metrics import EncoderMetrics
 from services.encoder.server import EncoderServicer
-from services.gateway.bootstrap import MAX_REQUEST_BYTES, admissions
+from services.gateway.bootstrap import MAX_REQUEST_BYTES
 from services.gateway.config import GatewaySettings
 from services.gateway.domain import Ranking, ScoredItem, now_ms
+from services.gateway.edge.admissions import admissions
 from services.gateway.edge.api_keys import ApiKey, digest
 from services.gateway.edge.audit import AuditLog
 from services.gateway.edge.door import Door

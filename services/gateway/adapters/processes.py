@@ -51,7 +51,10 @@ def _offsets(positions: Any) -> dict[int, int]:
     return {position.partition: position.offset for position in positions}
 
 
-def _index_freshness(message: Any) -> IndexFreshness:
+def _index_freshness_of(answer: Any) -> IndexFreshness | None:
+    if not answer.HasField("index_freshness"):
+        return None
+    message = answer.index_freshness
     return IndexFreshness(
         deltas_offset=message.deltas_offset,
         newest_recorded_ms=message.newest_recorded_time.ToMilliseconds()
@@ -59,10 +62,6 @@ def _index_freshness(message: Any) -> IndexFreshness:
         else None,
         lag_seconds=message.lag_seconds if message.HasField("lag_seconds") else None,
     )
-
-
-def _index_freshness_of(answer: Any) -> IndexFreshness | None:
-    return _index_freshness(answer.index_freshness) if answer.HasField("index_freshness") else None
 
 
 def _served(info: Any) -> ServedIndex:
@@ -90,8 +89,11 @@ class RemoteEncoder:
             message = request.history.add(item_id=event.item_id, type=event.type, value=event.value)
             set_ms(message.event_time, event.event_time_ms or 0)
         response = await self._peer.call(_EncoderStub, "Encode", request, timeout_s=timeout_s, peer="encoder")
-        self._check(response)
         state = from_message(response.query_state) if response.HasField("query_state") else None
+        if state is not None and state.model_version != self._model_version:
+            raise PreconditionFailed(
+                f"encoder: it encodes for model {state.model_version!r}; this gateway serves {self._model_version!r}"
+            )
         return Encoded(query_state=state, queue_ms=response.queue_ms, encode_ms=response.encode_ms)
 
     async def describe_user(self, user_id: str, timeout_s: float) -> StoredUser:
@@ -106,13 +108,6 @@ class RemoteEncoder:
             query_states=len(response.state_model_versions),
             forgotten_up_to=_offsets(response.forgotten_up_to),
         )
-
-    def _check(self, response: Any) -> None:
-        found = response.query_state.model_version
-        if response.HasField("query_state") and found != self._model_version:
-            raise PreconditionFailed(
-                f"encoder: it encodes for model {found!r}; this gateway serves {self._model_version!r}"
-            )
 
 
 class RemoteCandidates:
@@ -298,7 +293,7 @@ class RemoteReranker:
             discounts=[discounts.get(item_id, 0.0) for item_id in pool.item_ids] if discounts else (),
             rules=map(rule_message, rules),
         )
-        response = await self._call("Rerank", request, timeout_s)
+        response = await self._peer.call(_RerankerStub, "Rerank", request, timeout_s=timeout_s, peer="reranker")
         return Ranking(
             items=[
                 ScoredItem(item.item_id, item.score, item.source or "mol", rules=tuple(item.rules))
@@ -327,15 +322,14 @@ class RemoteReranker:
             max_pairs=max_pairs,
             rules=map(rule_message, rules),
         )
-        response = await self._call("ExplainScore", request, timeout_s)
+        response = await self._peer.call(_RerankerStub, "ExplainScore", request, timeout_s=timeout_s, peer="reranker")
         return explained_of(response)
 
     async def served(self, timeout_s: float) -> ServedIndex:
         """One GetRerankerInfo call."""
-        return _served(await self._call("GetRerankerInfo", reranker_pb2.GetRerankerInfoRequest(), timeout_s))
-
-    async def _call(self, method: str, request: Any, timeout_s: float) -> Any:
-        return await self._peer.call(_RerankerStub, method, request, timeout_s=timeout_s, peer="reranker")
+        request = reranker_pb2.GetRerankerInfoRequest()
+        call = self._peer.call
+        return _served(await call(_RerankerStub, "GetRerankerInfo", request, timeout_s=timeout_s, peer="reranker"))
 
 
 class RemoteTextSources:
@@ -371,11 +365,7 @@ class RemoteRefreshers:
         """One GetStatus call each, at once."""
         answers, all_answered = await self._ask_all("GetStatus", refresher_pb2.GetStatusRequest(), timeout_s)
         return [
-            PartitionProgress(
-                partition=held.partition,
-                applied_offset=held.folded_offset,
-                end_offset=held.end_offset,
-            )
+            PartitionProgress(partition=held.partition, applied_offset=held.folded_offset, end_offset=held.end_offset)
             for answer in answers
             for held in answer.partitions
         ], all_answered

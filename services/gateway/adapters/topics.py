@@ -1,4 +1,7 @@
-"""The topics that the gateway writes, through its one producer: interactions, items, forgets."""
+"""The topics that the gateway writes through its one producer."""
+
+from collections.abc import Callable
+from typing import Generic, TypeVar
 
 from services.contracts.topics.forgets import FORGETS, Forget, encode_forget
 from services.contracts.topics.interactions import INTERACTIONS, Interaction, encode_interaction
@@ -7,44 +10,44 @@ from services.platform.stream.event_producer import EventProducer
 from services.platform.stream.position import Position
 from services.platform.tracing import OFF, Tracing
 
+R = TypeVar("R")
 
-class KafkaInteractionLog:
-    """Implements `ports.InteractionLog`: keyed by user, so one user's events keep their order."""
 
-    def __init__(self, producer: EventProducer, tracing: Tracing = OFF) -> None:
-        self._producer, self._tracing = producer, tracing
+class KafkaLog(Generic[R]):
+    """Implements `ports.Log` for one topic."""
 
-    async def append(self, interaction: Interaction, timeout_s: float) -> Position:
+    def __init__(
+        self,
+        producer: EventProducer,
+        topic: str,
+        key: Callable[[R], str],
+        encode: Callable[[R], bytes],
+        tracing: Tracing = OFF,
+    ) -> None:
+        self._producer, self._topic, self._key, self._encode, self._tracing = producer, topic, key, encode, tracing
+
+    async def append(self, record: R, timeout_s: float) -> Position:
         """Acknowledged by all in-sync replicas when this returns."""
         partition, offset = await self._producer.send(
-            INTERACTIONS,
-            interaction.user_id.encode(),
-            encode_interaction(interaction),
+            self._topic,
+            self._key(record).encode(),
+            self._encode(record),
             self._tracing.headers(),
             timeout_s=timeout_s,
         )
         return Position(partition, offset)
 
 
-class KafkaItemLog:
-    """Implements `ports.ItemLog`: keyed by item, so the newest record of an item is what it is."""
-
-    def __init__(self, producer: EventProducer, tracing: Tracing = OFF) -> None:
-        self._producer, self._tracing = producer, tracing
-
-    async def put(self, item: CatalogueItem, timeout_s: float) -> None:
-        """Acknowledged by all in-sync replicas when this returns."""
-        headers = self._tracing.headers()
-        await self._producer.send(ITEMS, item.item_id.encode(), encode_item(item), headers, timeout_s=timeout_s)
+def interaction_log(producer: EventProducer, tracing: Tracing = OFF) -> KafkaLog[Interaction]:
+    """Keyed by user, so one user's events keep their order."""
+    return KafkaLog(producer, INTERACTIONS, lambda one: one.user_id, encode_interaction, tracing)
 
 
-class KafkaForgetLog:
-    """Implements `ports.ForgetLog`: keyed by user, compacted and kept."""
+def item_log(producer: EventProducer, tracing: Tracing = OFF) -> KafkaLog[CatalogueItem]:
+    """Keyed by item, so the newest record of an item is what it is."""
+    return KafkaLog(producer, ITEMS, lambda one: one.item_id, encode_item, tracing)
 
-    def __init__(self, producer: EventProducer, tracing: Tracing = OFF) -> None:
-        self._producer, self._tracing = producer, tracing
 
-    async def append(self, forget: Forget, timeout_s: float) -> None:
-        """Acknowledged by all in-sync replicas when this returns."""
-        headers = self._tracing.headers()
-        await self._producer.send(FORGETS, forget.user_id.encode(), encode_forget(forget), headers, timeout_s=timeout_s)
+def forget_log(producer: EventProducer, tracing: Tracing = OFF) -> KafkaLog[Forget]:
+    """Keyed by user, compacted and kept."""
+    return KafkaLog(producer, FORGETS, lambda one: one.user_id, encode_forget, tracing)

@@ -5,8 +5,9 @@ calls run; a call that has begun goes on. It does not know where keys come from 
 """
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from functools import partial
 from math import ceil
 from pathlib import Path
@@ -118,6 +119,27 @@ class Door:
     def _refused(self, key_id: str, method: str, context: Any, error: FreshetError) -> FreshetError:
         self.audit.refusal(key_id, method, context.peer(), error.status.name, error.message)
         return error
+
+
+@contextlib.asynccontextmanager
+async def opened_door(path: Path | None, audit_log: Path | None) -> AsyncIterator[Door | None]:
+    """The door, its keys as the file at `path` has them while the block runs; None where everybody may call everything.
+
+    Raises: ConfigError for a keys file or an audit log that cannot be used.
+    """
+    if path is None:
+        log.warning("no_api_keys", reason="FRESHET_API_KEYS names no file: everybody on this machine may call all")
+        yield None
+        return
+    door = Door(await asyncio.to_thread(read_keys, path), AuditLog(audit_log))
+    following = asyncio.create_task(follow_keys(path, door))
+    try:
+        yield door
+    finally:
+        following.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await following
+        door.audit.end_windows(now=True)
 
 
 async def follow_keys(path: Path, door: Door) -> None:

@@ -5,9 +5,17 @@ that they are of one user. Gateways that answer the same clients share the key. 
 """
 
 import binascii
+import secrets
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from hashlib import blake2b
 from hmac import compare_digest
+from pathlib import Path
+
+import structlog
+
+from services.contracts.pseudonyms import read_key
+
+log = structlog.get_logger()
 
 _TAG_BYTES = 6
 _MAC_BYTES = 8
@@ -53,3 +61,20 @@ class Signer:
 
     def _mac(self, signed: bytes) -> bytes:
         return blake2b(signed, key=self._key, digest_size=_MAC_BYTES, person=b"mac").digest()
+
+
+def signing_key(key: str, file: Path | None) -> bytes:
+    """The key of what clients bring back: the one that is given, else the file's, else one that ends with the process.
+
+    Raises: ConfigError for a file that holds none.
+    """
+    if not key and file is not None:
+        key = read_key("FRESHET_GATEWAY_SIGNING_KEY_FILE", file)
+    if not key:
+        log.warning(
+            "random_signing_key",
+            reason="neither FRESHET_GATEWAY_SIGNING_KEY nor _FILE is set: exposure ids and page tokens of this process "
+            "end with it, and no other gateway takes them",
+        )
+        key = secrets.token_urlsafe(32)
+    return key.encode()

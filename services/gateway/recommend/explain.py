@@ -8,12 +8,9 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from services.algorithms.absence import AbsenceRows
-from services.algorithms.attributes import Kinds
-from services.algorithms.event_schema import EventSchema
 from services.algorithms.packed_state import after_absence
 from services.algorithms.rules import Rule
-from services.gateway.domain import HistoryEvent, Seen, last_event_ms, now_ms, seen_in, turned_down_in
+from services.gateway.domain import HistoryEvent, Seen, ServedModel, last_event_ms, now_ms, seen_in, turned_down_in
 from services.gateway.ports import Ports
 from services.gateway.recommend.explanation import ExplainQuery, Explanation, PastInteraction
 from services.gateway.stages import FoundState, Limits
@@ -29,25 +26,22 @@ class Explain:
 
     ports: Ports
     titles: Mapping[str, str]
-    model_version: str
-    schema: EventSchema
-    kinds: Kinds
+    model: ServedModel
     limits: Limits
     rules: Sequence[Rule]
-    absence: AbsenceRows | None
 
     async def __call__(self, query: ExplainQuery) -> Explanation:
         """Raises: InvalidRequest naming the field; NotFound for an item that no index serves; the error of a
         dependency that did not answer."""
         asked_ms = now_ms()
-        await in_turn(check_explain, query, asked_ms, self.kinds)
+        await in_turn(check_explain, query, asked_ms, self.model.kinds)
         rules = (*self.rules, *query.rules)
         found, history = await self._find_state(query, asked_ms)
         if found.query_state is None:
-            return Explanation(model_version=self.model_version, state_source=found.source)
-        state, bucket = after_absence(found.query_state, self.absence, found.last_event_ms, asked_ms)
+            return Explanation(model_version=self.model.version, state_source=found.source)
+        state, bucket = after_absence(found.query_state, self.model.absence, found.last_event_ms, asked_ms)
         newest = sorted(history, key=_time)[::-1]
-        seen = Seen(seen_in(newest, self.schema), turned_down_in(newest[::-1], self.schema))
+        seen = Seen(seen_in(newest, self.model.schema), turned_down_in(newest[::-1], self.model.schema))
         timeout_s = self.limits.stage_timeout_s
         similarity, votes = await asyncio.gather(
             self.ports.reranker.explain(
@@ -56,7 +50,7 @@ class Explain:
             self.ports.candidates.explain_votes(state, query.item_id, seen=seen, timeout_s=timeout_s),
         )
         return Explanation(
-            model_version=self.model_version,
+            model_version=self.model.version,
             state_source=found.source,
             absence_bucket=bucket,
             similarity=similarity,
@@ -90,7 +84,7 @@ class Explain:
         encoded = await self.ports.encoder.encode(query.user_id, history, self.limits.stage_timeout_s)
         if encoded.query_state is None:
             return FoundState(), history
-        last_ms = last_event_ms(history, self.schema)
+        last_ms = last_event_ms(history, self.model.schema)
         return FoundState(query_state=encoded.query_state, last_event_ms=last_ms, source=source), history
 
 

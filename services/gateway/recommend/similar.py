@@ -7,8 +7,7 @@ it says so. Knows ports, not processes.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from services.algorithms.attributes import Kinds
-from services.gateway.domain import Degradation, Seen, SimilarAnswer, SimilarQuery
+from services.gateway.domain import Degradation, Seen, ServedModel, SimilarAnswer, SimilarQuery
 from services.gateway.ports import Ports
 from services.gateway.recommend.exposures import Exposures
 from services.gateway.stages import Limits, Stages, Work
@@ -23,16 +22,15 @@ class Similar:
     ports: Ports
     stages: Stages
     titles: Mapping[str, str]
-    model_version: str
+    model: ServedModel
     exposures: Exposures
-    kinds: Kinds
     limits: Limits
 
     async def __call__(self, query: SimilarQuery) -> SimilarAnswer:
         """Raises: InvalidRequest naming the field; NotFound for an item that no index serves; the error of candidates
         where they did not answer; DeadlineExceeded."""
         work = Work.begin(query, budget_s=self.limits.budget_s)
-        await in_turn(check_similar, query, self.kinds)
+        await in_turn(check_similar, query, self.model.kinds)
         leaves_out_seen = bool(query.user_id) and query.filter.exclude_seen
         if leaves_out_seen:
             view = await self.stages.read_user(work, with_seen=True)
@@ -54,7 +52,7 @@ class Similar:
         return SimilarAnswer(
             found=found,
             titles=[self.titles.get(item.item_id, "") for item in found.items],
-            model_version=self.model_version,
+            model_version=self.model.version,
             degradations=work.degradations,
             total_ms=total_ms,
             exposure_id=self.exposures.shown(
@@ -63,7 +61,7 @@ class Similar:
                 item_ids=[item.item_id for item in found.items],
                 scores=[item.score for item in found.items],
                 sources=[item.source for item in found.items],
-                model_version=self.model_version,
+                model_version=self.model.version,
                 index_version=found.index_version,
             ),
         )

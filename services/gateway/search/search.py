@@ -10,10 +10,9 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from services.algorithms.attributes import Kinds
 from services.algorithms.rank_fusion import Fused, reciprocal_rank_fusion
 from services.contracts.query_state import PackedQueryState
-from services.gateway.domain import Degradation, Pool, Ranking, Seen, now_ms
+from services.gateway.domain import Degradation, Pool, Ranking, Seen, ServedModel, now_ms
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.recommend.exposures import Exposures
 from services.gateway.search.searching import PERSONAL, SearchAnswer, SearchQuery, SearchResult, SourceRank, SourceTime
@@ -23,6 +22,12 @@ from services.gateway.validation import MAX_K, check_search
 from services.platform.large_requests import in_turn
 from services.user_state.values import UserView
 
+# What each source is asked for, at least twice k: an item that two sources rank middling can win. Deeper, items that
+# all sources rank low push out what one knows: on 500 pseudo queries over MovieLens-1M's titles, MRR@10 of the fused
+# answer is .759 with 100, .792 with 50, .825 with 30, .850 with 20.
+DEPTH = 30
+# How much of what was found the user's model orders, at least k.
+PERSONAL_POOL = 200
 # So many of the items that the user had last may be what they look for again.
 RECENT = 10
 
@@ -35,9 +40,8 @@ class Search:
     text: TextRetrieval
     metrics: GatewayMetrics
     titles: Mapping[str, str]
-    model_version: str
+    model: ServedModel
     exposures: Exposures
-    kinds: Kinds
     limits: Limits
 
     async def __call__(self, query: SearchQuery) -> SearchAnswer:
@@ -47,7 +51,7 @@ class Search:
         error of the tree when all of them failed alike); DeadlineExceeded when the caller's time was spent on the way.
         """
         work, asked_ms = Work.begin(query, budget_s=self.limits.budget_s), now_ms()
-        await in_turn(check_search, query, self.kinds)
+        await in_turn(check_search, query, self.model.kinds)
         view = None
         if query.user_id and query.filter.exclude_seen:
             # What was seen acts inside the sources, so that it never starves the answer: it has to be known first.
@@ -70,7 +74,7 @@ class Search:
                 work.mark(Degradation.NOT_PERSONALISED)
                 work.absence_bucket = 0
             else:
-                model_version = self.model_version
+                model_version = self.model.version
                 rankings[PERSONAL] = [item.item_id for item in personal.items]
                 scores[PERSONAL] = {item.item_id: item.score for item in personal.items}
                 fused = reciprocal_rank_fusion(rankings)
@@ -104,7 +108,7 @@ class Search:
         kept_s = self.limits.answer_reserve_s + (self.limits.rerank_reserve_s if query.user_id else 0.0)
         return await self.text.find(
             query.query,
-            k=min(MAX_K, max(self.limits.search_depth, 2 * query.k)),
+            k=min(MAX_K, max(DEPTH, 2 * query.k)),
             filter=without_seen(query.filter, work.seen.item_ids),
             left_s=left_s - min(kept_s, left_s / 3),
         )
@@ -140,7 +144,7 @@ class Search:
         if state is None:
             return None, SourceTime(source=PERSONAL, milliseconds=0.0, failure="there is no state of the user")
         query = work.query
-        pool = fused[: min(MAX_K, max(self.limits.personal_pool, query.k))]
+        pool = fused[: min(MAX_K, max(PERSONAL_POOL, query.k))]
         if not pool:
             return Ranking(items=()), SourceTime(source=PERSONAL, milliseconds=0.0)
         began = time.monotonic()

@@ -14,38 +14,15 @@ import structlog
 
 from services.contracts.version_sets import VersionSet, VersionSets
 from services.gateway.domain import Recommendation, RecommendQuery
-from services.gateway.get_freshness import GetFreshness
+from services.gateway.handlers import Handlers
 from services.gateway.ports import Refreshers
-from services.gateway.recommend.explain import Explain
-from services.gateway.recommend.recommend import Recommend
-from services.gateway.recommend.similar import Similar
-from services.gateway.search.search import Search
 from services.gateway.version_sets.shadow import Shadow, ShadowReport
-from services.gateway.write.forget import ForgetUser
-from services.gateway.write.impressions import RecordImpressions
-from services.gateway.write.items import PutItems
-from services.gateway.write.record import RecordInteractions
 from services.platform.errors import FreshetError
 
 log = structlog.get_logger()
 
 # What is under way when a set goes has so long to end: more than any call takes.
 _GRACE_S = 5.0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Handlers:
-    """All of one set's."""
-
-    recommend: Recommend
-    search: Search
-    similar: Similar
-    record: RecordInteractions
-    record_impressions: RecordImpressions
-    explain: Explain
-    get_freshness: GetFreshness
-    put_items: PutItems
-    forget_user: ForgetUser
 
 
 async def _nothing() -> None:
@@ -92,19 +69,6 @@ class Routes:
     _problems: dict[str, str] = field(default_factory=dict, init=False)
     _shadow: Shadow | None = field(default=None, init=False)
     _closing: set[asyncio.Task[None]] = field(default_factory=set, init=False)
-
-    @classmethod
-    def of_one(cls, handlers: Handlers, model_version: str = "") -> "Routes":
-        """One set answers everybody, for good."""
-        return cls(
-            own=Held(
-                handlers=handlers,
-                model_version=model_version,
-                refreshers=handlers.forget_user.ports.refreshers,
-                shadowed=handlers.recommend,
-            ),
-            open_set=_refuse,
-        )
 
     def of(self, user_id: str) -> Held:
         """The set that answers this user ("": nobody)."""
@@ -204,7 +168,3 @@ class Routes:
 def own_set(model_version: str) -> VersionSet:
     """The set of a gateway that no operator has said anything of."""
     return VersionSet(name=model_version, model_version=model_version, bundle="")
-
-
-async def _refuse(one: VersionSet) -> Held:
-    raise ValueError(f"set {one.name!r}: this gateway holds one set")

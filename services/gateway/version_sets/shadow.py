@@ -6,7 +6,7 @@ import contextvars
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from random import Random
 
 import structlog
@@ -39,6 +39,45 @@ class ShadowReport:
     taken_from_shadow: int
 
 
+@dataclass(slots=True)
+class _Sums:
+    """What a `ShadowReport` is made of; times: milliseconds of the newest answers."""
+
+    requests: int = 0
+    compared: int = 0
+    skipped: int = 0
+    failed: int = 0
+    overlap: float = 0.0
+    shift: float = 0.0
+    taken: int = 0
+    from_answer: int = 0
+    from_shadow: int = 0
+    times: list[float] = field(default_factory=list)
+
+    def compare(self, answer: Recommendation, shadowed: Recommendation, took_ms: float) -> None:
+        """Both answered."""
+        self.times = [*self.times[-MAX_TIMES:], took_ms]
+        self.compared += 1
+        self.overlap += len(_item_ids(answer) & _item_ids(shadowed)) / max(1, len(answer.items), len(shadowed.items))
+        if answer.items and shadowed.items:
+            self.shift += shadowed.items[0].score - answer.items[0].score
+
+    def report(self) -> ShadowReport:
+        times, compared = sorted(self.times), max(1, self.compared)
+        return ShadowReport(
+            requests=self.requests,
+            skipped=self.skipped,
+            failed=self.failed,
+            overlap=self.overlap / compared,
+            score_shift=self.shift / compared,
+            median_ms=times[len(times) // 2] if times else 0.0,
+            p99_ms=times[len(times) * 99 // 100] if times else 0.0,
+            taken=self.taken,
+            taken_from_answer=self.from_answer,
+            taken_from_shadow=self.from_shadow,
+        )
+
+
 class Shadow:
     """Asks `ask` beside a share of requests. For one event loop."""
 
@@ -55,17 +94,14 @@ class Shadow:
         self._ask, self._rng, self._clock = ask, rng, clock
         self._tasks: set[asyncio.Task[None]] = set()
         self._waiting: OrderedDict[str, tuple[frozenset[str], frozenset[str]]] = OrderedDict()
-        self._times: list[float] = []
-        self._asked = self._compared = self._skipped = self._failed = 0
-        self._overlap = self._shift = 0.0
-        self._taken = self._from_answer = self._from_shadow = 0
+        self._sums = _Sums()
 
     def beside(self, query: RecommendQuery, answer: Recommendation) -> None:
         """An answer went out: perhaps the shadow is asked the same. Pages of a kept list ask nobody."""
         if query.page_token or self._rng.random() >= self.share:
             return
         if len(self._tasks) >= MAX_UNDER_WAY:
-            self._skipped += 1
+            self._sums.skipped += 1
             return
         # In a context of its own: without the caller's deadline, place in the queue and trace.
         task = asyncio.get_running_loop().create_task(
@@ -79,25 +115,13 @@ class Shadow:
         if user_id not in self._waiting:
             return
         of_answer, of_shadow = self._waiting.pop(user_id)
-        self._taken += 1
-        self._from_answer += item_id in of_answer
-        self._from_shadow += item_id in of_shadow
+        self._sums.taken += 1
+        self._sums.from_answer += item_id in of_answer
+        self._sums.from_shadow += item_id in of_shadow
 
     def report(self) -> ShadowReport:
         """What it was until now."""
-        times, compared = sorted(self._times), max(1, self._compared)
-        return ShadowReport(
-            requests=self._asked,
-            skipped=self._skipped,
-            failed=self._failed,
-            overlap=self._overlap / compared,
-            score_shift=self._shift / compared,
-            median_ms=times[len(times) // 2] if times else 0.0,
-            p99_ms=times[len(times) * 99 // 100] if times else 0.0,
-            taken=self._taken,
-            taken_from_answer=self._from_answer,
-            taken_from_shadow=self._from_shadow,
-        )
+        return self._sums.report()
 
     async def close(self) -> None:
         """Nothing of it is under way any more."""
@@ -106,22 +130,21 @@ class Shadow:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _compare(self, query: RecommendQuery, answer: Recommendation) -> None:
-        self._asked += 1
+        self._sums.requests += 1
         began = self._clock()
         try:
             shadowed = await self._ask(replace(query, page_depth=0, not_again=None, token=None))
         except FreshetError as exc:
-            self._failed += 1
+            self._sums.failed += 1
             log.info("shadow_failed", set=self.name, error=type(exc).__name__, reason=exc.message)
             return
-        self._times = [*self._times[-MAX_TIMES:], (self._clock() - began) * 1000]
-        ours, theirs = ([item.item_id for item in one.items] for one in (answer, shadowed))
-        self._compared += 1
-        self._overlap += len(set(ours) & set(theirs)) / max(1, len(ours), len(theirs))
-        if answer.items and shadowed.items:
-            self._shift += shadowed.items[0].score - answer.items[0].score
+        self._sums.compare(answer, shadowed, (self._clock() - began) * 1000)
         if query.user_id:
-            self._waiting[query.user_id] = (frozenset(ours), frozenset(theirs))
+            self._waiting[query.user_id] = (_item_ids(answer), _item_ids(shadowed))
             self._waiting.move_to_end(query.user_id)
             if len(self._waiting) > MAX_WAITING:
                 self._waiting.popitem(last=False)
+
+
+def _item_ids(answer: Recommendation) -> frozenset[str]:
+    return frozenset(item.item_id for item in answer.items)

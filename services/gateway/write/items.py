@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from services.contracts.topics.items import CatalogueItem, check_kinds, validate_item
-from services.gateway.ports import ItemLog
+from services.gateway.ports import Log
 from services.gateway.write.writes import RETRY_AFTER_MS, write_timeout_s
 from services.platform.errors import DependencyUnavailable, FreshetError, InvalidRequest
 from services.platform.large_requests import in_turn, side_by_side
@@ -20,7 +20,7 @@ MAX_ITEMS = 1000
 class PutItems:
     """The handler."""
 
-    log: ItemLog
+    log: Log[CatalogueItem]
     kinds: Mapping[str, str]
     append_timeout_s: float = 1.5
 
@@ -32,7 +32,7 @@ class PutItems:
         """
         await in_turn(_check, items, self.kinds)
         timeout_s = write_timeout_s(self.append_timeout_s, "the items")
-        outcomes = await side_by_side([self.log.put(item, timeout_s) for item in items])
+        outcomes = await side_by_side([self.log.append(item, timeout_s) for item in items])
         failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
         if failures:
             failure = next((f for f in failures if not isinstance(f, FreshetError)), failures[0])

@@ -12,6 +12,8 @@ from services.platform.stream.position import Position
 # Marks per partition: one per `_SPACING_S`, so this many cover a grace of several seconds with room.
 _MAX_MARKS = 64
 _SPACING_S = 0.2
+# What was acknowledged longer ago and is not applied makes answers marked as not fresh.
+GRACE_S = 2.0
 # Of the grace: from then on who applies events needs the machine more than who asks, and then more than who brings new
 # ones. It does while it moves.
 _READS_STAND_BACK, _WRITES_STAND_BACK, _MOVES_S = 0.25, 0.5, 1.0
@@ -20,7 +22,7 @@ _READS_STAND_BACK, _WRITES_STAND_BACK, _MOVES_S = 0.25, 0.5, 1.0
 class AcknowledgedLag:
     """Remembers, per partition, which offset was acknowledged when."""
 
-    def __init__(self, *, grace_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, *, grace_seconds: float = GRACE_S, clock: Callable[[], float] = time.monotonic) -> None:
         self._grace_seconds = grace_seconds
         self._clock = clock
         self._marks: dict[int, deque[tuple[int, float]]] = {}

@@ -20,7 +20,7 @@ from services.gateway.metrics import GatewayMetrics
 from services.gateway.ports import Ports, UserStates
 from services.gateway.recommend.exposures import Exposures
 from services.gateway.recommend.shown_before import HALF_LIVES_KEPT, MAX_DISCOUNTED, MAX_IMPRESSIONS, packed_items
-from services.gateway.stages import Limits
+from services.gateway.stages import Limits, Preferences
 from services.gateway.validation import check_interaction, check_interactions
 from services.gateway.write.lag import AcknowledgedLag
 from services.gateway.write.writes import RETRY_AFTER_MS, write_timeout_s
@@ -89,10 +89,11 @@ class RecordInteractions:
         exposures: Exposures,
         schema: EventSchema,
         limits: Limits,
+        preferences: Preferences,
     ) -> None:
         self._interactions, self._lag, self._metrics = ports.interactions, lag, metrics
         self._exposures, self._sessions = exposures, ports.sessions
-        self._schema, self._limits = schema, limits
+        self._schema, self._preferences = schema, preferences
         self._append_timeout_s = limits.append_timeout_s
         self._epochs = EpochCache(ports.states)
         self._breaker = Breaker("interaction_log", open_seconds=limits.breaker_s)
@@ -122,10 +123,10 @@ class RecordInteractions:
     async def _keep_seen(self, written: Iterable[Interaction]) -> None:
         """Impressions, for discounts of scores. Best effort: what is lost lowers nothing."""
         of_user: dict[str, deque[Interaction]] = {}
-        for one in written if self._limits.impression_discount else ():
+        for one in written if self._preferences.impression_discount else ():
             if self._schema.of(one.type).role is Role.EXPOSURE:
                 of_user.setdefault(one.user_id, deque(maxlen=MAX_DISCOUNTED)).append(one)
-        ttl_s = round(HALF_LIVES_KEPT * self._limits.impression_half_life_s)
+        ttl_s = round(HALF_LIVES_KEPT * self._preferences.impression_half_life_s)
         for user_id, seen in of_user.items():
             entry = packed_items(max(one.event_time_ms for one in seen), [one.item_id for one in seen])
             try:

@@ -25,9 +25,10 @@ from services.algorithms.absence import AbsenceRows
 from services.algorithms.attributes import AttributeTable, Kind
 from services.algorithms.event_schema import EventSchema, default_schema
 from services.contracts.query_state import PackedQueryState
-from services.gateway.bootstrap import make_handlers
-from services.gateway.domain import now_ms
+from services.contracts.version_sets import VersionSet
+from services.gateway.domain import ServedModel, now_ms
 from services.gateway.freshness import PartitionProgress
+from services.gateway.handlers import Handlers, make_handlers
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.ports import Ports
 from services.gateway.recommend.exposures import Exposures
@@ -35,8 +36,8 @@ from services.gateway.recommend.pages import PageTokens
 from services.gateway.recommend.popular import PopularItems
 from services.gateway.search.searching import Hit
 from services.gateway.server import GatewayServicer
-from services.gateway.stages import Limits
-from services.gateway.version_sets.routes import Routes
+from services.gateway.stages import Limits, Preferences
+from services.gateway.version_sets.routes import Held, Routes
 from services.gateway.write.lag import AcknowledgedLag
 from services.user_state.values import StoredState
 
@@ -57,6 +58,17 @@ FOUND = {
 }
 # By count, ties by id.
 POPULAR = ["b", "d", "c", "e", "f", "a"]
+
+
+def only_set(handlers: Handlers, model_version: str) -> Routes:
+    """One set answers everybody, for good."""
+
+    async def refuse(one: VersionSet) -> Held:
+        raise ValueError(f"set {one.name!r}: this gateway holds one set")
+
+    refreshers = handlers.forget_user.ports.refreshers
+    own = Held(handlers=handlers, model_version=model_version, refreshers=refreshers, shadowed=handlers.recommend)
+    return Routes(own=own, open_set=refuse)
 
 
 def query_state(name: str) -> PackedQueryState:
@@ -92,6 +104,7 @@ class Scene:
     exposures: MemoryExposureLog = field(default_factory=MemoryExposureLog)
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
     limits: Limits = field(default_factory=lambda: Limits(breaker_s=0.05))
+    preferences: Preferences = field(default_factory=Preferences)
     sources: MemoryTextSources = field(default_factory=lambda: MemoryTextSources(found=dict(FOUND)))
     lag_grace_s: float = 2.0
     # What page tokens are judged by; 0: the clock.
@@ -110,20 +123,18 @@ class Scene:
         )
         self.handlers = make_handlers(
             self.ports,
+            model=ServedModel(version="m1", schema=self.schema, kinds=ATTRIBUTES.kinds, absence=self.absence),
             limits=self.limits,
+            preferences=self.preferences,
             lag=self.lag,
             popular=self.popular,
             titles=self.titles,
             metrics=self.metrics,
-            model_version="m1",
-            schema=self.schema,
             exposures=Exposures(b"key", self.exposures),
             pages=PageTokens(b"key", lambda: self.now_ms or now_ms()),
-            kinds=ATTRIBUTES.kinds,
             rng=self.rng,
-            absence=self.absence,
         )
-        self.servicer = GatewayServicer(Routes.of_one(self.handlers, "m1"))
+        self.servicer = GatewayServicer(only_set(self.handlers, "m1"))
         self.search, self.recommend, self.explain = self.handlers.search, self.handlers.recommend, self.handlers.explain
         self.record, self.get_freshness = self.handlers.record, self.handlers.get_freshness
         self.record_impressions = self.handlers.record_impressions

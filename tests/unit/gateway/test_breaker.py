@@ -6,8 +6,7 @@ import time
 import pytest
 from structlog.testing import capture_logs
 
-from services.gateway.breaker import Breaker
-from services.gateway.loop_stalls import LoopStalls
+from services.gateway.breaker import Breaker, LoopStalls
 from services.gateway.write.lag import AcknowledgedLag
 from services.platform.errors import (
     DeadlineExceeded,

@@ -17,9 +17,11 @@ from google.protobuf import json_format
 from grpc_health.v1 import health_pb2
 from prometheus_client import CollectorRegistry
 
-from services.gateway.bootstrap import MAX_REQUEST_BYTES, admissions, opened_door
+from services.gateway.bootstrap import MAX_REQUEST_BYTES
 from services.gateway.config import GatewaySettings
+from services.gateway.edge.admissions import admissions
 from services.gateway.edge.api_keys import Role, create_key
+from services.gateway.edge.door import opened_door
 from services.gateway.server import SERVICE
 from services.platform.errors import DependencyUnavailable, FreshetError
 from services.platform.http.server import HttpServer
@@ -66,7 +68,7 @@ async def doors(scene: Scene, **given: Any) -> AsyncIterator[Door]:
         return [SERVICE]
 
     settings = GatewaySettings(port=0, metrics_port=0, drain_seconds=0, **given)
-    async with opened_door(settings) as door:
+    async with opened_door(settings.api_keys, settings.audit_log) as door:
         server = RpcServer(
             process="gateway_test",
             settings=settings,

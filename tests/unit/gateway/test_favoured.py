@@ -14,7 +14,7 @@ from services.algorithms.filters import ItemFilter
 from services.algorithms.indexes.protocol import ESTIMATE, EXACT, Certificate
 from services.gateway.domain import HistoryEvent, Ranking, RecommendQuery, ScoredItem
 from services.gateway.recommend.favoured import WEIGHT, favours, with_favours
-from services.gateway.stages import Limits
+from services.gateway.stages import Limits, Preferences
 
 __all__ = ["real"]  # the fixture
 
@@ -26,7 +26,8 @@ def scene_of(real: Real, *, cold_items: int, counts: dict[str, float]) -> Scene:
     scene = Scene(
         candidates=real.scene.candidates,
         reranker=real.scene.reranker,
-        limits=Limits(cold_items=cold_items, stage_timeout_s=10),
+        limits=Limits(stage_timeout_s=10),
+        preferences=Preferences(cold_items=cold_items),
     )
     scene.states.states["ann"] = real.scene.states.states["ann"]
     scene.states.seen["ann"] = SEEN

@@ -9,14 +9,14 @@ from services.algorithms.filters import ItemFilter
 from services.contracts.topics.items import CatalogueItem
 from services.gateway.domain import RecommendQuery, now_ms
 from services.gateway.recommend.catalogue import DescribedItems
-from services.gateway.stages import Limits
+from services.gateway.stages import Preferences
 from services.platform.errors import DependencyUnavailable
 
 HOUR_MS = 3600 * 1000
 
 
 def scene(share: float = 0.4, *, new: int = 3, hours_ago: float = 1.0) -> Scene:
-    made = Scene(limits=Limits(breaker_s=0.05, new_item_share=share))
+    made = Scene(preferences=Preferences(new_item_share=share))
     written_ms = now_ms() - round(hours_ago * HOUR_MS)
     listed = [CatalogueItem(item_id=f"new-{row}", written_ms=written_ms) for row in range(new)]
     DescribedItems({}, made.popular).describe(listed)

@@ -134,10 +134,10 @@ def test_a_damaged_bundle_ends_it_naming_the_file_and_both_checksums(bundle: Pat
 
 
 def test_a_bad_setting_ends_it_naming_the_variable(bundle: Path) -> None:
-    with gateway(bundle, _free_port(), FRESHET_GATEWAY_POOL_SIZE="1") as process:
+    with gateway(bundle, _free_port(), FRESHET_GATEWAY_BUDGET_MS="1") as process:
         _, message = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert message.startswith("freshet gateway: FRESHET_GATEWAY_POOL_SIZE='1' allowed: ")
+    assert message.startswith("freshet gateway: FRESHET_GATEWAY_BUDGET_MS='1' allowed: ")
 
 
 def test_outside_loopback_without_keys_it_ends_naming_the_variable(bundle: Path) -> None:

@@ -32,10 +32,9 @@ from services.gateway.domain import Recommendation, RecommendQuery, now_ms
 from services.gateway.recommend.catalogue import DescribedItems
 from services.gateway.recommend.popular import PopularItems
 from services.gateway.recommend.shown_before import packed_items
-from services.gateway.stages import Limits
+from services.gateway.stages import Limits, Preferences
 from services.platform.errors import DependencyUnavailable
 from services.reranker import bootstrap as reranker
-from services.reranker.config import RerankerSettings
 from services.reranker.metrics import RerankerMetrics
 from services.reranker.server import RerankerServicer
 from services.user_state.layout import IMPRESSIONS
@@ -184,9 +183,7 @@ class Served:
         self.live = candidates.make_live(
             settings, candidates.load_catalogue(settings), metrics, versions_kept=VERSIONS_KEPT
         )
-        self.rerank = reranker.make_rerank(
-            RerankerSettings(port=0, metrics_port=0), self.live.catalogue, RerankerMetrics(CollectorRegistry())
-        )
+        self.rerank = reranker.Rerank(catalogue=self.live.catalogue, metrics=RerankerMetrics(CollectorRegistry()))
 
     async def scene(self, share: float = 0.0) -> Scene:
         world = self.world
@@ -194,14 +191,8 @@ class Served:
             candidates=RemoteCandidates(InProcess(CandidatesServicer(self.live.search))),  # type: ignore[arg-type]
             reranker=RemoteReranker(InProcess(RerankerServicer(self.rerank))),  # type: ignore[arg-type]
             popular=world.popular(),
-            limits=Limits(
-                pool_size=POOL,
-                new_item_share=share,
-                impression_discount=DISCOUNT,
-                impression_half_life_s=1e9,
-                stage_timeout_s=10,
-                budget_s=60,
-            ),
+            limits=Limits(pool_size=POOL, stage_timeout_s=10, budget_s=60),
+            preferences=Preferences(new_item_share=share, impression_discount=DISCOUNT, impression_half_life_s=1e9),
             rng=Random(int(world.rng.integers(1 << 30))),
         )
         scene.states.states["ann"] = replace(STORED, query_state=world.state)

@@ -36,7 +36,6 @@ from services.gateway.stages import Limits
 from services.platform.config import ConfigError
 from services.platform.errors import DependencyUnavailable
 from services.reranker import bootstrap as reranker
-from services.reranker.config import RerankerSettings
 from services.reranker.metrics import RerankerMetrics
 from services.reranker.server import RerankerServicer
 
@@ -70,9 +69,7 @@ async def real(tmp_path: Path) -> AsyncIterator[Real]:
     settings = CandidatesSettings(port=0, metrics_port=0, bundle=tmp_path / "bundle", audit_share=0, drain_seconds=0)
     metrics = CandidatesMetrics(CollectorRegistry())
     live = candidates.make_live(settings, candidates.load_catalogue(settings), metrics, versions_kept=VERSIONS_KEPT)
-    rerank = reranker.make_rerank(
-        RerankerSettings(port=0, metrics_port=0), live.catalogue, RerankerMetrics(CollectorRegistry())
-    )
+    rerank = reranker.Rerank(catalogue=live.catalogue, metrics=RerankerMetrics(CollectorRegistry()))
     queries = half(make_queries(np.random.default_rng(1), 1, 4, 2, 8))
     scene = Scene(
         candidates=RemoteCandidates(InProcess(CandidatesServicer(live.search))),  # type: ignore[arg-type]

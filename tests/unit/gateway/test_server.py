@@ -16,9 +16,10 @@ from freshet.v1 import common_pb2, events_pb2, gateway_pb2, gateway_pb2_grpc
 from gateway_scene import Scene
 from prometheus_client import CollectorRegistry
 
-from services.gateway.bootstrap import MAX_REQUEST_BYTES, admissions
+from services.gateway.bootstrap import MAX_REQUEST_BYTES
 from services.gateway.config import GatewaySettings
 from services.gateway.domain import HistoryEvent, IndexFreshness
+from services.gateway.edge.admissions import admissions
 from services.gateway.server import SERVICE
 from services.platform.errors import DependencyUnavailable
 from services.platform.rpc import client as rpc_client

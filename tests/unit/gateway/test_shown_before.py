@@ -15,7 +15,7 @@ from services.contracts.query_state import PackedQueryState
 from services.contracts.topics.interactions import Interaction
 from services.gateway.domain import Degradation, Impression, NotAgain, Ranking, RecommendQuery, ScoredItem, now_ms
 from services.gateway.recommend.shown_before import discounted, discounts_of, not_again, packed_items
-from services.gateway.stages import Limits
+from services.gateway.stages import Preferences
 from services.platform.errors import DependencyUnavailable, InvalidRequest
 from services.user_state.layout import ANSWERS, IMPRESSIONS
 
@@ -97,8 +97,8 @@ def test_the_best_of_a_longer_list_are_the_best_of_all(values: list[int], lowere
 
 def discounting() -> Scene:
     # Nothing applies what is recorded here: no answer is late for it.
-    limits = Limits(breaker_s=0.05, impression_discount=2.5, impression_half_life_s=3600)
-    return Scene(limits=limits, lag_grace_s=3600)
+    preferences = Preferences(impression_discount=2.5, impression_half_life_s=3600)
+    return Scene(preferences=preferences, lag_grace_s=3600)
 
 
 async def test_what_was_seen_scores_less_for_that_person_alone() -> None:

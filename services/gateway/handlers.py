@@ -1,0 +1,119 @@
+"""Every handler of one version set, made on its ports."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+
+from services.algorithms.rules import Rule
+from services.gateway.breaker import LoopStalls
+from services.gateway.domain import ServedModel
+from services.gateway.get_freshness import GetFreshness
+from services.gateway.metrics import GatewayMetrics
+from services.gateway.ports import Ports, Refreshers
+from services.gateway.recommend.explain import Explain
+from services.gateway.recommend.exposures import Exposures
+from services.gateway.recommend.new_items import NewItems
+from services.gateway.recommend.pages import PageTokens
+from services.gateway.recommend.popular import PopularItems
+from services.gateway.recommend.rankings import Rankings
+from services.gateway.recommend.recommend import Recommend
+from services.gateway.recommend.request_states import RequestStates
+from services.gateway.recommend.similar import Similar
+from services.gateway.recommend.token_waits import TokenWaits
+from services.gateway.search.search import Search
+from services.gateway.search.text_retrieval import TextRetrieval
+from services.gateway.stages import Limits, Preferences, Stages
+from services.gateway.write.forget import ForgetUser
+from services.gateway.write.impressions import RecordImpressions
+from services.gateway.write.items import PutItems
+from services.gateway.write.lag import AcknowledgedLag
+from services.gateway.write.record import RecordInteractions
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Handlers:
+    """All of one set's."""
+
+    recommend: Recommend
+    search: Search
+    similar: Similar
+    record: RecordInteractions
+    record_impressions: RecordImpressions
+    explain: Explain
+    get_freshness: GetFreshness
+    put_items: PutItems
+    forget_user: ForgetUser
+
+
+def make_handlers(
+    ports: Ports,
+    *,
+    model: ServedModel,
+    popular: PopularItems,
+    titles: Mapping[str, str],
+    metrics: GatewayMetrics,
+    exposures: Exposures,
+    pages: PageTokens,
+    lag: AcknowledgedLag,
+    limits: Limits,
+    preferences: Preferences,
+    stalls: LoopStalls | None = None,
+    rng: Random | None = None,
+    rules: Sequence[Rule] = (),
+    others: Callable[[], Sequence[Refreshers]] = tuple,
+) -> Handlers:
+    """Every handler on these ports. `titles`: by item id, live. `stalls`: of this event loop. `rules`: standing ones.
+    `others`: refreshers of other version sets."""
+    stages = Stages(ports, limits, model, stalls=stalls, on_nothing=metrics.component_failed)
+    text = TextRetrieval(ports.sources, limits)
+    record = RecordInteractions(
+        ports=ports,
+        lag=lag,
+        metrics=metrics,
+        exposures=exposures,
+        schema=model.schema,
+        limits=limits,
+        preferences=preferences,
+    )
+    recommend = Recommend(
+        stages=stages,
+        states=RequestStates(
+            stages=stages,
+            tokens=TokenWaits(stages.read_watermark, poll_s=limits.token_poll_s),
+            lag=lag,
+            stream=ports.stream,
+            schema=model.schema,
+            limits=limits,
+            preferences=preferences,
+        ),
+        rankings=Rankings(
+            stages=stages, text=text, popular=popular, limits=limits, tau=model.tau, cold_items=preferences.cold_items
+        ),
+        new_items=NewItems(
+            stages=stages,
+            popular=popular,
+            rng=rng or Random(),
+            share=preferences.new_item_share,
+            age_s=preferences.new_item_age_s,
+        ),
+        stream=ports.stream,
+        model=model,
+        rules=rules,
+        exposures=exposures,
+        pages=pages,
+        metrics=metrics,
+        limits=limits,
+    )
+    return Handlers(
+        recommend=recommend,
+        search=Search(
+            stages=stages, text=text, metrics=metrics, titles=titles, model=model, exposures=exposures, limits=limits
+        ),
+        similar=Similar(ports=ports, stages=stages, titles=titles, model=model, exposures=exposures, limits=limits),
+        record=record,
+        record_impressions=RecordImpressions(exposures=exposures, record=record, schema=model.schema),
+        explain=Explain(ports=ports, titles=titles, model=model, limits=limits, rules=rules),
+        get_freshness=GetFreshness(ports=ports, model_version=model.version),
+        put_items=PutItems(log=ports.items, kinds=model.kinds, append_timeout_s=limits.append_timeout_s),
+        forget_user=ForgetUser(ports=ports, others=others, append_timeout_s=limits.append_timeout_s),
+    )

@@ -1,0 +1,95 @@
+"""Reserved positions: some of an answer's are given to the person's best new items (docs/decisions/056)."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from random import Random
+
+from services.algorithms.reserved import MAX_POSITIONS, draw_slots
+from services.contracts.query_state import PackedQueryState
+from services.gateway.domain import Ranking, RecommendQuery, ScoredItem
+from services.gateway.recommend.popular import PopularItems
+from services.gateway.recommend.ruled_pools import rescored, within_rules
+from services.gateway.stages import Stages, Work
+
+# So many of the newest items are looked at, and reserved positions drawn from so many of the person's best of them.
+MAX_NEW, NEW_DRAWN_FROM = 500, 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewItems:
+    """One per version set. share: of an answer's positions, 0 reserves none. age_s: how long an item is new."""
+
+    stages: Stages
+    popular: PopularItems
+    rng: Random
+    share: float
+    age_s: float
+
+    async def among(
+        self, work: Work[RecommendQuery], state: PackedQueryState, ranking: Ranking, asked_ms: int
+    ) -> Ranking:
+        """The ranking with some of its positions given to new items. What they score is heard of in its turn: those
+        that stand in the answer already are not drawn again."""
+        query, items = work.query, ranking.items
+        if not self.share or not (fresh := self._fresh(query, items, asked_ms)):
+            return ranking
+        is_ruled = bool(query.rules or query.max_per_category or work.discounts)
+        found = await self.stages.search(work, state, len(fresh) if is_ruled else NEW_DRAWN_FROM, fresh)
+        if found is None:
+            return ranking
+        free, new = list(range(len(items))), list(found.items)
+        if is_ruled:
+            free = self._not_pinned(query, items)
+            new = self._admitted(work, items, free, new)
+        if not new:
+            return ranking
+        slots = draw_slots(len(free), len(new), self.share, self.rng)
+        drawn = list(items)
+        for at, row, chance in zip(free, slots.rows, slots.propensities, strict=True):
+            one = items[free[row]] if row >= 0 else replace(new[-1 - row], source="new")
+            drawn[at] = replace(one, propensity=chance)
+        return replace(ranking, items=drawn)
+
+    def _fresh(self, query: RecommendQuery, items: Sequence[ScoredItem], asked_ms: int) -> list[str]:
+        """New items that the answer has not, that the request allows by id, and that no rule holds down."""
+        asked_for, in_answer = frozenset(query.filter.allow_item_ids), {item.item_id for item in items}
+        fresh = [
+            item_id
+            for item_id in self.popular.newest(asked_ms - round(self.age_s * 1000), MAX_NEW)
+            if item_id not in in_answer and (not asked_for or item_id in asked_for)
+        ]
+        for rule in query.rules:
+            if rule.bury:  # a reserved position lifts nothing that a rule holds down
+                buried = self.popular.named(rule.which, fresh)
+                fresh = [item_id for item_id, is_buried in zip(fresh, buried, strict=True) if not is_buried]
+        return fresh
+
+    def _not_pinned(self, query: RecommendQuery, items: Sequence[ScoredItem]) -> list[int]:
+        """The positions, from 0, where no pinned item stands."""
+        free, end = list(range(len(items))), len(items)
+        for pin in sorted({rule.pin for rule in query.rules if rule.pin}, reverse=True):
+            # Behind the end of an answer a pin is at its end.
+            at = min(pin, end) - 1
+            there = [item.item_id for item in items[at : at + 1]]
+            if any(self.popular.named(rule.which, there).any() for rule in query.rules if rule.pin == pin):
+                free.remove(at)
+                end = at
+        return free
+
+    def _admitted(
+        self, work: Work[RecommendQuery], items: Sequence[ScoredItem], free: Sequence[int], new: Sequence[ScoredItem]
+    ) -> list[ScoredItem]:
+        """The new items, rules in their scores, of which any draw keeps the limits: these admit all of them together,
+        beside what every draw leaves."""
+        query, in_answer = work.query, {item.item_id for item in items}
+        scored = rescored(new, query, work.discounts, self.popular)
+        admitted: list[ScoredItem] = []
+        for dropped in (math.floor(self.share * min(len(free), MAX_POSITIONS)), 0):
+            gone = set(free[len(free) - dropped :])
+            kept = [item for row, item in enumerate(items) if row not in gone]
+            both = within_rules([*kept, *scored], len(items) + NEW_DRAWN_FROM, query, self.popular, pins=False)
+            admitted = [item for item in both if item.item_id not in in_answer][:NEW_DRAWN_FROM]
+            if len(admitted) >= dropped:
+                break
+        return admitted

@@ -1,0 +1,184 @@
+"""The items that a state is answered with, and popular ones where there is none.
+
+Candidates alone find the k best. Where words widen the choice, or rules and limits look at more than the k best, a pool
+goes to the reranker; without it the first stage's order is answered. Words only widen the pool: the user's model orders
+it.
+"""
+
+import asyncio
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from services.algorithms.filters import ItemFilter
+from services.algorithms.indexes.protocol import ESTIMATE
+from services.algorithms.rank_fusion import reciprocal_rank_fusion
+from services.contracts.query_state import PackedQueryState
+from services.gateway.domain import Degradation, Pool, Ranking, RecommendQuery, ScoredItem
+from services.gateway.recommend.favoured import MAX_FAVOURED, favours, of_both, with_favours
+from services.gateway.recommend.popular import PopularItems
+from services.gateway.recommend.ruled_pools import (
+    rescored,
+    searched_for,
+    with_items_of,
+    with_own_pools,
+    with_room,
+    within_rules,
+)
+from services.gateway.recommend.shown_before import discounted
+from services.gateway.search.text_retrieval import TextRetrieval, without_seen
+from services.gateway.stages import Limits, Stages, Work
+from services.gateway.validation import MAX_K
+
+MAX_POOL = 10_000
+# How often a pool is widened for an answer that limits left short. One more is rare on catalogues with 18 categories.
+MAX_WIDENINGS = 8
+# What each source of items by words is asked for, at least k.
+WORDS_DEPTH = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rankings:
+    """One per version set, called concurrently. tau: of the model's scores. cold_items: popular items are favoured for
+    who has had fewer than this."""
+
+    stages: Stages
+    text: TextRetrieval
+    popular: PopularItems
+    limits: Limits
+    tau: float
+    cold_items: int
+
+    async def best(self, work: Work[RecommendQuery], state: PackedQueryState) -> Ranking | None:
+        """From candidates alone, unless words widen the choice or rules look at more than the k best."""
+        query = work.query
+        by_words: Sequence[str] = ()
+        # Category limits, diversity and caps choose among the pool: give them more to choose from.
+        chooses = query.max_per_category or query.diversity or any(rule.cap for rule in query.rules)
+        size = max(self.limits.pool_size, query.k * (4 if chooses else 2)) + len(work.discounts)
+        size = min(MAX_POOL, size)
+        if query.query:
+            proposed = self._propose(work, state, query.filter, size)
+            pool, by_words = await asyncio.gather(proposed, self._find(work))
+        elif chooses or query.rules:
+            pool = await self._propose(work, state, query.filter, size)
+        else:
+            found = await self._searched(work, state, query.k + len(work.discounts))
+            return found if found is None or not work.discounts else discounted(found, work.discounts, query.k)
+        return None if pool is None else await self._rank(work, state, pool, by_words, size)
+
+    async def _searched(self, work: Work[RecommendQuery], state: PackedQueryState, k: int) -> Ranking | None:
+        """The k best, popular ones favoured where the person has had few items."""
+        if work.num_had >= self.cold_items:
+            return await self.stages.search(work, state, k)
+        # Whatever is left out item by item: a score does not depend on what else is not answered.
+        popular = replace(work.query.filter, deny_item_ids=(), exclude_seen=False)
+        favour = favours(self.popular.top(MAX_FAVOURED, popular, (), 0), self.tau)
+        if not favour:
+            return await self.stages.search(work, state, k)
+        found, among = await asyncio.gather(
+            self.stages.search(work, state, k), self.stages.search(work, state, len(favour), list(favour))
+        )
+        return found if found is None or among is None else with_favours(found, among, favour, k)
+
+    async def _propose(
+        self, work: Work[RecommendQuery], state: PackedQueryState, wanted: ItemFilter, size: int
+    ) -> Pool | None:
+        """What the first stage proposes of what is wanted, and what each rule needs of it."""
+        query = work.query
+        if not query.rules:
+            return await self.stages.propose(work, state, size, wanted)
+        among = [(rule, named) for rule in query.rules if (named := searched_for(rule, wanted)) is not None]
+        pool, *own = await asyncio.gather(
+            self.stages.propose(work, state, size, wanted),
+            *(self.stages.propose(work, state, 2 * query.k + len(work.discounts), named) for _, named in among),
+        )
+        return pool and with_own_pools(pool, [(rule, found) for (rule, _), found in zip(among, own, strict=True)])
+
+    async def _find(self, work: Work[RecommendQuery]) -> Sequence[str]:
+        """What the request's words find, best first."""
+        query = work.query
+        answers = await self.text.find(
+            query.query,
+            k=min(MAX_K, max(WORDS_DEPTH, query.k)),
+            filter=without_seen(query.filter, work.seen.item_ids),
+            # The pool still has to be ranked.
+            left_s=(work.left_s - self.limits.answer_reserve_s) * 2 / 3,
+        )
+        if any(answer.failed for answer in answers):
+            work.mark(Degradation.PARTIAL_SOURCES)
+        rankings = {a.source: [hit.item_id for hit in a.hits.items] for a in answers if a.hits is not None}
+        return [one.item_id for one in reciprocal_rank_fusion(rankings)]
+
+    async def _rank(
+        self, work: Work[RecommendQuery], state: PackedQueryState, pool: Pool, by_words: Sequence[str], size: int
+    ) -> Ranking:
+        query, wanted = work.query, work.query.filter
+        if not pool.item_ids:
+            # The filter allows nothing that the index has.
+            return Ranking(items=(), index_version=pool.index_version, index_freshness=pool.index_freshness)
+        rerank = partial(
+            self.stages.rerank,
+            work,
+            state,
+            k=query.k,
+            max_per_category=query.max_per_category,
+            diversity=query.diversity,
+            discounts=work.discounts,
+            rules=query.rules,
+        )
+        ranking = await rerank(_joined(pool, by_words))
+        if ranking is None:
+            work.mark(Degradation.FIRST_STAGE_ORDER)
+            found = [ScoredItem(*one, "first_stage") for one in zip(pool.item_ids, pool.scores, strict=True)]
+            items = within_rules(rescored(found, query, work.discounts, self.popular), query.k, query, self.popular)
+            return Ranking(items=items, index_version=pool.index_version, index_freshness=pool.index_freshness)
+        is_limited = query.max_per_category or any(rule.cap for rule in query.rules)
+        for _ in range(MAX_WIDENINGS):
+            if not is_limited or len(ranking.items) == query.k or pool.bound == -math.inf:
+                return ranking
+            beside = with_room(wanted, ranking.items, query, self.popular)
+            # Where no filter says what is full, a larger pool has to do.
+            size = size if beside != wanted else min(MAX_POOL, 4 * size)
+            more = await self._propose(work, state, beside, size)
+            if more is None:
+                break
+            joined = with_items_of(more, pool)
+            longer = await rerank(_joined(joined, by_words))
+            if longer is None or len(joined.item_ids) > MAX_POOL:
+                break
+            ranking = replace(longer, certificate=of_both(longer, ranking))
+            pool, wanted = joined, beside
+        # There may be more that the limits admit.
+        return replace(ranking, certificate=ESTIMATE)
+
+    def popular_items(self, work: Work[RecommendQuery]) -> Ranking:
+        query = work.query
+        work.mark(Degradation.POPULAR_FALLBACK)
+        if not self.popular.knows_withdrawn:
+            work.mark(Degradation.PARTIAL_CATALOGUE)
+        # Boosts and buries are in units of the model's scores; pins and caps are in none.
+        ruled = [rule for rule in query.rules if rule.pin or rule.cap]
+        among = [query.filter, *filter(None, (searched_for(rule, query.filter) for rule in ruled))]
+        most = 2 * query.k if ruled else query.k
+        best = [self.popular.top(most, wanted, work.seen.item_ids, query.max_per_category) for wanted in among]
+        if not ruled:
+            return Ranking(items=best[0])
+        found = {item.item_id: item for items in best for item in items}
+        ranked = sorted(found.values(), key=lambda one: -one.score)
+        return Ranking(items=within_rules(ranked, query.k, query, self.popular))
+
+
+def _joined(pool: Pool, by_words: Sequence[str]) -> Pool:
+    """The pool with what words found. Its bound stays true, since it speaks of all that the first stage left out; so
+    does a vote of 0, since every voted item is in the first stage's pool."""
+    there = set(pool.item_ids)
+    joining = [item_id for item_id in by_words if item_id not in there][: max(0, MAX_POOL - len(there))]
+    if not joining:
+        return pool
+    return replace(
+        pool,
+        item_ids=[*pool.item_ids, *joining],
+        votes=[*pool.votes, *(0.0 for _ in joining)] if pool.votes else (),
+    )

@@ -1,0 +1,161 @@
+"""The state that a request is answered from: the store's or one made of the request's history, as fresh as its token.
+
+The order of retreat: a stored state that reflects the whole history, a state made of that history now, the stored state
+as it is. What was found also says what the person has seen, and what was shown to them lately.
+"""
+
+import asyncio
+import time
+from dataclasses import dataclass, replace
+
+from services.algorithms.event_schema import EventSchema
+from services.gateway.domain import (
+    Degradation,
+    FreshnessToken,
+    HistoryEvent,
+    RecommendQuery,
+    Seen,
+    last_event_ms,
+    seen_in,
+    turned_down_in,
+)
+from services.gateway.ports import StreamStatus
+from services.gateway.recommend.shown_before import MAX_ANSWERS, MAX_IMPRESSIONS, discounts_of, not_again
+from services.gateway.recommend.token_waits import TokenWaits, is_reached
+from services.gateway.stages import FoundState, Limits, Preferences, Stages, Work
+from services.gateway.validation import with_times
+from services.gateway.write.lag import AcknowledgedLag
+from services.platform.rpc import admission
+from services.user_state.layout import ANSWERS, IMPRESSIONS
+from services.user_state.values import StoredState, UserView
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestStates:
+    """One per version set, called concurrently. Each call notes on the request's `Work` what it found."""
+
+    stages: Stages
+    tokens: TokenWaits
+    lag: AcknowledgedLag
+    stream: StreamStatus
+    schema: EventSchema
+    limits: Limits
+    preferences: Preferences
+
+    async def find(self, work: Work[RecommendQuery], *, asked_ms: int, at_ms: int) -> FoundState:
+        """The request's state, with what was shown before noted. at_ms: as of when it is asked, Unix milliseconds."""
+        query = work.query
+        if query.not_again is not None or (query.user_id and self.preferences.impression_discount):
+            await self._read_shown(work, asked_ms)
+        if query.history:
+            return await self._of_history(work, with_times(query.history, at_ms))
+        return await self._of_store(work)
+
+    async def _read_shown(self, work: Work[RecommendQuery], asked_ms: int) -> None:
+        """Leave out what is not to come again, and take discounts for what was seen."""
+        preferences, asked = self.preferences, work.query.not_again
+        wanted = {} if asked is None else {ANSWERS: MAX_ANSWERS}
+        if preferences.impression_discount:
+            wanted[IMPRESSIONS] = MAX_IMPRESSIONS
+        kept = await self.stages.read_sessions(work, wanted)
+        if kept is None:
+            work.mark(Degradation.STATE_STORE_DOWN)
+            return
+        if asked is not None:
+            wants = work.query.filter
+            denied = (*wants.deny_item_ids, *not_again(kept[ANSWERS], asked, asked_ms))
+            work.query = replace(work.query, filter=replace(wants, deny_item_ids=denied))
+        if preferences.impression_discount:
+            work.discounts = discounts_of(
+                kept[IMPRESSIONS],
+                asked_ms,
+                discount=preferences.impression_discount,
+                half_life_s=preferences.impression_half_life_s,
+            )
+
+    async def _of_store(self, work: Work[RecommendQuery]) -> FoundState:
+        """The state that the stream made; made of the stored history where this model's does not reflect all of it."""
+        view = await self._read_user(work)
+        if view is None:
+            return FoundState()
+        found = await self.stages.find_state(work, view)
+        if not found.answered:
+            # The store or the encoder: there may be more to know than popular items tell.
+            token_failed(work)
+        if not found.is_whole:
+            _token_behind(work, found.stored)
+        return found
+
+    async def _of_history(self, work: Work[RecommendQuery], history: tuple[HistoryEvent, ...]) -> FoundState:
+        """The state of the request's own history; the stored one, marked, when it can't be computed."""
+        if work.query.user_id:
+            view, encoded = await asyncio.gather(self._read_user(work), self.stages.encode(work, history))
+        else:
+            view, encoded = None, await self.stages.encode(work, history)
+        own = seen_in(reversed(history), self.schema)
+        turned_down = [*turned_down_in(history, self.schema), *(set(work.seen.turned_down) - set(own))]
+        work.seen = Seen([*own, *work.seen.item_ids], turned_down)
+        if encoded is not None:
+            work.num_had = len(set(own))
+            if encoded.query_state is None:
+                return FoundState()
+            last_ms = last_event_ms(history, self.schema)
+            return FoundState(query_state=encoded.query_state, last_event_ms=last_ms, source="request")
+        if view is not None and view.state is not None:
+            work.mark(Degradation.STALE_STATE)
+            if not view.reaches_history:
+                _token_behind(work, view.state)
+            return FoundState.of_stored(view.state)
+        return FoundState()
+
+    async def _read_user(self, work: Work[RecommendQuery]) -> UserView | None:
+        """The user's view, waiting for the token where there is one; None when the store does not answer."""
+        token = work.query.token
+        partition = None if token is None else token.partition
+        view = await self.stages.read_user(work, with_seen=True, partition=partition)
+        if view is not None and token is not None and not is_reached(view, token):
+            view = await self._wait_for(work, view, token)
+        if view is None:
+            work.mark(Degradation.STATE_STORE_DOWN)
+            token_failed(work)
+            return None
+        if token is not None and not is_reached(view, token):
+            token_failed(work)
+        if view.is_lost:
+            work.mark(Degradation.HISTORY_INCOMPLETE)
+            token_failed(work)
+        if self.lag.behind(view.partition, view.watermark):
+            work.mark(Degradation.NOT_FRESH)
+        if self.lag.reads_stand_back(view.partition, view.watermark):
+            admission.stand_back()
+        work.seen, work.num_had = Seen(view.seen, view.turned_down), len(view.seen)
+        return view
+
+    async def _wait_for(self, work: Work[RecommendQuery], view: UserView, token: FreshnessToken) -> UserView | None:
+        """Wait until the token is reached, its epoch is gone, or the time for waiting is up; then read again.
+
+        Not while the log is unreachable, when nothing new is applied: the call would need nearly all of its time.
+        """
+        began = time.monotonic()
+        until = work.deadline - self.limits.token_reserve_s
+        is_futile = view.epoch != token.epoch or not self.stream.log_reachable
+        if is_futile or not await self.tokens.wait(work.query.user_id, token, until):
+            return view
+        work.times.queue_ms += (time.monotonic() - began) * 1000
+        return await self.stages.read_user(work, with_seen=True, partition=token.partition)
+
+
+def token_failed(work: Work[RecommendQuery]) -> None:
+    """The answer does not honour the request's token, where it has one."""
+    if work.query.token is not None:
+        work.token_honoured = False
+        work.mark(Degradation.TOKEN_NOT_HONOURED)
+
+
+def _token_behind(work: Work[RecommendQuery], state: StoredState | None) -> None:
+    """The state is older than the watermark that the token was judged by: its own position decides."""
+    token = work.query.token
+    if token is None:
+        return
+    if state is None or state.partition != token.partition or state.offset < token.offset:
+        token_failed(work)
