@@ -13,7 +13,6 @@ from services.cli.commands import (
     backfill_attributions,
     backup,
     bench,
-    bench_refresher,
     certs,
     data,
     dead_letters,
@@ -120,8 +119,6 @@ app.command("rekey", rich_help_panel=_KEEP)(rekey.rekey)
 app.command("backfill-attributions", rich_help_panel=_KEEP)(backfill_attributions.backfill_attributions)
 app.add_typer(dead_letters.app, rich_help_panel=_KEEP)
 app.add_typer(keys.app, rich_help_panel=_KEEP)
-bench.app.command("refresher")(bench_refresher.refresher)
-bench.app.command("refresher-size")(bench_refresher.refresher_size)
 app.add_typer(bench.app, rich_help_panel=_MEASURE)
 app.command(
     "loadtest",

@@ -3,7 +3,7 @@
 import os
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,14 +20,14 @@ from services.cli.output import (
     table,
     usage_error,
 )
+from services.cli.staging import control_of, gateways_of, kafka_of, redis_of, required, stage_bundle
 
 if TYPE_CHECKING:
     from freshet.v1 import gateway_pb2
 
     from services.contracts.topics.version_sets import Operation
-    from services.contracts.version_sets import VersionSet, VersionSets
+    from services.contracts.version_sets import VersionSets
     from services.stack import Stack
-    from services.stack.version_set_record import Control
 
 app = typer.Typer(
     name="model",
@@ -37,7 +37,6 @@ app = typer.Typer(
 
 # What is called warm enough to answer everybody.
 WARM = 0.99
-_ENOUGH_IN_COMMON = 0.5
 # A gateway closes the connections of a set that went after five seconds.
 _LAST_CALLS_S = 6.0
 _GO_BY_S = 10.0
@@ -122,8 +121,8 @@ def warm(
 
     with sentences(), progress_bar(as_json=as_json) as bar:
         main = Stack(state)
-        found = _required(_control(main)).find(name)
-        settings = EncoderSettings(bundle=Path(found.bundle), kafka_bootstrap=_kafka(main), redis_url=_redis(main))
+        found = required(control_of(main)).find(name)
+        settings = EncoderSettings(bundle=Path(found.bundle), kafka_bootstrap=kafka_of(main), redis_url=redis_of(main))
         os.nice(19)
         pace = Pace(share)
         users = bar.add_task("users", total=None)
@@ -207,9 +206,9 @@ def promote(
 
     with sentences():
         main = Stack(state)
-        sets = _required(_control(main))
+        sets = required(control_of(main))
         sets.promoted(name)
-        settings = EncoderSettings(bundle=Path(sets.find(name).bundle), redis_url=_redis(main))
+        settings = EncoderSettings(bundle=Path(sets.find(name).bundle), redis_url=redis_of(main))
         until = time.monotonic() + wait_s
         while True:
             report = measure_warmth(settings)
@@ -221,7 +220,7 @@ def promote(
                     advice=f"freshet model warm {name}",
                 )
             time.sleep(0.5)
-        wait_for_gateways(_gateways(gateways, main), sets.revision, problem_of(name), wait_s)
+        wait_for_gateways(gateways_of(gateways, main), sets.revision, problem_of(name), wait_s)
     _operate(lambda sets: sets.promoted(name), f"promote {name}", state, gateways, as_json)
 
 
@@ -262,7 +261,7 @@ def retire(
 
     with sentences():
         main = Stack(state)
-        sets = _required(_control(main))
+        sets = required(control_of(main))
         left = sets.retired(name)
         local = set_names(main)
         takes_over = left.serving in local and name not in local
@@ -308,8 +307,8 @@ def list_(
 
     with sentences():
         main = Stack(state)
-        counted = _control(main).read()
-        held = ask_gateways(_gateways(gateways, main))
+        counted = control_of(main).read()
+        held = ask_gateways(gateways_of(gateways, main))
     if as_json:
         said = {target: MessageToDict(answer, preserving_proto_field_name=True) for target, answer in held.items()}
         emit_json({"gateways": said, "operations": [_told(one) for one in counted.operations]})
@@ -332,77 +331,6 @@ def list_(
         out.print(shown)
 
 
-def stage_bundle(
-    name: str,
-    bundle: Path,
-    *,
-    text: Path | None = None,
-    addresses: "Mapping[str, Any] | None" = None,
-    serving: Path | None = None,
-    state: Path = options.DEFAULT_STATE,
-    gateways: str = "",
-    wait_s: float = 120,
-    as_json: bool = False,
-) -> "VersionSets":
-    """What `freshet model stage` does; the sets afterwards.
-
-    addresses: those of a `VersionSet`, where its processes were started already.
-    """
-    from services.cli.asked_gateways import problem_of, wait_for_gateways
-    from services.contracts.version_sets import VersionSet, VersionSets
-    from services.stack import Stack, StackError
-    from services.stack.display import showing
-    from services.stack.version_set_record import NotKnown
-    from services.stack.version_sets import new_set, remove_set, set_names, set_parts
-
-    with sentences():
-        main = Stack(state)
-        control = _control(main)
-        before = _sets(control) or VersionSets.of_one(_serving_now(serving or main.bundle))
-        new = VersionSet(
-            name=name,
-            model_version=_checked(bundle, Path(before.sets[before.serving].bundle)),
-            bundle=str(bundle.resolve()),
-            **(addresses or {}),
-        )
-        given = (bool(new.candidates), bool(new.reranker), bool(new.refreshers))
-        if any(given) and not all(given):
-            raise CommandError("give --candidates, --reranker and --refreshers together, or none of them")
-        before.staged(new)  # refused before anything is started
-        for left in set(set_names(main)) - before.sets.keys():
-            remove_set(main, left)  # what was cut off, and does not count
-        own: Stack | None = None
-        if not any(given):
-            try:
-                with showing(None if as_json else console(stderr=True)) as say:
-                    own = new_set(main, name, bundle, text, say)
-                    own.up(set_parts(own), timeout_s=wait_s)
-            except StackError as exc:
-                remove_set(main, name)
-                raise CommandError(f"{exc.part}: {exc.problem}", advice=exc.advice) from exc
-            new = _with_addresses(new, own)
-        try:
-            after = control.write(before.staged(new), f"stage {name}")
-        except NotKnown:
-            raise
-        except Exception:
-            if own is not None:
-                remove_set(main, name)
-            raise
-        wait_for_gateways(_gateways(gateways, main), after.revision, problem_of(name), wait_s)
-    return after
-
-
-def set_of(model_version: str, state: Path) -> str:
-    """The name of the set that has this model, "" where none has."""
-    from services.stack import Stack
-
-    with sentences():
-        sets = _sets(_control(Stack(state)))
-    found = (name for name, one in sets.sets.items() if one.model_version == model_version) if sets else ()
-    return next(iter(found), "")
-
-
 def _operate(
     operation: "Callable[[VersionSets], VersionSets]", said: str, state: Path, gateways: str, as_json: bool
 ) -> None:
@@ -420,91 +348,10 @@ def _operated(
     """Do it, and return when every gateway goes by it."""
     from services.cli.asked_gateways import wait_for_gateways
 
-    control = _control(main)
-    after = control.write(operation(_required(control)), said)
-    wait_for_gateways(_gateways(gateways, main), after.revision, lambda answer: "", _GO_BY_S)
+    control = control_of(main)
+    after = control.write(operation(required(control)), said)
+    wait_for_gateways(gateways_of(gateways, main), after.revision, lambda answer: "", _GO_BY_S)
     return after
-
-
-def _control(main: "Stack") -> "Control":
-    from services.stack.version_set_record import Control
-
-    return Control(_kafka(main))
-
-
-def _kafka(main: "Stack") -> str:
-    """The cluster's, where there is one beside the local stack."""
-    return os.environ.get("FRESHET_KAFKA_BOOTSTRAP") or main.kafka_bootstrap
-
-
-def _redis(main: "Stack") -> str:
-    return os.environ.get("FRESHET_REDIS_URL") or main.redis_url
-
-
-def _sets(control: "Control") -> "VersionSets | None":
-    last = control.read().last
-    return None if last is None else last.after
-
-
-def _required(control: "Control") -> "VersionSets":
-    sets = _sets(control)
-    if sets is None:
-        raise CommandError("no set was ever staged", advice="freshet model stage NAME --bundle DIR")
-    return sets
-
-
-def _gateways(named: str, main: "Stack") -> list[str]:
-    return [one.strip() for one in named.split(",") if one.strip()] or [main.address("gateway")]
-
-
-def _serving_now(bundle: Path) -> "VersionSet":
-    """What a stack serves of which no operator has said anything."""
-    from services.algorithms.bundle import load_bundle
-    from services.contracts.version_sets import VersionSet
-
-    version = load_bundle(bundle, verify=False).model_version
-    return VersionSet(name="first", model_version=version, bundle=str(bundle.resolve()))
-
-
-def _checked(bundle: Path, serving: Path) -> str:
-    """The model version of a bundle that can take the serving one's place.
-
-    Raises: BundleError for shapes or checksums that disagree; CommandError for another catalogue's.
-    """
-    from services.algorithms.bundle import load_bundle
-
-    new, now = load_bundle(bundle), load_bundle(serving, verify=False)
-    known, common = len(now.item_ids), len(set(new.item_ids) & set(now.item_ids))
-    if common < _ENOUGH_IN_COMMON * known:
-        raise CommandError(
-            f"{bundle}: has {common:,} of the {known:,} items of {serving}: a model of another catalogue; allowed: half"
-        )
-    for what, theirs, ours in (
-        ("max_history", new.max_history, now.max_history),
-        ("event schema", new.event_schema, now.event_schema),
-    ):
-        if theirs != ours:
-            raise CommandError(
-                f"{bundle}: its {what} is not the serving model's ({theirs!r:.60} and {ours!r:.60}); the encoder keeps "
-                "one history for both",
-                advice="train it with the same, or start a stack of its own",
-            )
-    return new.model_version
-
-
-def _with_addresses(one: "VersionSet", own: "Stack") -> "VersionSet":
-    from dataclasses import replace
-
-    from services.stack.version_sets import set_parts
-
-    has_text = "generator" in set_parts(own)
-    return replace(
-        one,
-        candidates=own.address("candidates"),
-        reranker=own.address("reranker"),
-        refreshers=(own.address("refresher"),),
-        generator=own.address("generator") if has_text else one.generator,
-    )
 
 
 def _share(text: str) -> float:

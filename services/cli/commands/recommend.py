@@ -102,15 +102,22 @@ def recommend(
     if batch is not None and out is not None:
         _recommend_to_all(batch, out, request, gateway, timeout_ms / 1000, as_json=as_json)
         return
-    with client.gateway(gateway) as stub:
-        started = time.perf_counter()
-        answer = client.call(stub.Recommend, request, target=gateway, timeout_s=timeout_ms / 1000)
-        elapsed_ms = (time.perf_counter() - started) * 1000
+    answer, elapsed_ms = _timed(request, gateway, timeout_ms)
     titles = read_titles(bundle)
     if as_json:
         emit_json(as_dict(answer, titles) | {"elapsed_ms": round(elapsed_ms, 3)})
     else:
         _print_answer(answer, titles, subject=f"user {user}" if user else "this sequence")
+
+
+def _timed(
+    request: "gateway_pb2.RecommendRequest", gateway: str, timeout_ms: int
+) -> "tuple[gateway_pb2.RecommendResponse, float]":
+    """The answer, and the milliseconds that it took."""
+    with client.gateway(gateway) as stub:
+        started = time.perf_counter()
+        answer = client.call(stub.Recommend, request, target=gateway, timeout_s=timeout_ms / 1000)
+        return answer, (time.perf_counter() - started) * 1000
 
 
 def _recommend_to_all(

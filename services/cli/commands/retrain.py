@@ -76,7 +76,7 @@ def retrain(
 
 def _staged(report: dict[str, Any], serving: Path, state: Path, *, as_json: bool) -> str:
     """The name of the set that has the model now."""
-    from services.cli.commands.model import set_of, stage_bundle
+    from services.cli.staging import set_of, stage_bundle
 
     version = report["model_version"]
     if found := set_of(version, state):

@@ -3,9 +3,10 @@
 import hashlib
 import secrets
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,6 +15,8 @@ from services.cli.output import console, emit_json, progress_bar, reports_errors
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from services.encoder.config import EncoderSettings
 
 
 @reports_errors
@@ -51,13 +54,11 @@ def score(
     from services.algorithms.bundle import load_bundle
     from services.cli.batch import read_users
     from services.cli.row_parts import RowParts
-    from services.encoder.bootstrap import kafka_stream
     from services.encoder.config import EncoderSettings
     from services.gateway.config import GatewaySettings
     from services.offline.backfill.in_parts import run_parts
     from services.offline.backfill.scoring import Scoring, ScoringCandidates, score_partition
     from services.platform.config import load_settings
-    from services.platform.stream.kafka import partition_for
     from services.stack import Stack
 
     with sentences(), progress_bar(as_json=as_json) as bar:
@@ -75,19 +76,12 @@ def score(
             cold_items=load_settings(GatewaySettings).cold_items,
             as_of_ms=moment_ns // 1_000_000,
         )
-        log = kafka_stream(job.encoder)
-        try:
-            partitions = list(log.partitions())
-        finally:
-            log.close()
-        theirs: dict[int, list[str]] = {partition: [] for partition in partitions}
-        for user_id in wanted or ():
-            theirs[partition_for(user_id.encode(), len(partitions))].append(user_id)
+        theirs = _by_partition(job.encoder, wanted or ())
         named = hashlib.sha256("\0".join(wanted or ()).encode()).hexdigest()
-        log_is = {"kafka": encoder.kafka_bootstrap, "partitions": len(partitions), "archive": str(job.archive)}
+        log_is = {"kafka": encoder.kafka_bootstrap, "partitions": len(theirs), "archive": str(job.archive)}
         parts = RowParts(out, {"model": model_version, "users": named, "k": k, "as_of": as_of, **log_is})
         found = parts.found
-        task = bar.add_task("partitions", total=len(partitions), completed=found)
+        task = bar.add_task("partitions", total=len(theirs), completed=found)
 
         def finished(number: int, rows: "pa.Table") -> None:
             parts.write(number, rows)
@@ -95,8 +89,8 @@ def score(
 
         run_parts(
             {
-                number: partial(score_partition, job, number, None if wanted is None else theirs[number])
-                for number in partitions
+                number: partial(score_partition, job, number, None if wanted is None else users_there)
+                for number, users_there in theirs.items()
                 if not parts.has(number)
             },
             finished,
@@ -104,8 +98,27 @@ def score(
             on=on,
         )
         summary = parts.join() | {"model_version": model_version, "parts_found": found}
+    _say(summary, out, as_json=as_json)
+
+
+def _say(summary: dict[str, Any], out: Path, *, as_json: bool) -> None:
     if as_json:
         emit_json(summary)
         return
     sources = ", ".join(f"{count:,} {source}" for source, count in sorted(summary["state_sources"].items()))
     console().print(f"model {summary['model_version']}, states: {sources}: {out}", soft_wrap=True)
+
+
+def _by_partition(encoder: "EncoderSettings", users: Sequence[str]) -> dict[int, list[str]]:
+    """Every partition of the log, with those of the users who are at home there."""
+    from services.encoder.bootstrap import kafka_stream
+    from services.platform.stream.kafka import partition_for
+
+    log = kafka_stream(encoder)
+    try:
+        theirs: dict[int, list[str]] = {partition: [] for partition in log.partitions()}
+    finally:
+        log.close()
+    for user_id in users:
+        theirs[partition_for(user_id.encode(), len(theirs))].append(user_id)
+    return theirs

@@ -9,6 +9,29 @@ from services.cli import options
 from services.cli.output import console, emit_json, reports_errors, sentences
 from services.offline.openmp import wait_without_spinning
 
+Epochs = Annotated[
+    int | None,
+    typer.Option(min=1, help="Default: the preset's. With --head auto: of the mixture, another head takes as long."),
+]
+Head = Annotated[
+    str,
+    typer.Option(help="mol, dot, wide-dot (a dot product at the mixture's bytes), or auto: what validates best."),
+]
+Loss = Annotated[
+    str | None,
+    typer.Option(help="sampled-softmax, corrected-softmax, or full-softmax (dot). Default: the preset's."),
+]
+Events = Annotated[
+    Path | None,
+    typer.Option(help="A YAML file that says what types of events mean. Default: ratings, commerce and media."),
+]
+Attributes = Annotated[
+    Path | None,
+    typer.Option(
+        help="A Parquet table of typed attributes for filters: item_id, and numbers, times or strings by name."
+    ),
+]
+
 
 @reports_errors
 def train(
@@ -16,39 +39,20 @@ def train(
     preset: Annotated[str, typer.Option(help="quick, ml-1m, ml-20m or books.")] = "quick",
     data: options.Data = "auto",
     out: Annotated[Path, typer.Option(help="Where the bundle goes.")] = options.DEFAULT_BUNDLE,
-    epochs: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Default: the preset's. With --head auto: of the mixture, another head takes as long."
-        ),
-    ] = None,
+    epochs: Epochs = None,
     seed: options.Seed = 0,
     split: Annotated[
         str, typer.Option(help="leave-one-out, time (first four fifths) or none (train on everything).")
     ] = "leave-one-out",
     encoder: Annotated[str, typer.Option(help="hstu or sasrec.")] = "hstu",
-    head: Annotated[
-        str,
-        typer.Option(help="mol, dot, wide-dot (a dot product at the mixture's bytes), or auto: what validates best."),
-    ] = "auto",
-    loss: Annotated[
-        str | None,
-        typer.Option(help="sampled-softmax, corrected-softmax, or full-softmax (dot). Default: the preset's."),
-    ] = None,
+    head: Head = "auto",
+    loss: Loss = None,
     negatives: Annotated[int | None, typer.Option(min=1, help="Sampled per position. Default: the preset's.")] = None,
     alpha: Annotated[
         float | None, typer.Option(min=0, help="Weight of the mixture's mutual information. Default: the preset's.")
     ] = None,
-    events: Annotated[
-        Path | None,
-        typer.Option(help="A YAML file that says what types of events mean. Default: ratings, commerce and media."),
-    ] = None,
-    attributes: Annotated[
-        Path | None,
-        typer.Option(
-            help="A Parquet table of typed attributes for filters: item_id, and numbers, times or strings by name."
-        ),
-    ] = None,
+    events: Events = None,
+    attributes: Attributes = None,
     actions: Annotated[
         bool, typer.Option("--actions", help="The encoder reads what each event was, not its item and time alone.")
     ] = False,

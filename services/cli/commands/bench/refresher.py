@@ -7,9 +7,11 @@ from typing import Annotated
 
 import typer
 
+from services.cli.commands.bench.group import app
 from services.cli.output import CommandError, console, emit_json, reports_errors, sentences
 
 
+@app.command("refresher")
 @reports_errors
 def refresher(
     *,
@@ -50,6 +52,7 @@ def refresher(
     )
 
 
+@app.command("refresher-size")
 @reports_errors
 def refresher_size(
     *,

@@ -1,0 +1,86 @@
+"""`freshet bench paper ...`: a table of the papers, measured on this machine."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from services.cli.commands.bench.group import paper
+from services.cli.measuring import AsJson, Out, benchmark, measured
+from services.cli.output import CommandError, ExitStatus, reports_errors, sentences
+from services.offline.openmp import wait_without_spinning
+
+if TYPE_CHECKING:
+    from services.offline.evaluation.common.report import Report, Request
+
+
+@paper.callback()
+def papers() -> None:
+    """A table of the papers, measured on this machine."""
+
+
+@paper.command("table-3")
+@reports_errors
+def table_3(
+    *,
+    data: Annotated[list[str] | None, typer.Option(help="A set of the table; may be repeated. Default: all.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Final runs per arm. Default: ml-1m-full 1, else 3.")] = None,
+    hours: Annotated[
+        float | None, typer.Option(min=0, help="Stop after so long; the next call goes on. 0: only the page.")
+    ] = None,
+    store: Annotated[
+        Path | None, typer.Option(help="Finished runs and checkpoints. Default: quality in the local cache.")
+    ] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="PyTorch's threads; default: its own choice.")] = None,
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """SASRec and HSTU, each with a dot product and a mixture, beside tuned baselines: quality, intervals, hours.
+
+    Every arm's trials on validation have the same processor time, ten minutes a split; the test is read once. Processor
+    hours, estimated from finished runs: ml-1m-long (30 epochs) 16, ml-1m-full (the paper's size) 30, all other sets 20.
+    Interrupt it at any time: finished runs are kept, and a training resumes from its checkpoint.
+
+    Example:  freshet bench paper table-3 --data ml-latest-small
+
+    Example:  freshet bench paper table-3 --hours 8
+    """
+    wait_without_spinning()
+    from services.offline.datasets.locate import Locator
+    from services.offline.evaluation.common.timing import use_threads
+    from services.offline.evaluation.quality import page
+    from services.offline.evaluation.quality.table import DATA
+
+    known = {one.key: one for one in DATA}
+    for name in data or []:
+        if name not in known:
+            raise CommandError(f"data={name!r}; allowed: {', '.join(known)}", status=ExitStatus.USAGE)
+    if threads is not None:
+        use_threads(threads)
+    with sentences(no_memory="--data ml-latest-small"):
+        measured(
+            lambda request: page.quality(
+                request,
+                data=[one for one in DATA if not data or one.key in data],
+                store=store or Locator().cache_dir().with_name("quality"),
+                seeds=seeds,
+                hours=hours,
+            ),
+            out=out,
+            quick=False,
+            seed=0,
+            as_json=as_json,
+        )
+
+
+@benchmark(paper, "published")
+def published(request: "Request") -> "Report":
+    """What each difference of the authors' protocol adds to our leave-one-out on ml-1m, at preset quick.
+
+    Some two hours of a core; interrupt it at any time: trainings that the page's JSON has are not done again.
+
+    Example:  freshet bench paper published --quick
+    """
+    from services.offline.evaluation.quality import published
+
+    return published.run(request)

@@ -1,0 +1,240 @@
+"""`freshet bench ...` of retrieval: how fast, how exact and how large, in the library and as a service."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from services.cli.commands.bench.group import DEFAULT_BUNDLE, Bundle, app
+from services.cli.measuring import AsJson, Quick, Seed, benchmark
+from services.cli.output import CommandError, ExitStatus, reports_errors, usage_error
+
+if TYPE_CHECKING:
+    from services.offline.evaluation.common.report import Report, Request
+
+Shapes = Annotated[
+    list[str] | None, typer.Option("--shape", help="ml-1m, ml-20m, books or nq320k; may be repeated. Default: all.")
+]
+Batches = Annotated[list[int] | None, typer.Option("--batch", min=1, help="Queries per call; may be repeated.")]
+
+
+def _wrong_answers(report: dict[str, Any]) -> str:
+    from services.offline.evaluation.retrieval.rows import wrong_proofs
+
+    wrong = wrong_proofs(report["rows"])
+    if report["proof"] is not None and not report["proof"]["holds"]:
+        wrong.append(f"against float64: {report['proof']}")
+    return f"proven exact, and wrong: {'; '.join(wrong)}" if wrong else ""
+
+
+@benchmark(app, "retrieval", less_memory="--shape ml-20m", wrong=_wrong_answers)
+def retrieval(
+    request: "Request",
+    *,
+    shape: Shapes = None,
+    batch: Batches = None,
+    bundle: Annotated[Path | None, typer.Option(help="A trained model in place of the generated ml-1m.")] = None,
+    prove: Annotated[
+        bool, typer.Option("--prove", help="First compare answers and certificates with float64 on 100,000 queries.")
+    ] = False,
+    device: Annotated[str, typer.Option(hidden=True)] = "cpu",
+) -> "Report":
+    """Top-K over a Mixture of Logits: every algorithm beside its PyTorch transcription and the roofline.
+
+    Every row has milliseconds, speedup, recall, the share proven exact, items touched and bytes per item. The exit
+    status is 1 if an answer called proven exact was not the exact one. On a card: `freshet bench gpu`.
+
+    Example:  freshet bench retrieval --quick
+
+    Example:  freshet bench retrieval --shape books --batch 32 --json
+    """
+    from services.offline.evaluation.catalogues.scene import SHAPES, shape_named
+    from services.offline.evaluation.retrieval import rows
+
+    if device != "cpu":
+        raise ValueError(f"device={device!r}; allowed: cpu; on a card it is `freshet bench gpu`")
+    chosen = shape or list(SHAPES)
+    for name in chosen:
+        shape_named(name)
+    if bundle is not None and "ml-1m" not in chosen:
+        raise ValueError(f"bundle={str(bundle)!r} takes the place of ml-1m; shape={', '.join(chosen)} leaves it out")
+    batches = tuple(dict.fromkeys(batch)) if batch else None
+    return rows.run(request, shapes=chosen, batches=batches, bundle=bundle, with_proof=prove)
+
+
+@app.command("gpu")
+@reports_errors
+def gpu(
+    *,
+    shape: Shapes = None,
+    batch: Batches = None,
+    quick: Quick = False,
+    seed: Seed = 0,
+    as_json: AsJson = False,
+    device: Annotated[str, typer.Option(hidden=True)] = "cuda",
+) -> None:
+    """The papers' Table 5 on a card: every algorithm beside its roofline and the paper's times, line by line.
+
+    Needs NumPy, PyTorch, Triton, typer and rich alone. The exit status is 1 if a row failed or a proof was wrong.
+
+    Example:  freshet bench gpu --shape books --quick
+    """
+    import torch
+
+    from services.offline.evaluation.gpu import table
+
+    if device not in ("cuda", "cpu"):
+        raise usage_error(f"device={device!r}; allowed: cuda, or cpu to try the command at 900 items")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise CommandError(table.NO_CARD, advice="freshet bench retrieval", status=ExitStatus.UNAVAILABLE)
+    try:  # not `sentences`: its errors need gRPC
+        status = table.measure(
+            shape or (), batches=batch or (32, 1), seed=seed, quick=quick, as_json=as_json, device=device
+        )
+    except ValueError as error:
+        raise usage_error(str(error), "see --help for an example") from error
+    except MemoryError as error:
+        raise CommandError("there is not enough memory", advice="--shape ml-20m") from error
+    raise typer.Exit(status)
+
+
+@benchmark(app, "quantization")
+def quantization(
+    request: "Request",
+    *,
+    bundle: Annotated[
+        list[Path] | None, typer.Option(help="Codes of a trained bundle's items instead; may be repeated.")
+    ] = None,
+) -> "Report":
+    """Anisotropic codes beside FAISS's at equal bits, on real embeddings, or on trained items.
+
+    Example:  freshet bench quantization --quick
+
+    Example:  freshet bench quantization --bundle .freshet/bundle
+    """
+    from services.offline.evaluation.quantization import codes, trained
+
+    return trained.run(request, bundle) if bundle else codes.run(request)
+
+
+@benchmark(app, "mutation", less_memory="--shape ml-20m")
+def mutation(
+    request: "Request",
+    *,
+    shape: Annotated[
+        list[str] | None, typer.Option(help="dot-32 or ml-20m (with --quick ml-1m); may be repeated. Default: both.")
+    ] = None,
+    rate: Annotated[
+        list[int] | None, typer.Option(min=0, help="Changes per second; may be repeated. Default: 0 to 10,000.")
+    ] = None,
+    seconds: Annotated[
+        float | None, typer.Option(min=1.0, help="Seconds per row. Default: 60; with --quick 4.")
+    ] = None,
+) -> "Report":
+    """Search latency and recall while items are inserted, updated and deleted, beside FAISS and hnswlib.
+
+    Example:  freshet bench mutation --quick --json
+
+    Example:  freshet bench mutation --shape ml-20m --rate 1000 --seconds 600 --out .freshet/bench
+    """
+    from services.offline.evaluation.mutation import rows
+
+    rates = tuple(dict.fromkeys(rate)) if rate else None
+    return rows.run(request, shapes=shape or (), seconds=seconds, rates=rates)
+
+
+@benchmark(app, "large", less_memory="--size 1000000")
+def large(
+    request: "Request",
+    *,
+    bundle: Bundle = DEFAULT_BUNDLE,
+    size: Annotated[list[int] | None, typer.Option(min=1000, help="Items; may be repeated. Default: 1M, 10M.")] = None,
+    algorithm: Annotated[list[str] | None, typer.Option(help="May be repeated. Default: a choice of five.")] = None,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Of the service that is started.")] = 51952,
+) -> "Report":
+    """A search among millions of synthetic items, in the library and through the service's RPC.
+
+    Ten million take some 10 GB of memory and half an hour.
+
+    Example:  freshet bench large --size 1000000
+    """
+    from functools import partial
+
+    from services.cli.candidates_process import serving
+    from services.offline.evaluation.large import rows
+
+    sizes = size or ([20_000] if request.quick else [1_000_000, 10_000_000])
+    serve = partial(serving, port=port)
+    return rows.run(request, bundle=bundle, sizes=sizes, algorithms=algorithm or rows.ALGORITHMS, serve=serve)
+
+
+@benchmark(app, "scale")
+def scale(
+    request: "Request",
+    *,
+    bundle: Bundle = DEFAULT_BUNDLE,
+    check: Annotated[bool, typer.Option("--check", help="Measure what the stored report predicts.")] = False,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Of the service that is started.")] = 51953,
+) -> "Report":
+    """The unit costs of `freshet plan`: fitted at 3,706 and a million items, predicting 300,000 and ten million.
+
+    With --check those two are measured (some 15 GB of memory), and stand beside their predictions.
+
+    Example:  freshet bench scale
+
+    Example:  freshet bench scale --check
+    """
+    from functools import partial
+
+    from services.cli.candidates_process import serving
+    from services.offline.evaluation.scale import rows
+
+    return rows.run(request, bundle=bundle, check=check, serve=partial(serving, port=port))
+
+
+@benchmark(app, "shards")
+def shards(
+    request: "Request",
+    *,
+    bundle: Annotated[Path, typer.Option(help="A model bundle.")] = Path(".freshet/bundle"),
+    shards: Annotated[int, typer.Option(min=2, max=16, help="Of the catalogue.")] = 4,
+    replicas: Annotated[int, typer.Option(min=2, max=4, help="Processes for each shard.")] = 2,
+    searches: Annotated[int, typer.Option(min=200, help="Compared with one process.")] = 100_000,
+) -> "Report":
+    """Candidates in shards beside one process of all items: every answer compared while items change, bounds, outages.
+
+    Starts a stack of its own and takes some fifteen minutes.
+
+    Example:  freshet bench shards --bundle .freshet/bundle --quick
+    """
+    from services.offline.evaluation.shards import rows
+
+    searches = min(searches, 2_000) if request.quick else searches
+    return rows.run(request, bundle=bundle, shards=shards, replicas=replicas, searches=searches)
+
+
+@benchmark(app, "catalogues")
+def catalogues(
+    request: "Request",
+    *,
+    bundle: Bundle = DEFAULT_BUNDLE,
+    queries: Annotated[int, typer.Option(min=40, help="Users whose states are measured.")] = 300,
+) -> "Report":
+    """How near generated catalogues come to a trained model: the generator's constants, fitted to a bundle.
+
+    Example:  freshet bench catalogues --bundle .freshet/bundle
+    """
+    from services.offline.evaluation.catalogues import fit
+
+    return fit.run(request, bundle, num_queries=queries)
+
+
+@benchmark(app, "universality")
+def universality(request: "Request") -> "Report":
+    """Theorem 1: any score matrix is a mixture of two rank-1 logits; the paper's construction beside ours.
+
+    Example:  freshet bench universality --out .freshet/bench
+    """
+    from services.offline.evaluation.retrieval import universality
+
+    return universality.run(request)

@@ -1,0 +1,173 @@
+"""How a model is staged as a version set, and whom `freshet model` speaks to: the record, Kafka, Redis, gateways."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from services.cli import options
+from services.cli.output import CommandError, console, sentences
+
+if TYPE_CHECKING:
+    from services.contracts.version_sets import VersionSet, VersionSets
+    from services.stack import Stack
+    from services.stack.version_set_record import Control
+
+_ENOUGH_IN_COMMON = 0.5
+
+
+def stage_bundle(
+    name: str,
+    bundle: Path,
+    *,
+    text: Path | None = None,
+    addresses: "Mapping[str, Any] | None" = None,
+    serving: Path | None = None,
+    state: Path = options.DEFAULT_STATE,
+    gateways: str = "",
+    wait_s: float = 120,
+    as_json: bool = False,
+) -> "VersionSets":
+    """What `freshet model stage` does; the sets afterwards.
+
+    addresses: those of a `VersionSet`, where its processes were started already.
+    """
+    from services.cli.asked_gateways import problem_of, wait_for_gateways
+    from services.contracts.version_sets import VersionSet, VersionSets
+    from services.stack import Stack, StackError
+    from services.stack.display import showing
+    from services.stack.version_set_record import NotKnown
+    from services.stack.version_sets import new_set, remove_set, set_names, set_parts
+
+    with sentences():
+        main = Stack(state)
+        control = control_of(main)
+        before = sets_of(control) or VersionSets.of_one(_serving_now(serving or main.bundle))
+        new = VersionSet(
+            name=name,
+            model_version=_checked(bundle, Path(before.sets[before.serving].bundle)),
+            bundle=str(bundle.resolve()),
+            **(addresses or {}),
+        )
+        given = (bool(new.candidates), bool(new.reranker), bool(new.refreshers))
+        if any(given) and not all(given):
+            raise CommandError("give --candidates, --reranker and --refreshers together, or none of them")
+        before.staged(new)  # refused before anything is started
+        for left in set(set_names(main)) - before.sets.keys():
+            remove_set(main, left)  # what was cut off, and does not count
+        own: Stack | None = None
+        if not any(given):
+            try:
+                with showing(None if as_json else console(stderr=True)) as say:
+                    own = new_set(main, name, bundle, text, say)
+                    own.up(set_parts(own), timeout_s=wait_s)
+            except StackError as exc:
+                remove_set(main, name)
+                raise CommandError(f"{exc.part}: {exc.problem}", advice=exc.advice) from exc
+            new = _with_addresses(new, own)
+        try:
+            after = control.write(before.staged(new), f"stage {name}")
+        except NotKnown:
+            raise
+        except Exception:
+            if own is not None:
+                remove_set(main, name)
+            raise
+        wait_for_gateways(gateways_of(gateways, main), after.revision, problem_of(name), wait_s)
+    return after
+
+
+def set_of(model_version: str, state: Path) -> str:
+    """The name of the set that has this model, "" where none has."""
+    from services.stack import Stack
+
+    with sentences():
+        sets = sets_of(control_of(Stack(state)))
+    found = (name for name, one in sets.sets.items() if one.model_version == model_version) if sets else ()
+    return next(iter(found), "")
+
+
+def control_of(main: "Stack") -> "Control":
+    """The record of this stack's version sets."""
+    from services.stack.version_set_record import Control
+
+    return Control(kafka_of(main))
+
+
+def kafka_of(main: "Stack") -> str:
+    """The cluster's, where there is one beside the local stack."""
+    return os.environ.get("FRESHET_KAFKA_BOOTSTRAP") or main.kafka_bootstrap
+
+
+def redis_of(main: "Stack") -> str:
+    """As `kafka_of`."""
+    return os.environ.get("FRESHET_REDIS_URL") or main.redis_url
+
+
+def sets_of(control: "Control") -> "VersionSets | None":
+    """The newest; None where no set was ever staged."""
+    last = control.read().last
+    return None if last is None else last.after
+
+
+def required(control: "Control") -> "VersionSets":
+    """The newest. Raises: CommandError where no set was ever staged."""
+    sets = sets_of(control)
+    if sets is None:
+        raise CommandError("no set was ever staged", advice="freshet model stage NAME --bundle DIR")
+    return sets
+
+
+def gateways_of(named: str, main: "Stack") -> list[str]:
+    """Those that are named, else the stack's own."""
+    return [one.strip() for one in named.split(",") if one.strip()] or [main.address("gateway")]
+
+
+def _serving_now(bundle: Path) -> "VersionSet":
+    """What a stack serves of which no operator has said anything."""
+    from services.algorithms.bundle import load_bundle
+    from services.contracts.version_sets import VersionSet
+
+    version = load_bundle(bundle, verify=False).model_version
+    return VersionSet(name="first", model_version=version, bundle=str(bundle.resolve()))
+
+
+def _checked(bundle: Path, serving: Path) -> str:
+    """The model version of a bundle that can take the serving one's place.
+
+    Raises: BundleError for shapes or checksums that disagree; CommandError for another catalogue's.
+    """
+    from services.algorithms.bundle import load_bundle
+
+    new, now = load_bundle(bundle), load_bundle(serving, verify=False)
+    known, common = len(now.item_ids), len(set(new.item_ids) & set(now.item_ids))
+    if common < _ENOUGH_IN_COMMON * known:
+        raise CommandError(
+            f"{bundle}: has {common:,} of the {known:,} items of {serving}: a model of another catalogue; allowed: half"
+        )
+    for what, theirs, ours in (
+        ("max_history", new.max_history, now.max_history),
+        ("event schema", new.event_schema, now.event_schema),
+    ):
+        if theirs != ours:
+            raise CommandError(
+                f"{bundle}: its {what} is not the serving model's ({theirs!r:.60} and {ours!r:.60}); the encoder keeps "
+                "one history for both",
+                advice="train it with the same, or start a stack of its own",
+            )
+    return new.model_version
+
+
+def _with_addresses(one: "VersionSet", own: "Stack") -> "VersionSet":
+    from dataclasses import replace
+
+    from services.stack.version_sets import set_parts
+
+    has_text = "generator" in set_parts(own)
+    return replace(
+        one,
+        candidates=own.address("candidates"),
+        reranker=own.address("reranker"),
+        refreshers=(own.address("refresher"),),
+        generator=own.address("generator") if has_text else one.generator,
+    )
