@@ -4,7 +4,6 @@ A stack is a state folder: whoever opens the same folder later (another command,
 ports and bundle. Parts are detached and outlive this program.
 """
 
-import json
 import os
 import signal
 import socket
@@ -12,12 +11,11 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
 
-from services.contracts.processes import PROCESSES, TEXT
 from services.platform.ports import held_for_servers
 from services.stack.children import Children
 from services.stack.components.component import Component, Place, Say
@@ -29,11 +27,10 @@ from services.stack.compose import Profile, compact, read_compose, sharded
 from services.stack.errors import StackError, tail
 from services.stack.folders import DEFAULT_STATE, StateFolder
 from services.stack.memory import require_stack_memory
-from services.stack.ports import LOOPBACK, PARTS, Ports, owner, stop_order
+from services.stack.note import Note, bundle_file, counts, new_shards, note_file, shard_addresses, taken_over
+from services.stack.ports import LOOPBACK, PARTS, Ports, stop_order
 
 _POLL_S = 0.1
-# By shard, its replicas' ports by name.
-Shards = list[list[dict[str, int]]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,11 +78,11 @@ class Stack:
         settings: of its processes, beside those of docker-compose.yml.
         """
         folder = StateFolder(Path(state).resolve())
-        noted = _read_note(folder)
+        noted = Note.read(folder)
         self.place = Place(
             state=folder,
             ports=ports or noted.ports or Ports.default(),
-            bundle=Path(bundle or noted.bundle or _taken_over(folder) or folder.root / "bundle").resolve(),
+            bundle=Path(bundle or noted.bundle or taken_over(folder) or folder.root / "bundle").resolve(),
             text=Path(text or noted.text or folder.root / "text").resolve(),
             settings=settings or {},
         )
@@ -96,15 +93,15 @@ class Stack:
         if self.workers > 1 and self.profile != "compact":
             raise ValueError(f"workers={self.workers} allowed: 1, or the profile compact")
         self.shards = noted.shards
-        if shards is not None and (shards, replicas) != _counts(noted.shards):
-            self.shards = [[_free_candidates() for _ in range(replicas)] for _ in range(shards)] if shards > 1 else []
+        if shards is not None and (shards, replicas) != counts(noted.shards):
+            self.shards = new_shards(shards, replicas)
         if self.shards and self.profile == "compact":
             raise ValueError(f"shards={len(self.shards)} allowed: 1, or the profile split")
         services = read_compose()
         if self.profile == "compact":
             services = compact(services, self.workers)
         if self.shards:
-            services = sharded(services, ";".join(",".join(map(_candidates_address, one)) for one in self.shards))
+            services = sharded(services, shard_addresses(self.shards))
         kinds: dict[str, type[Component]] = {"kafka": Kafka, "redis": Redis, "inference-server": InferenceServer}
         self.components = {name: kinds.get(name, Process)(services[name]) for name in PARTS if name in services}
 
@@ -175,8 +172,8 @@ class Stack:
         the stack's from now on, after `down`, too."""
         self.use_bundle(bundle)
         with self.place.state.locked():
-            _bundle_file(self.place.state).write_text(str(self.bundle), encoding="utf-8")
-            _write_note(self.place, self.profile, self.workers, self.shards)
+            bundle_file(self.place.state).write_text(str(self.bundle), encoding="utf-8")
+            self._note().write(self.place.state)
         for name in parts:
             if name not in self.components:
                 for _, one in self.shard_stacks():
@@ -202,12 +199,12 @@ class Stack:
         with self.place.state.locked():
             self.place.state.make()
             self.prepare(wanted)
-            self._require_same_stack()
+            Note.read(self.place.state).require_same(self._note(), self._running())
             to_start = [name for name in wanted if self._children.find(name) is None]
             self._require_ports(to_start)
             if any(PARTS[name].needs_bundle for name in to_start):
                 self._require_bundle(to_start)
-            _write_note(self.place, self.profile, self.workers, self.shards)
+            self._note().write(self.place.state)
             ports = [number for name in to_start for number in self.ports.of(name).values()]
             with held_for_servers(LOOPBACK, ports):
                 self._start_in_order(wanted, to_start, timeout_s)
@@ -239,7 +236,7 @@ class Stack:
             stopped = self._running()
             for names in stop_order():
                 self._stop_together(names, None)
-            _note(self.place.state).unlink(missing_ok=True)
+            note_file(self.place.state).unlink(missing_ok=True)
         return stopped
 
     def status(self) -> list[PartStatus]:
@@ -320,35 +317,18 @@ class Stack:
             raise ValueError(f"part={sorted(unknown)[0]!r}; allowed: {', '.join(self.parts)}")
         return [name for name in self.parts if name in asked]
 
+    def _note(self) -> Note:
+        return Note(
+            ports=self.ports,
+            bundle=str(self.bundle),
+            text=str(self.place.text),
+            profile=self.profile,
+            workers=self.workers,
+            shards=self.shards,
+        )
+
     def _running(self) -> list[str]:
         return [name for name in self.parts if self._children.find(name) is not None]
-
-    def _require_same_stack(self) -> None:
-        """Raise StackError when parts run already with other ports, or with another bundle or text bundle."""
-        running, noted = self._running(), _read_note(self.place.state)
-        if running and noted.ports is not None and noted.ports != self.ports:
-            raise StackError(
-                "ports",
-                f"{', '.join(running)} run already with other ports ({running[0]} on {noted.ports[running[0]]})",
-                advice="freshet down first, or name another state folder",
-            )
-        if running and noted.profile is not None and (noted.profile, noted.workers) != (self.profile, self.workers):
-            workers = f" and {noted.workers} workers" if noted.workers > 1 else ""
-            problem = f"{', '.join(running)} run already with the profile {noted.profile}{workers}"
-            raise StackError("profile", problem, advice="freshet down first")
-        if running and noted.ports is not None and noted.shards != self.shards:
-            shards, replicas = _counts(noted.shards)
-            problem = f"{', '.join(running)} run already with {shards} shards of {replicas} replicas"
-            raise StackError("shards", problem, advice="freshet down first")
-        with_model = [name for name in running if PARTS[name].needs_bundle]
-        with_text = [name for name in running if name in PROCESSES and TEXT in PROCESSES[name].state]
-        for what, names, path, wanted in (
-            ("bundle", with_model, noted.bundle, self.bundle),
-            ("text bundle", with_text, noted.text, self.place.text),
-        ):
-            if names and path is not None and path != str(wanted):
-                problem = f"{', '.join(names)} run already with the {what} {path}"
-                raise StackError(what, problem, advice="freshet down first")
 
     def _require_ports(self, names: Iterable[str]) -> None:
         for name in names:
@@ -409,71 +389,3 @@ def _silence(address: str) -> str | None:
     except OSError as exc:
         return f"no answer at {address} ({exc})"
     return None
-
-
-def _free_candidates() -> dict[str, int]:
-    return {port: number for port, number in Ports.free().numbers.items() if owner(port) == "candidates"}
-
-
-def _candidates_address(ports: Mapping[str, int]) -> str:
-    return f"{LOOPBACK}:{ports['candidates']}"
-
-
-def _counts(shards: Shards) -> tuple[int, int]:
-    """How many shards, and replicas of each."""
-    return (len(shards), len(shards[0])) if shards else (1, 1)
-
-
-def _bundle_file(folder: StateFolder) -> Path:
-    """Names the bundle that took the place of `<state>/bundle`."""
-    return folder.root / "bundle-in-use"
-
-
-def _taken_over(folder: StateFolder) -> str:
-    file = _bundle_file(folder)
-    return file.read_text(encoding="utf-8") if file.exists() else ""
-
-
-def _note(folder: StateFolder) -> Path:
-    return folder.run / "stack.json"
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Note:
-    """Of the last `up`; None where there was none."""
-
-    ports: Ports | None = None
-    bundle: str | None = None
-    text: str | None = None
-    profile: Profile | None = None
-    workers: int = 1
-    shards: Shards = field(default_factory=list)
-
-
-def _read_note(folder: StateFolder) -> _Note:
-    try:
-        noted = json.loads(_note(folder).read_text(encoding="utf-8"))
-        return _Note(
-            ports=Ports(noted["ports"]),
-            bundle=str(noted["bundle"]),
-            text=noted.get("text"),
-            profile=noted.get("profile", "split"),
-            workers=int(noted.get("workers", 1)),
-            shards=[
-                [{name: int(port) for name, port in ports.items()} for ports in one] for one in noted.get("shards", [])
-            ],
-        )
-    except (OSError, ValueError, KeyError, TypeError):
-        return _Note()
-
-
-def _write_note(place: Place, profile: Profile, workers: int, shards: Shards) -> None:
-    noted = {
-        "ports": dict(place.ports.numbers),
-        "bundle": str(place.bundle),
-        "text": str(place.text),
-        "profile": profile,
-        "workers": workers,
-        "shards": shards,
-    }
-    _note(place.state).write_text(json.dumps(noted, indent=1), encoding="utf-8")
