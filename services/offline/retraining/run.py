@@ -27,7 +27,8 @@ from services.algorithms.sealed_files import MANIFEST, read_table, require_targe
 from services.offline.archive.files import Archive, is_archive
 from services.offline.datasets import Interactions, load_dataset
 from services.offline.retraining.gate import Verdict, judge
-from services.offline.training.run import NONE, run_training
+from services.offline.training.fit import NONE
+from services.offline.training.run import run_training
 
 HOURS = 24.0
 

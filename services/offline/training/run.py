@@ -6,48 +6,31 @@ affair, and so is the display.
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from services.algorithms.event_schema import DEFAULT_EVENTS, EventSchema, default_schema
 from services.algorithms.native.threads import set_compute_threads
-from services.algorithms.neighbours import ItemNeighbours
 from services.algorithms.sealed_files import require_target
 from services.offline.datasets import (
     Interactions,
     Reading,
     account_text,
-    global_time_split,
-    leave_one_out_split,
     read_data,
 )
 from services.offline.datasets.item_attributes import read_item_attributes
-from services.offline.evaluation.common.recall import summary
 from services.offline.training.bundling import save_bundle
 from services.offline.training.checkpoint import read_config
 from services.offline.training.choice import Choice, candidates, choose
-from services.offline.training.evaluation import ModelScorer, evaluate, rank_events
 from services.offline.training.export import export_bundle
-from services.offline.training.loop import ProgressListener, Step, TrainReport, train
-from services.offline.training.neighbours import (
-    WithNeighbours,
-    choosing_rows,
-    learn_neighbours,
-    shares_tried,
-    with_share,
-)
-from services.offline.training.new_items import measure_new_item_length
+from services.offline.training.fit import LEAVE_ONE_OUT, FitSplit, fit_model, fit_split
 from services.offline.training.presets import (
     TrainConfig,
     default_epochs,
@@ -59,35 +42,6 @@ from services.offline.training.presets import (
 from services.offline.training.sequences import Histories
 
 _METRICS = ("hr@1", "hr@10", "hr@50", "hr@200", "ndcg@10", "mrr")
-
-
-@contextmanager
-def training_progress(console: Console | None, num_epochs: int) -> Iterator[ProgressListener | None]:
-    """A listener that moves a bar with epoch, positions/s and loss; None without a console."""
-    if console is None:
-        yield None
-        return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TaskProgressColumn(),
-        TextColumn("{task.fields[rate]} positions/s  loss {task.fields[loss]}"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console) as bar:
-        task = bar.add_task(f"epoch 1/{num_epochs}", total=None, rate="–", loss="–")
-
-        def listener(step: Step) -> None:
-            bar.update(
-                task,
-                description=f"epoch {step.epoch + 1}/{step.num_epochs}",
-                total=step.total_positions,
-                completed=step.positions,
-                rate=f"{step.positions_per_s:,.0f}",
-                loss=f"{step.loss:.3f}",
-            )
-
-        yield listener
 
 
 def show_report(console: Console, report: Mapping[str, Any]) -> None:
@@ -109,43 +63,9 @@ def show_report(console: Console, report: Mapping[str, Any]) -> None:
     console.print(f"Bundle {report['bundle']} (model version {report['model_version']})")
 
 
-LEAVE_ONE_OUT, TIME, NONE = "leave-one-out", "time", "none"
-SPLITS = (LEAVE_ONE_OUT, TIME, NONE)
 ENCODERS = ("hstu", "sasrec")
 AUTO = "auto"
 HEADS = (AUTO, "mol", "dot", "wide-dot")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FitSplit:
-    """What to train on, and which rows of `whole` to predict afterwards (none: no evaluation)."""
-
-    train: Interactions
-    whole: Interactions
-    test_rows: npt.NDArray[np.int64]
-    split_time: int | None = None
-
-
-def fit_split(interactions: Interactions, split: str, *, max_events: int = 6000, fraction: float = 0.8) -> FitSplit:
-    """Divide data for training.
-
-    "leave-one-out" predicts each user's last event and trains on all others; "time" trains on the first `fraction` of
-    the events and predicts up to `max_events` of the rest, evenly spread; "none" trains on everything.
-    Raises: ValueError naming the known splits.
-    """
-    if split not in SPLITS:
-        raise ValueError(f"split={split!r}; allowed: {', '.join(SPLITS)}")
-    if split == LEAVE_ONE_OUT:
-        parts = leave_one_out_split(interactions)
-        return FitSplit(train=interactions.select(parts.refit_rows), whole=interactions, test_rows=parts.test_rows)
-    if split == TIME:
-        divided = global_time_split(interactions, fraction)
-        held_out = np.arange(len(divided.train), len(interactions), dtype=np.int64)
-        chosen = np.linspace(0, len(held_out) - 1, min(max_events, len(held_out))).astype(np.int64)
-        return FitSplit(
-            train=divided.train, whole=interactions, test_rows=held_out[chosen], split_time=divided.split_time
-        )
-    return FitSplit(train=interactions, whole=interactions, test_rows=np.zeros(0, dtype=np.int64))
 
 
 def configure(
@@ -168,6 +88,10 @@ def configure(
         raise ValueError(f"encoder={encoder!r}; allowed: {', '.join(ENCODERS)}")
     if head not in HEADS:
         raise ValueError(f"head={head!r}; allowed: {', '.join(HEADS)}")
+    if head == AUTO and (loss, num_negatives, alpha) != (None, None, None):
+        raise ValueError(
+            "loss, negatives or alpha with head='auto', which chooses them; name a head: mol, dot, wide-dot"
+        )
     config = preset(preset_name, epochs=epochs, seed=seed)
     config = with_sasrec(config) if encoder == "sasrec" else config
     if head == "dot":
@@ -224,54 +148,97 @@ def run_training(
         num_negatives=num_negatives,
         alpha=alpha,
     )
-    if head == AUTO and (loss, num_negatives, alpha) != (None, None, None):
-        raise ValueError(
-            "loss, negatives or alpha with head='auto', which chooses them; name a head: mol, dot, wide-dot"
-        )
     require_target(out)
-    if threads is not None:
-        torch.set_num_threads(threads)
-        set_compute_threads(threads)
+    _use_threads(threads)
     say: Callable[[str], None] = (lambda text: None) if console is None else partial(console.print, markup=False)
     # What actions are named by lies in the bundle, whatever becomes of the default.
     events = DEFAULT_EVENTS if events is None and actions else events
     schema = default_schema() if events is None else EventSchema.read(events)
     reading = read_data(dataset, schema=schema) if interactions is None else Reading.of(interactions)
-    for finding in reading.findings:
-        say(finding.text)
-    interactions = reading.accepted(for_training=True)
-    say(f"Data: {interactions.source}")
-    if actions:
-        read, names = interactions.with_actions(schema)
-        say(f"Actions: {', '.join(names) or 'none'}")
-        config = replace(config, encoder=replace(config.encoder, actions=tuple(names)))
-    else:
-        read = interactions.encoded(schema)
-    rows = reading.account(read)
-    say(account_text(rows))
-    interactions = read
-    divided = fit_split(interactions, split)
+    accepted, names, rows = _accepted(reading, schema, actions, say)
+    config = replace(config, encoder=replace(config.encoder, actions=tuple(names)))
+    divided = fit_split(accepted, split)
     of_items = None if attributes is None else read_item_attributes(attributes, divided.train.item_ids)
     if epochs is None:
         config = replace(config, epochs=default_epochs(config, Histories.of(divided.train).num_positions))
-    choice = None
     checkpoints = out.with_name(f"{out.name}.checkpoint")
+    choice = None
     if head == AUTO:
-        begun = _begun(candidates(config), checkpoints) if resume else None
-        if begun is None:
-            choice = _choose(config, divided.train, device, say)
-            begun = choice.config
-        config = begun
-    with training_progress(console, config.epochs) as listener:
-        kept = choosing_rows(divided.train)
-        learnt = divided.train.select(np.setdiff1d(np.arange(len(divided.train)), kept, assume_unique=True))
-        report = train(config, learnt, out=checkpoints, progress=listener, resume=resume, device=device)
-    report.model.to("cpu")
-    # What was turned down is known to the encoder alone.
-    taken = divided.train.encoded(schema)
-    neighbours = _neighbours(report, divided.train, kept, learnt.encoded(schema), taken, say)
-    metrics = _metrics(report, neighbours, divided, taken.item_counts())
-    data = {
+        config, choice = _chosen(config, divided.train, checkpoints, device, say, resume=resume)
+    fit = fit_model(config, divided, schema, checkpoints, console, say, device=device, resume=resume)
+    data, told = _facts(accepted, divided, split), fit.told(config)
+    training = {"preset": preset_name, "config": config.as_dict(), "positions_per_s": told["positions_per_s"]}
+    bundle = save_bundle(
+        out,
+        fit.report,
+        fit.taken,
+        data={**data, "training": training},
+        metrics=fit.metrics,
+        new_item_length=fit.new_item_length,
+        neighbours=fit.neighbours,
+        events_yaml=None if events is None else events.read_bytes(),
+        attributes=of_items,
+    )
+    result = {"bundle": str(out), "model_version": bundle.model_version, "preset": preset_name, "seed": seed}
+    result |= {"data": data, "rows": rows, "choice": None if choice is None else _plain(choice)} | told
+    if export:
+        result["export"] = _exported(out, accepted, say)
+    shutil.rmtree(checkpoints, ignore_errors=True)
+    if console is not None:
+        show_report(console, result)
+    return result
+
+
+def _use_threads(threads: int | None) -> None:
+    if threads is not None:
+        torch.set_num_threads(threads)
+        set_compute_threads(threads)
+
+
+def _exported(out: Path, interactions: Interactions, say: Callable[[str], None]) -> dict[str, Any]:
+    say("Exporting the encoder as ONNX")
+    exported = export_bundle(out, interactions=interactions)
+    return {"max_error": exported.max_error, "histories_checked": exported.histories_checked}
+
+
+def _accepted(
+    reading: Reading, schema: EventSchema, actions: bool, say: Callable[[str], None]
+) -> tuple[Interactions, list[str], dict[str, Any]]:
+    """What is trained on, the names of its actions (none unless they are read), and what became of the data's rows."""
+    for finding in reading.findings:
+        say(finding.text)
+    given, names = reading.accepted(for_training=True), list[str]()
+    say(f"Data: {given.source}")
+    if actions:
+        read, names = given.with_actions(schema)
+        say(f"Actions: {', '.join(names) or 'none'}")
+    else:
+        read = given.encoded(schema)
+    rows = reading.account(read)
+    say(account_text(rows))
+    return read, names, rows
+
+
+def _chosen(
+    config: TrainConfig,
+    interactions: Interactions,
+    checkpoints: Path,
+    device: str,
+    say: Callable[[str], None],
+    *,
+    resume: bool,
+) -> tuple[TrainConfig, Choice | None]:
+    """The head that validates best; where a training goes on, the one that was begun."""
+    begun = _begun(candidates(config), checkpoints) if resume else None
+    if begun is not None:
+        return begun, None
+    choice = _choose(config, interactions, device, say)
+    return choice.config, choice
+
+
+def _facts(interactions: Interactions, divided: FitSplit, split: str) -> dict[str, Any]:
+    """What the bundle says of its data."""
+    return {
         "name": interactions.name,
         "source": interactions.source,
         "fingerprint": divided.train.fingerprint(),
@@ -280,50 +247,6 @@ def run_training(
         "split_time": divided.split_time,
         "newest_time": int(divided.train.timestamps[-1]) if divided.train.has_times else None,
     }
-    training = {"preset": preset_name, "config": config.as_dict(), "positions_per_s": round(report.positions_per_s, 1)}
-    length = measure_new_item_length(report.model, taken)
-    bundle = save_bundle(
-        out,
-        report,
-        taken,
-        data={**data, "training": training},
-        metrics=metrics,
-        new_item_length=length,
-        neighbours=neighbours,
-        events_yaml=None if events is None else events.read_bytes(),
-        attributes=of_items,
-    )
-    result: dict[str, Any] = {
-        "bundle": str(out),
-        "model_version": bundle.model_version,
-        "preset": preset_name,
-        "encoder": config.encoder.kind,
-        "head": config.head.kind,
-        "seed": seed,
-        "epochs": config.epochs,
-        "data": data,
-        "rows": rows,
-        "metrics": metrics,
-        "new_item_length": length,
-        "model_share": 1.0 if neighbours is None else neighbours.shape.model_share,
-        "positions": report.positions,
-        "seconds": round(report.seconds, 3),
-        "positions_per_s": round(report.positions_per_s, 1),
-        "part_shares": {part: round(share, 4) for part, share in report.part_shares.items()},
-        "peak_memory_bytes": report.peak_memory_bytes,
-        "epoch_losses": [round(loss, 5) for loss in report.epoch_losses],
-        "threads": torch.get_num_threads(),
-        "choice": None if choice is None else _plain(choice),
-    }
-    if export:
-        say("Exporting the encoder as ONNX")
-        exported = export_bundle(out, interactions=interactions)
-        result["export"] = {"max_error": exported.max_error, "histories_checked": exported.histories_checked}
-    if checkpoints.is_dir():
-        shutil.rmtree(checkpoints)
-    if console is not None:
-        show_report(console, result)
-    return result
 
 
 def _choose(config: TrainConfig, interactions: Interactions, device: str, say: Callable[[str], None]) -> Choice:
@@ -353,37 +276,3 @@ def _plain(choice: Choice) -> dict[str, Any]:
         "reason": choice.reason,
         "cpu_seconds": round(choice.cpu_seconds, 1),
     }
-
-
-def _neighbours(
-    report: TrainReport,
-    interactions: Interactions,
-    kept: npt.NDArray[np.int64],
-    learnt: Interactions,
-    taken: Interactions,
-    say: Callable[[str], None],
-) -> ItemNeighbours | None:
-    """Neighbours of what was taken, with the share that is best, for those of what was learnt, on the events in `kept`
-    of all interactions; None where that is all."""
-    if not len(kept):
-        return None
-    scorer = ModelScorer(report.model, report.user_index)
-    found = shares_tried(scorer, learn_neighbours(learnt), interactions, kept)
-    share = max(found, key=found.__getitem__)
-    scores = ", ".join(f"{one:g}: {value:.4f}" for one, value in found.items())
-    say(f"Item neighbours: the model keeps {share:g} of a score. NDCG@10 by its share: {scores}")
-    return None if share == 1 else with_share(learn_neighbours(taken), share)
-
-
-def _metrics(
-    report: TrainReport, neighbours: ItemNeighbours | None, divided: FitSplit, counts: npt.NDArray[np.int64]
-) -> dict[str, Any]:
-    if not len(divided.test_rows):
-        return {}
-    found = evaluate(report.model, divided.whole, divided.test_rows, item_counts=counts, user_index=report.user_index)
-    parts = {"model": found.model, "popularity": found.popularity}
-    if neighbours is not None:
-        served = WithNeighbours(model=ModelScorer(report.model, report.user_index), neighbours=neighbours)
-        parts["with_neighbours"] = summary(rank_events(served, divided.whole, divided.test_rows).ranks)
-    rounded = {name: {metric: round(value, 5) for metric, value in values.items()} for name, values in parts.items()}
-    return {**rounded, "num_events": found.num_events}

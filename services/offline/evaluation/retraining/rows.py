@@ -21,7 +21,8 @@ from services.offline.datasets import Interactions
 from services.offline.datasets.simulator import SimulatorConfig, simulate
 from services.offline.evaluation.common.report import Report, Request, filled, report_of, written
 from services.offline.retraining.gate import judge
-from services.offline.training.run import NONE, run_training
+from services.offline.training.fit import NONE
+from services.offline.training.run import run_training
 
 # Fixed before anything was measured. People come until the 126th day, so there are new ones throughout.
 WORLD = SimulatorConfig(num_users=3_000, num_items=2_000, mean_events_per_user=100.0, days=180, drift=0.3)

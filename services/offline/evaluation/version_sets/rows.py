@@ -20,7 +20,8 @@ from services.offline.evaluation.common.plots import panels
 from services.offline.evaluation.common.report import Report, Request, filled, report_of, written
 from services.offline.evaluation.version_sets.traffic import Answer, Load
 from services.offline.evaluation.version_sets.walk import Judged, Phase, canary_of, judge, walk
-from services.offline.training.run import NONE, run_training
+from services.offline.training.fit import NONE
+from services.offline.training.run import run_training
 from services.stack import Ports, Stack
 from services.stack.version_set_record import Control
 from services.stack.version_sets import remove_set, set_names

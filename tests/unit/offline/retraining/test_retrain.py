@@ -19,8 +19,9 @@ from services.offline.retraining.gate import MIN_EVENTS, Compared, ServedScorer,
 from services.offline.retraining.run import retrain
 from services.offline.training.bundling import load_model
 from services.offline.training.evaluation import ModelScorer
+from services.offline.training.fit import NONE
 from services.offline.training.neighbours import WithNeighbours
-from services.offline.training.run import NONE, run_training
+from services.offline.training.run import run_training
 from services.offline.training.sequences import Histories
 from tests.unit.offline.training.training_scene import cyclic_interactions
 

@@ -20,9 +20,10 @@ from services.offline.training.bundling import load_model, save_bundle
 from services.offline.training.choice import candidates
 from services.offline.training.codebooks.inverted_file import catalogue_codebooks
 from services.offline.training.export import export_bundle, max_difference
+from services.offline.training.fit import fit_split
 from services.offline.training.onnx_graphs import ExportError, session
 from services.offline.training.presets import default_epochs, with_dot_head, with_sasrec
-from services.offline.training.run import configure, fit_split, run_training
+from services.offline.training.run import configure, run_training
 from services.refresher.bootstrap import fold_rules
 from services.refresher.config import RefresherSettings
 

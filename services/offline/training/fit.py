@@ -1,0 +1,194 @@
+"""Trains on a split of the data, chooses the share of item neighbours, and measures on what was held out."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+from services.algorithms.event_schema import EventSchema
+from services.algorithms.neighbours import ItemNeighbours
+from services.offline.datasets import (
+    Interactions,
+    global_time_split,
+    leave_one_out_split,
+)
+from services.offline.evaluation.common.recall import summary
+from services.offline.training.evaluation import ModelScorer, evaluate, rank_events
+from services.offline.training.loop import ProgressListener, Step, TrainReport, train
+from services.offline.training.neighbours import (
+    WithNeighbours,
+    choosing_rows,
+    learn_neighbours,
+    shares_tried,
+    with_share,
+)
+from services.offline.training.new_items import measure_new_item_length
+from services.offline.training.presets import (
+    TrainConfig,
+)
+
+_METRICS = ("hr@1", "hr@10", "hr@50", "hr@200", "ndcg@10", "mrr")
+
+LEAVE_ONE_OUT, TIME, NONE = "leave-one-out", "time", "none"
+SPLITS = (LEAVE_ONE_OUT, TIME, NONE)
+
+
+@contextmanager
+def training_progress(console: Console | None, num_epochs: int) -> Iterator[ProgressListener | None]:
+    """A listener that moves a bar with epoch, positions/s and loss; None without a console."""
+    if console is None:
+        yield None
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TextColumn("{task.fields[rate]} positions/s  loss {task.fields[loss]}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task(f"epoch 1/{num_epochs}", total=None, rate="–", loss="–")
+
+        def listener(step: Step) -> None:
+            bar.update(
+                task,
+                description=f"epoch {step.epoch + 1}/{step.num_epochs}",
+                total=step.total_positions,
+                completed=step.positions,
+                rate=f"{step.positions_per_s:,.0f}",
+                loss=f"{step.loss:.3f}",
+            )
+
+        yield listener
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FitSplit:
+    """What to train on, and which rows of `whole` to predict afterwards (none: no evaluation)."""
+
+    train: Interactions
+    whole: Interactions
+    test_rows: npt.NDArray[np.int64]
+    split_time: int | None = None
+
+
+def fit_split(interactions: Interactions, split: str, *, max_events: int = 6000, fraction: float = 0.8) -> FitSplit:
+    """Divide data for training.
+
+    "leave-one-out" predicts each user's last event and trains on all others; "time" trains on the first `fraction` of
+    the events and predicts up to `max_events` of the rest, evenly spread; "none" trains on everything.
+    Raises: ValueError naming the known splits.
+    """
+    if split not in SPLITS:
+        raise ValueError(f"split={split!r}; allowed: {', '.join(SPLITS)}")
+    if split == LEAVE_ONE_OUT:
+        parts = leave_one_out_split(interactions)
+        return FitSplit(train=interactions.select(parts.refit_rows), whole=interactions, test_rows=parts.test_rows)
+    if split == TIME:
+        divided = global_time_split(interactions, fraction)
+        held_out = np.arange(len(divided.train), len(interactions), dtype=np.int64)
+        chosen = np.linspace(0, len(held_out) - 1, min(max_events, len(held_out))).astype(np.int64)
+        return FitSplit(
+            train=divided.train, whole=interactions, test_rows=held_out[chosen], split_time=divided.split_time
+        )
+    return FitSplit(train=interactions, whole=interactions, test_rows=np.zeros(0, dtype=np.int64))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit:
+    """A trained model and what was measured of it. taken: the interactions that were learned from."""
+
+    report: TrainReport
+    taken: Interactions
+    neighbours: ItemNeighbours | None
+    metrics: dict[str, Any]
+    new_item_length: float | None
+
+    def told(self, config: TrainConfig) -> dict[str, Any]:
+        """As plain values."""
+        report = self.report
+        return {
+            "encoder": config.encoder.kind,
+            "head": config.head.kind,
+            "epochs": config.epochs,
+            "metrics": self.metrics,
+            "new_item_length": self.new_item_length,
+            "model_share": 1.0 if self.neighbours is None else self.neighbours.shape.model_share,
+            "positions": report.positions,
+            "seconds": round(report.seconds, 3),
+            "positions_per_s": round(report.positions_per_s, 1),
+            "part_shares": {part: round(share, 4) for part, share in report.part_shares.items()},
+            "peak_memory_bytes": report.peak_memory_bytes,
+            "epoch_losses": [round(loss, 5) for loss in report.epoch_losses],
+            "threads": torch.get_num_threads(),
+        }
+
+
+def fit_model(
+    config: TrainConfig,
+    divided: FitSplit,
+    schema: EventSchema,
+    checkpoints: Path,
+    console: Console | None,
+    say: Callable[[str], None],
+    *,
+    device: str,
+    resume: bool,
+) -> Fit:
+    """Train, choose the share of item neighbours on what was kept back, and measure on what was held out."""
+    with training_progress(console, config.epochs) as listener:
+        kept = choosing_rows(divided.train)
+        learnt = divided.train.select(np.setdiff1d(np.arange(len(divided.train)), kept, assume_unique=True))
+        report = train(config, learnt, out=checkpoints, progress=listener, resume=resume, device=device)
+    report.model.to("cpu")
+    # What was turned down is known to the encoder alone.
+    taken = divided.train.encoded(schema)
+    neighbours = _neighbours(report, divided.train, kept, learnt.encoded(schema), taken, say)
+    return Fit(
+        report=report,
+        taken=taken,
+        neighbours=neighbours,
+        metrics=_metrics(report, neighbours, divided, taken.item_counts()),
+        new_item_length=measure_new_item_length(report.model, taken),
+    )
+
+
+def _neighbours(
+    report: TrainReport,
+    interactions: Interactions,
+    kept: npt.NDArray[np.int64],
+    learnt: Interactions,
+    taken: Interactions,
+    say: Callable[[str], None],
+) -> ItemNeighbours | None:
+    """Neighbours of what was taken, with the share that is best, for those of what was learnt, on the events in `kept`
+    of all interactions; None where that is all."""
+    if not len(kept):
+        return None
+    scorer = ModelScorer(report.model, report.user_index)
+    found = shares_tried(scorer, learn_neighbours(learnt), interactions, kept)
+    share = max(found, key=found.__getitem__)
+    scores = ", ".join(f"{one:g}: {value:.4f}" for one, value in found.items())
+    say(f"Item neighbours: the model keeps {share:g} of a score. NDCG@10 by its share: {scores}")
+    return None if share == 1 else with_share(learn_neighbours(taken), share)
+
+
+def _metrics(
+    report: TrainReport, neighbours: ItemNeighbours | None, divided: FitSplit, counts: npt.NDArray[np.int64]
+) -> dict[str, Any]:
+    if not len(divided.test_rows):
+        return {}
+    found = evaluate(report.model, divided.whole, divided.test_rows, item_counts=counts, user_index=report.user_index)
+    parts = {"model": found.model, "popularity": found.popularity}
+    if neighbours is not None:
+        served = WithNeighbours(model=ModelScorer(report.model, report.user_index), neighbours=neighbours)
+        parts["with_neighbours"] = summary(rank_events(served, divided.whole, divided.test_rows).ranks)
+    rounded = {name: {metric: round(value, 5) for metric, value in values.items()} for name, values in parts.items()}
+    return {**rounded, "num_events": found.num_events}
