@@ -32,7 +32,7 @@ class NewItems:
         """The ranking with some of its positions given to new items. What they score is heard of in its turn: those
         that stand in the answer already are not drawn again."""
         query, items = work.query, ranking.items
-        if not self.share or not (fresh := self._fresh(query, items, asked_ms)):
+        if not (fresh := self._fresh(query, items, asked_ms)):
             return ranking
         is_ruled = bool(query.rules or query.max_per_category or work.discounts)
         found = await self.stages.search(work, state, len(fresh) if is_ruled else NEW_DRAWN_FROM, fresh)

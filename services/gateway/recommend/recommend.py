@@ -77,7 +77,8 @@ class Recommend:
         if query_state is not None:
             ranking = await self.rankings.best(work, query_state)
             if ranking is not None:
-                ranking = await self.new_items.among(work, query_state, ranking, asked_ms)
+                if self.new_items.share:
+                    ranking = await self.new_items.among(work, query_state, ranking, asked_ms)
                 return replace(ranking, searched_share=work.searched_share), found
             # There is a state as fresh as the token says, and popular items are not answered from it.
             token_failed(work)

@@ -1,0 +1,231 @@
+"""The files that one answer passes through are those that CONTRIBUTING.md lists.
+
+Gateway, candidates and reranker are the real ones, each behind a gRPC server of its own on loopback; Redis is the one
+in memory of `tests/chaos`, Kafka is not asked. A file counts when a function of it is called between a request's first
+byte and its answer; the first answers, which import and remember, are left out.
+"""
+
+import re
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fakes.gateway import (
+    MemoryEncoder,
+    MemoryExposureLog,
+    MemoryForgetLog,
+    MemoryInteractionLog,
+    MemoryItemLog,
+    MemoryRefreshers,
+    MemorySessions,
+    MemoryStreamEnds,
+    MemoryStreamStatus,
+    MemoryTextSources,
+)
+from freshet.v1 import candidates_pb2_grpc, gateway_pb2, gateway_pb2_grpc, reranker_pb2_grpc
+from prometheus_client import CollectorRegistry
+from retrieval_scene import make_bundle, make_queries, state_fields
+
+from services.candidates import bootstrap as candidates
+from services.candidates.config import CandidatesSettings
+from services.candidates.metrics import CandidatesMetrics
+from services.candidates.server import CandidatesServicer
+from services.contracts.query_state import PackedQueryState
+from services.contracts.stored_history import RecentId, StoredEvent
+from services.gateway.adapters.peer import Remote
+from services.gateway.adapters.processes import RemoteCandidates, RemoteReranker
+from services.gateway.adapters.state_store import RedisUserStates
+from services.gateway.config import GatewaySettings
+from services.gateway.domain import ServedModel
+from services.gateway.edge.admissions import admissions
+from services.gateway.handlers import make_handlers
+from services.gateway.metrics import GatewayMetrics
+from services.gateway.ports import Ports
+from services.gateway.recommend.exposures import Exposures
+from services.gateway.recommend.pages import PageTokens
+from services.gateway.recommend.popular import PopularItems
+from services.gateway.server import GatewayServicer
+from services.gateway.write.lag import AcknowledgedLag
+from services.platform.rpc import client as rpc_client
+from services.platform.rpc.server import RpcServer
+from services.platform.stream.kafka import partition_for
+from services.platform.stream.topic import NUM_PARTITIONS
+from services.reranker.handlers import Rerank
+from services.reranker.metrics import RerankerMetrics
+from services.reranker.server import RerankerServicer
+from services.user_state.reader import StateReader
+from services.user_state.values import StoredState, UserUpdate
+from services.user_state.writer import StateWriter
+from tests.chaos.memory_redis import AsyncClient, Client, MemoryServer
+from tests.unit.gateway.gateway_scene import only_set
+
+SERVICES = Path(__file__).resolve().parents[3] / "services"
+NOT_DEPLOYED = ("offline", "cli", "stack")
+MOST_OF_LIBRARY = 28
+
+
+class Calls:
+    """Files of the deployed part with the functions that were called there, while `watch` runs."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, set[str]] = {}
+        self._on = False
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        self._on = True
+        try:
+            yield
+        finally:
+            self._on = False
+
+    def __call__(self, frame: Any, event: str, arg: Any) -> None:
+        if not self._on or event != "call":
+            return
+        path = Path(frame.f_code.co_filename)
+        if path.is_relative_to(SERVICES):
+            name = path.relative_to(SERVICES)
+            if name.parts[0] not in NOT_DEPLOYED:
+                self.found.setdefault(str(name), set()).add(frame.f_code.co_qualname)
+
+
+async def recommend(calls: Calls, request: gateway_pb2.RecommendRequest, folder: Path) -> gateway_pb2.RecommendResponse:
+    bundle = make_bundle(folder)
+    settings = CandidatesSettings(port=0, metrics_port=0, bundle=folder, audit_share=0, drain_seconds=0)
+    live = candidates.make_live(settings, candidates.load_catalogue(settings), CandidatesMetrics(CollectorRegistry()))
+    rerank = Rerank(catalogue=live.catalogue, metrics=RerankerMetrics(CollectorRegistry()))
+    servers, peers = [], []
+
+    async def serve(add: Any, servicer: Any, **more: Any) -> str:
+        def added(server: Any) -> list[str]:
+            add(servicer, server)
+            return []
+
+        server = RpcServer(process="p", settings=settings, add_services=added, registry=CollectorRegistry(), **more)
+        await server.start()
+        servers.append(server)
+        return f"127.0.0.1:{server.port}"
+
+    async def peer(add: Any, servicer: Any) -> Remote:
+        peers.append(Remote(rpc_client.channel(await serve(add, servicer), shares=False)))
+        return peers[-1]
+
+    first = await peer(candidates_pb2_grpc.add_CandidatesServiceServicer_to_server, CandidatesServicer(live.search))
+    second = await peer(reranker_pb2_grpc.add_RerankerServiceServicer_to_server, RerankerServicer(rerank))
+    redis = MemoryServer()
+    state = state_fields(make_queries(np.random.default_rng(1), 1, 4, 2, 8), bundle.model_version)
+    write_state(redis, PackedQueryState(**state))
+    reader = StateReader("redis://localhost")
+    reader._redis = AsyncClient(redis)  # type: ignore[assignment]
+    ports = Ports(
+        states=RedisUserStates(reader, bundle.model_version),
+        sessions=MemorySessions(),
+        encoder=MemoryEncoder(),
+        candidates=RemoteCandidates(first),
+        reranker=RemoteReranker(second),
+        sources=MemoryTextSources(),
+        refreshers=MemoryRefreshers(),
+        ends=MemoryStreamEnds(),
+        interactions=MemoryInteractionLog(),
+        items=MemoryItemLog(),
+        forgets=MemoryForgetLog(),
+        stream=MemoryStreamStatus(),
+    )
+    own = GatewaySettings(port=0, metrics_port=0)
+    handlers = make_handlers(
+        ports,
+        model=ServedModel(version=bundle.model_version, schema=bundle.event_schema, tau=bundle.tau),
+        limits=own.limits,
+        preferences=own.preferences,
+        lag=AcknowledgedLag(),
+        popular=PopularItems(bundle.item_ids, bundle.counts, bundle.categories, bundle.attributes),
+        titles={},
+        metrics=GatewayMetrics(CollectorRegistry()),
+        exposures=Exposures(b"key", MemoryExposureLog()),
+        pages=PageTokens(b"key"),
+    )
+    address = await serve(
+        gateway_pb2_grpc.add_GatewayServiceServicer_to_server,
+        GatewayServicer(only_set(handlers, bundle.model_version)),
+        admissions=admissions(),
+    )
+    async with rpc_client.channel(address) as channel:
+        ask = gateway_pb2_grpc.GatewayServiceStub(channel).Recommend
+        for _ in range(3):
+            await ask(request)
+        with calls.watch():
+            answer = await ask(request)
+    for one in peers:
+        await one.close()
+    for server in servers:
+        await server.drain()
+    await live.search.close()
+    await rerank.close()
+    return answer
+
+
+def write_state(redis: MemoryServer, state: PackedQueryState) -> None:
+    """User "ann", who has had one item, and whose state reflects it."""
+    writer = StateWriter("redis://localhost")
+    writer._redis = Client(redis)  # type: ignore[assignment]
+    epoch, _ = writer.ensure_epoch(NUM_PARTITIONS)
+    home = partition_for(b"ann", NUM_PARTITIONS)
+    stored = StoredState(query_state=state, partition=home, offset=7, event_time_ms=1_002, applied_ms=9_000)
+    update = UserUpdate(
+        user_id="ann",
+        model_version=state.model_version,
+        expected=writer.load_users(["ann"], epoch)["ann"].expected,
+        positions={home: 7},
+        events=[StoredEvent(1_002, home, 7, 0, "item-1")],
+        recent=[RecentId(7, home, 7, 0)],
+        seen_times={"item-1": 1_002},
+        state=stored,
+        state_change="set",
+    )
+    writer.apply([update], epoch, {})
+
+
+@pytest.fixture
+def calls() -> Iterator[Calls]:
+    found, before = Calls(), sys.getprofile()
+    sys.setprofile(found)
+    threading.setprofile(found)
+    yield found
+    sys.setprofile(before)
+    threading.setprofile(None)  # type: ignore[arg-type]
+
+
+def listed(column: int) -> set[str]:
+    """The files in a column of the table."""
+    text = (SERVICES.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    _, _, table = text.partition("| one answer | ")
+    rows = [line.split("|") for line in table.partition("\n\n")[0].splitlines()[2:]]
+    found = set()
+    for row in rows:
+        folder = row[1].strip().strip("`")
+        found |= {f"{folder}/{name}" for name in re.findall(r"`([^`]+\.py)`", row[column])}
+    return found
+
+
+@pytest.mark.parametrize(
+    ("request_", "columns"),
+    [
+        pytest.param(gateway_pb2.RecommendRequest(user_id="ann", k=10), (2, 3), id="the k best"),
+        pytest.param(gateway_pb2.RecommendRequest(user_id="ann", k=10, diversity=0.3), (2, 4), id="reranked"),
+    ],
+)
+async def test_one_answer_passes_through_the_files_that_are_listed(
+    calls: Calls, request_: gateway_pb2.RecommendRequest, columns: tuple[int, ...], tmp_path: Path
+) -> None:
+    answer = await recommend(calls, request_, tmp_path / "bundle")
+    assert len(answer.items) == 10
+    assert not answer.degradations
+    library = {path for path in calls.found if path.startswith("algorithms/")}
+    assert calls.found.keys() - library == set().union(*map(listed, columns))
+    # Which of them a search takes depends on what it costs.
+    assert len(library) <= MOST_OF_LIBRARY
