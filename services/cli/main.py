@@ -42,7 +42,7 @@ from services.cli.commands import (
     train_text,
     watch,
 )
-from services.platform.version import freshet_version
+from services.stack.version import freshet_version
 
 # The panels of `freshet --help`, in this order: what one uses every day first, what takes minutes to hours last.
 _FIRST = "Start here"

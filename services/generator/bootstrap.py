@@ -26,7 +26,7 @@ from services.catalogue.follower import CatalogueFollower, catalogue_reader
 from services.catalogue.merge_reports import MergeReports
 from services.contracts.topics.items import ITEMS
 from services.contracts.topics.search_clicks import SEARCH_CLICKS
-from services.generator.adapters.text_encoders import InProcessText, SharedText
+from services.generator.adapters.text_encoders import InProcessText, SharedText, TextEncoder
 from services.generator.adapters.text_parts import (
     Graph,
     Queries,
@@ -46,7 +46,6 @@ from services.generator.domain.sources import Sources
 from services.generator.domain.text_mol import ClickPolicy, TextMol
 from services.generator.handlers.match import Match
 from services.generator.metrics import GeneratorMetrics
-from services.generator.ports import TextEncoder
 from services.generator.server import SERVICE, GeneratorServicer
 from services.platform.errors import PreconditionFailed
 from services.platform.process import configure_tracing

@@ -6,7 +6,6 @@ Where Kafka is away it tries again and answers go on with what is known. It know
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
 
 import structlog
 
@@ -14,6 +13,7 @@ from services.catalogue.follower import age_seconds
 from services.contracts.retraction import Undo
 from services.contracts.topic_reader import TopicReader
 from services.contracts.topics.search_clicks import SEARCH_CLICKS, ClickRecord, SearchClick, decode_click
+from services.generator.domain.text_mol import TextMol
 from services.generator.metrics import GeneratorMetrics
 from services.platform.errors import InvalidRequest
 from services.platform.stream.kafka import Brokers, BulkProducer
@@ -45,26 +45,13 @@ def clicks_reader(bootstrap: Brokers, replicas: Replicas) -> TopicReader:
     )
 
 
-class Taught(Protocol):
-    """What clicks teach."""
-
-    def apply(self, records: Sequence[ClickRecord], *, next_offset: int) -> None:
-        """Serve what these records say; the last of them lies before `next_offset`."""
-
-    def reset(self) -> None:
-        """Forget everything: the topic was made anew."""
-
-    def digest(self) -> str:
-        """Equal where equal clicks count."""
-
-
 class ClicksFollower(TopicFollower):
     """Follows the topic. Unreadable records and poison are set aside."""
 
     def __init__(
         self,
         topic: Reader,
-        taught: Taught,
+        taught: TextMol,
         metrics: GeneratorMetrics,
         *,
         on_ready: Callable[[], None] = lambda: None,

@@ -1,8 +1,6 @@
-"""TCP ports: taken ones, named together with the process that holds them, and some held until a server listens."""
+"""TCP ports that are taken, named together with the process that holds them."""
 
 import socket
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
 
 import psutil
 
@@ -47,20 +45,3 @@ def check_port_free(host: str, port: int) -> None:
             probe.bind((host, port))
         except OSError as exc:
             raise PortTaken(host, port, port_owner(port)) from exc
-
-
-@contextmanager
-def held_for_servers(host: str, ports: Iterable[int]) -> Iterator[None]:
-    """Keep the system from giving these ports to outgoing connections; servers can bind and listen beside this.
-
-    They can because they set SO_REUSEADDR or SO_REUSEPORT, as gRPC, Kafka, Redis and Triton do, and because nothing
-    listens here. A port that is taken already is left to whoever has it.
-    """
-    with ExitStack() as held:
-        for port in ports:
-            holder = held.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
-            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            with suppress(OSError):
-                holder.bind((host, port))
-        yield

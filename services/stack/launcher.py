@@ -16,7 +16,6 @@ from pathlib import Path
 
 import psutil
 
-from services.platform.ports import held_for_servers
 from services.stack.children import Children
 from services.stack.components.component import Component, Place, Say
 from services.stack.components.inference_server import InferenceServer
@@ -26,6 +25,7 @@ from services.stack.components.redis import Redis
 from services.stack.compose import Profile, compact, read_compose, sharded
 from services.stack.errors import StackError, tail
 from services.stack.folders import DEFAULT_STATE, StateFolder
+from services.stack.held_ports import held_for_servers
 from services.stack.memory import require_stack_memory
 from services.stack.note import Note, bundle_file, counts, new_shards, note_file, shard_addresses, taken_over
 from services.stack.ports import LOOPBACK, PARTS, Ports, stop_order

@@ -19,7 +19,6 @@ WITHOUT_SUITE = {
     "services.gateway.ports.TextSources": "a question to another process",
     "services.gateway.ports.Refreshers": "a question to another process",
     "services.gateway.adapters.peer.Peer": "both ways of asking are compared in tests/unit/compact",
-    "services.platform.rpc.server.Beside": "one implementation: by HTTP, compared with gRPC in tests/unit/gateway",
     "services.platform.rpc.guard.Door": "one implementation: tests/unit/gateway/test_door.py",
     "services.platform.http.connections.LimitedConnection": "asyncio's word for a connection; no port",
     "services.gateway.ports.StreamStatus": "two flags, set by hand in the fake",
@@ -27,7 +26,6 @@ WITHOUT_SUITE = {
     # Models: functions of their input.
     "services.encoder.ports.Keeper": "told only",
     "services.encoder.ports.SequenceEncoder": "what it keeps never shows in an answer (tests/unit/encoder)",
-    "services.generator.ports.TextEncoder": "a function of its texts; tests use the real one",
     "services.generator.domain.requests.TextSource": "a function of its query; the sources have no fake",
     "services.refresher.handlers.content.Texts": "a function of its texts",
     # What a follower of topics calls: they are told, and nobody asks them through the port. The fakes record calls.
@@ -36,7 +34,6 @@ WITHOUT_SUITE = {
     "services.catalogue.changes.Remembered": "told only",
     "services.catalogue.snapshots.Snapshotted": "told only; tests use the real one",
     "services.catalogue.merge_reports.Merging": "one attribute",
-    "services.generator.clicks.Taught": "told only; tests use the real one",
 }
 
 

@@ -29,8 +29,8 @@ from services.contracts.processes import PROCESSES
 from services.encoder.adapters.in_process import InProcessEncoder
 from services.encoder.domain import EncodeJob
 from services.offline.datasets.simulator import SimulatorConfig, simulate
-from services.platform.ports import held_for_servers
 from services.stack.folders import cache_root
+from services.stack.held_ports import held_for_servers
 from services.stack.ports import LOOPBACK, Ports
 
 ROOT, HERE = paths.TESTS.parent, paths.TESTS / "compose"

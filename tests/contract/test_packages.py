@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from services.cli.main import app
 from services.contracts.processes import PROCESSES
-from services.platform.version import DISTRIBUTION
 from services.stack.folders import REPOSITORY
+from services.stack.version import DISTRIBUTION
 
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 CONSTRAINTS = {

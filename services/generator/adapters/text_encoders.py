@@ -34,6 +34,10 @@ class InProcessText:
         self._session: Any = None
 
     def encode(self, texts: Sequence[str]) -> FloatArray:
+        """The model's output for B texts (B >= 1), (B, rows, width) float32.
+
+        Raises: PreconditionFailed for another model or values of NaN.
+        """
         if self._alone and len(texts) > 1:
             return np.concatenate([self.encode([text]) for text in texts])
         return checked(next(iter(self.outputs(texts).values())), len(texts), self.owner)
@@ -85,7 +89,7 @@ class SharedText:
         return OneOutput(self, output)
 
     def encode(self, text: str, output: str) -> FloatArray:
-        """(1, rows, width). Raises: as `TextEncoder.encode`; PreconditionFailed for an output that is not there."""
+        """(1, rows, width). Raises: as `InProcessText.encode`; PreconditionFailed for an output that is not there."""
         with self._lock:
             future = self._found.get(text)
             is_first = future is None
@@ -122,6 +126,10 @@ class OneOutput:
 
     def close(self) -> None:
         self.shared.close()
+
+
+# A model of the text bundle, wherever its graph lies.
+TextEncoder = InProcessText | OneOutput
 
 
 def checked(output: Any, num_texts: int, owner: str) -> FloatArray:

@@ -27,7 +27,7 @@ from services.algorithms.text_bundle import (
     load_text_bundle,
 )
 from services.algorithms.word_pieces import WordPieces
-from services.generator.ports import TextEncoder
+from services.generator.adapters.text_encoders import TextEncoder
 
 log = structlog.get_logger()
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from services.algorithms.bundle import BundleError, load_bundle
 from services.platform.errors import FreshetError, PreconditionFailed
-from services.platform.version import freshet_version
+from services.stack.version import freshet_version
 
 # What kills one worker after another, such as a part that does not fit its memory, is not begun for ever.
 RETRIES = 3

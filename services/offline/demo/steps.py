@@ -14,8 +14,8 @@ from services.algorithms.bundle import ENCODER_ONNX, Bundle, BundleError, load_b
 from services.offline.datasets import Interactions
 from services.offline.demo.display import Display, Stopwatch
 from services.offline.openmp import wait_without_spinning
-from services.platform.version import freshet_version
 from services.stack import Ports, Stack, StackError
+from services.stack.version import freshet_version
 
 DEFAULT_STATE_DIR = Path(".freshet")
 

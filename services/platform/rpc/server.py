@@ -10,7 +10,7 @@ import gc
 import signal
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import structlog
@@ -27,6 +27,9 @@ from services.platform.rpc.guard import CallGuards, Door
 from services.platform.rpc.health_check import WHY_NOT_READY
 from services.platform.tracing import Tracing
 from services.platform.turn_clock import TurnClock
+
+if TYPE_CHECKING:
+    from services.platform.http.server import HttpServer
 
 log = structlog.get_logger()
 
@@ -285,30 +288,16 @@ class RpcServer:
         await self._server.stop(self.settings.drain_seconds)
 
 
-class Beside(Protocol):
-    """Another server of the same handlers."""
-
-    port: int
-
-    async def start(self) -> None:
-        """Bind and serve. Raises: PortTaken."""
-        ...
-
-    async def drain(self) -> None:
-        """Take no new call, let running ones finish."""
-        ...
-
-
 async def serve(
     server: RpcServer,
     *,
     on_drain: Callable[[], Awaitable[None]] | None = None,
     before_listening: Callable[[], Awaitable[None]] | None = None,
-    beside: Beside | None = None,
+    beside: "HttpServer | None" = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT, then drain, then call `on_drain` (close batchers, consumers, connections).
 
-    `before_listening`: waited for before the port is taken. `beside`: another server, which runs as long.
+    `before_listening`: waited for before the port is taken. `beside`: a second server, which runs as long.
     Raises: PortTaken when the gRPC or the metrics port is held by somebody else (`on_drain` is called first).
     """
     settings = server.settings

@@ -11,12 +11,12 @@ from pathlib import Path
 from services.gateway.edge.api_keys import write_private
 from services.platform.config import environment_tls
 from services.platform.rpc.health_check import probe_grpc
-from services.platform.version import freshet_version
 from services.stack.children import Launch
 from services.stack.components.component import Component, Place, inherited_environment
 from services.stack.compose import local_environment
 from services.stack.errors import StackError
 from services.stack.folders import REPOSITORY
+from services.stack.version import freshet_version
 
 TLS_VARIABLES = ("FRESHET_TLS_CERT", "FRESHET_TLS_KEY", "FRESHET_TLS_CA")
 # Keys are the gateway's to read, and its audit log to write.

@@ -5,7 +5,8 @@ import socket
 
 import pytest
 
-from services.platform.ports import PortTaken, check_port_free, held_for_servers
+from services.platform.ports import PortTaken, check_port_free
+from services.stack.held_ports import held_for_servers
 
 
 def test_a_held_port_is_for_servers_and_for_no_connection() -> None:

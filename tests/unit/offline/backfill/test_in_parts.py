@@ -11,7 +11,7 @@ import pytest
 from services.algorithms.bundle import load_bundle, write_bundle
 from services.offline.backfill.in_parts import _on_worker, run_parts
 from services.platform.errors import PreconditionFailed
-from services.platform.version import freshet_version
+from services.stack.version import freshet_version
 from tests.unit.bundle.bundle_scene import content
 
 

@@ -1,0 +1,22 @@
+"""Ports that are held until a server listens."""
+
+import socket
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+
+
+@contextmanager
+def held_for_servers(host: str, ports: Iterable[int]) -> Iterator[None]:
+    """Keep the system from giving these ports to outgoing connections; servers can bind and listen beside this.
+
+    They can because they set SO_REUSEADDR or SO_REUSEPORT, as gRPC, Kafka, Redis and Triton do, and because nothing
+    listens here. A port that is taken already is left to whoever has it.
+    """
+    with ExitStack() as held:
+        for port in ports:
+            holder = held.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
+            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            with suppress(OSError):
+                holder.bind((host, port))
+        yield
