@@ -2,12 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 import torch
 
 from services.algorithms.indexes.brute_force import BruteForce
-from services.algorithms.indexes.by_name import Algorithm
-from services.algorithms.indexes.gpu.by_name import make_device_index
+from services.algorithms.indexes.by_name import Algorithm, make_card_index
+from services.algorithms.indexes.card_passes import CardPasses
 from services.algorithms.indexes.protocol import Index
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.ops.mol_scores.device import DeviceScorer
@@ -31,8 +30,8 @@ class DeviceBuild:
         states = ItemStates(components=items.components, gate=items.item_gate)
         scorer = DeviceScorer(states, pair_gate, device=self._device)
         self.copied_bytes_per_item = scorer.nbytes // scorer.num_items
-        ranks = np.arange(items.num_items)
-        indexes: dict[str, Index] = {one.text: make_device_index(one, scorer, ranks) for one in self._algorithms}
+        passes = CardPasses(scorer)
+        indexes: dict[str, Index] = {one.text: make_card_index(one, passes) for one in self._algorithms}
         return {**indexes, TRUTH: BruteForce(items)}
 
 

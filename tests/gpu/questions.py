@@ -25,10 +25,10 @@ import torch
 import triton
 import triton.language as tl
 
-from services.algorithms.indexes.gpu.answer import exact_answer
 from services.algorithms.indexes.protocol import take_queries
 from services.algorithms.ops.mol_scores import fused, kernel
 from services.algorithms.ops.mol_scores.device import DeviceQueries, DeviceScorer
+from services.algorithms.ops.mol_scores.device_top_k import exact_answer
 from services.algorithms.ops.mol_scores.kernel_error import _SUM, _TANH
 from services.offline.evaluation.catalogues.generator import generate
 from services.offline.evaluation.catalogues.scene import Scene, shape_named

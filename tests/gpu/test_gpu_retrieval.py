@@ -11,8 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from services.algorithms.indexes.gpu.index import DeviceBruteForce, DeviceIndex, DeviceTopKAvg, DeviceTopKPerEmbedding
-from services.algorithms.indexes.protocol import take_queries
+from services.algorithms.indexes.brute_force import BruteForce
+from services.algorithms.indexes.card_passes import CardPasses
+from services.algorithms.indexes.protocol import Index, take_queries
+from services.algorithms.indexes.top_k_avg import TopKAvg
+from services.algorithms.indexes.top_k_per_embedding import TopKPerEmbedding
 from services.algorithms.ops.grouped_top_k.device import best_of_groups
 from services.algorithms.ops.mol_scores.device import DeviceScorer, Precision
 from services.offline.evaluation.catalogues.generator import generate
@@ -94,10 +97,10 @@ def test_the_kernels_bounds_enclose_float64(name: str, num_items: int, precision
 def test_brute_force_is_exact_and_graphs_answer_the_same(name: str, num_items: int) -> None:
     scene = scene_at(name, num_items)
     plain = DeviceScorer(scene.items, scene.pair_gate, device=DEVICE, kernels=False)
-    wanted = DeviceBruteForce(plain, max_graphs=0).search(scene.queries, K)
+    wanted = BruteForce(CardPasses(plain, max_graphs=0)).search(scene.queries, K)
     del plain
     fused = scorer_of(scene)
-    indexes: list[DeviceIndex] = [DeviceBruteForce(fused), DeviceBruteForce(fused, max_graphs=0)]
+    indexes = [BruteForce(CardPasses(fused)), BruteForce(CardPasses(fused, max_graphs=0))]
     for index in indexes:
         # A graph is captured the second time and replayed from the third on, with other queries in between.
         for size in (QUERIES, 1, QUERIES, 1, 1, QUERIES):
@@ -108,7 +111,7 @@ def test_brute_force_is_exact_and_graphs_answer_the_same(name: str, num_items: i
                 assert {found.kind for found in answer.certificates} == {"exact"}
 
 
-def broken(scorer: DeviceScorer, index: DeviceIndex, scene: Scene, start: int, allowed: np.ndarray | None) -> int:
+def broken(scorer: DeviceScorer, index: Index, scene: Scene, start: int, allowed: np.ndarray | None) -> int:
     """Answers whose certificate float64 contradicts: something left out is above the K-th score and the gap."""
     group = take_queries(scene.queries, start, start + 250)
     answer = index.search(group, K, allowed)
@@ -129,10 +132,11 @@ def test_no_certificate_is_broken_in_10_000_queries(name: str, count: int) -> No
     scene = generate(shape, num_items=size, num_queries=count if ON_CARD else 4, seed=1)
     scorer = scorer_of(scene)
     allowed = np.random.default_rng(0).random(scorer.num_items) < 0.5
-    indexes: list[DeviceIndex] = [
-        DeviceBruteForce(scorer),
-        DeviceTopKAvg(scorer, pool_size=2 * K),
-        DeviceTopKPerEmbedding(scorer, pool_size=K // 5),
+    passes = CardPasses(scorer)
+    indexes: list[Index] = [
+        BruteForce(passes),
+        TopKAvg(passes, pool_size=2 * K),
+        TopKPerEmbedding(passes, pool_size=K // 5),
     ]
     for index in indexes:
         for start in range(0, len(scene.queries), 250):

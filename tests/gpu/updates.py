@@ -16,8 +16,8 @@ import torch
 
 import tests.gpu.bare  # noqa: F401 - before what imports the packages that it stands in for
 from services.algorithms.indexes.brute_force import BruteForce
-from services.algorithms.indexes.by_name import Algorithm
-from services.algorithms.indexes.gpu.by_name import make_device_index
+from services.algorithms.indexes.by_name import Algorithm, make_card_index
+from services.algorithms.indexes.card_passes import CardPasses
 from services.algorithms.indexes.mutable.background_merge import BackgroundMerge
 from services.algorithms.indexes.mutable.index import Build, MutableIndex
 from services.algorithms.indexes.mutable.item_batch import ItemBatch
@@ -39,8 +39,8 @@ def build_on(device: str) -> Build:
 
     def build(items: MolScorer, pair_gate: PairGate | None, /) -> Mapping[str, Index]:
         states = ItemStates(components=items.components, gate=items.item_gate)
-        scorer, ranks = DeviceScorer(states, pair_gate, device=torch.device(device)), np.arange(items.num_items)
-        built = {one.name: make_device_index(one, scorer, ranks) for one in _ALGORITHMS}
+        passes = CardPasses(DeviceScorer(states, pair_gate, device=torch.device(device)))
+        built = {one.name: make_card_index(one, passes) for one in _ALGORITHMS}
         return {**built, _TRUTH: BruteForce(items)}
 
     return build

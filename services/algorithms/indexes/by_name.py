@@ -13,6 +13,7 @@ from services.algorithms.indexes.combined_top_k import CombinedTopK
 from services.algorithms.indexes.exact.cheapest import Exact
 from services.algorithms.indexes.exact.clusters import ExactClusters
 from services.algorithms.indexes.exact.two_pass import ExactAlgorithm1, ExactGateBounds, ExactLowPrecision
+from services.algorithms.indexes.passes import Passes
 from services.algorithms.indexes.protocol import Index, Indices
 from services.algorithms.indexes.quantized.anisotropic import Anisotropic
 from services.algorithms.indexes.quantized.codebooks import Codebooks
@@ -53,6 +54,8 @@ _CODED: tuple[Callable[..., Index], ...] = (
     QuantizedTopKPerEmbedding,
     Anisotropic,
 )
+# What a card serves. "exact" and "brute_force" are one there: the certified pass over everything is its exact mode.
+_ON_A_CARD = ("brute_force", "exact", "top_k_avg", "top_k_per_embedding", "combined_top_k")
 MAX_SIZE = 1_000_000
 
 
@@ -110,6 +113,14 @@ def make_index(
     if made is Anisotropic:
         options["codebooks"] = codebooks
     return made(scorer, tie_ranks=tie_ranks, **options, **algorithm.arguments)
+
+
+def make_card_index(algorithm: Algorithm, passes: Passes) -> Index:
+    """Build it over states that are on a card. Raises: ValueError for an algorithm that a card does not serve."""
+    if algorithm.name not in _ON_A_CARD:
+        raise ValueError(f"algorithm={algorithm.text!r} is not served from a card; allowed: {', '.join(_ON_A_CARD)}")
+    made: Callable[..., Index] = BruteForce if algorithm.name == "exact" else _ALGORITHMS[algorithm.name][0]
+    return made(passes, **algorithm.arguments)
 
 
 def make_indexes(

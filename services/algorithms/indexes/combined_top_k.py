@@ -14,8 +14,9 @@ import time
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.indexes.pools import PooledIndex, check_pool_size
-from services.algorithms.indexes.protocol import Indices, Mask, Pass, Pool, Scores, TopK, empty_answer
+from services.algorithms.indexes.passes import Array, Lists, Passes, Request
+from services.algorithms.indexes.pools import Depths, PooledIndex, check_pool_size
+from services.algorithms.indexes.protocol import Indices, Mask, Pass, Pool, Scores, empty_answer
 from services.algorithms.indexes.top_k_avg import AverageScan, TopKAvg
 from services.algorithms.indexes.top_k_per_embedding import PairScan, TopKPerEmbedding
 from services.algorithms.ops.mol_scores import MolScorer
@@ -32,7 +33,7 @@ class CombinedTopK(PooledIndex):
 
     def __init__(
         self,
-        items: ItemStates | MolScorer,
+        items: ItemStates | MolScorer | Passes,
         pair_gate: PairGate | None = None,
         *,
         pair_pool_size: int,
@@ -46,49 +47,57 @@ class CombinedTopK(PooledIndex):
         super().__init__(items, pair_gate, pool_size=pair_pool_size, tie_ranks=tie_ranks)
 
     def _prepare(self) -> None:
-        self._average = TopKAvg(self.scorer, pool_size=self.average_pool_size, tie_ranks=self.ranks)
-        self._pairs = TopKPerEmbedding(self.scorer, pool_size=self.pool_size, tie_ranks=self.ranks)
+        self._average = TopKAvg(self.passes, pool_size=self.average_pool_size)
+        self._pairs = TopKPerEmbedding(self.passes, pool_size=self.pool_size)
 
     @property
     def nbytes(self) -> int:
         return self._average.nbytes + self._pairs.nbytes - super().nbytes
 
-    def search(self, queries: QueryStates, k: int, allowed: Mask | None = None) -> TopK:
-        """The top `k` by s of the union, and how far from the exact top `k` that can be."""
-        self.check(queries, k, allowed)
-        pairs = self._pairs.scan(queries, self.pool_size, allowed)
-        average = self._average.scan(queries, max(k, self.average_pool_size), allowed)
-        scan = CombinedScan(pairs, average, pair_share=pairs.depth, average_share=average.depth)
-        return self._answer(scan, queries, k)
+    def depths(self, k: int) -> Depths:
+        return self.pool_size, max(k, self.average_pool_size)
+
+    def scan_depths(self, depth: int) -> Depths:
+        """The `depth` best of every pair, and N2 / N1 times as many by the average."""
+        return depth, -(-min(depth, self.num_items) * self.average_pool_size // self.pool_size)
+
+    def lists(self, request: Request, depths: Depths) -> tuple[Lists, ...]:
+        return (*self._pairs.lists(request, depths[:1]), *self._average.lists(request, depths[1:]))
+
+    def listed(self, lists: tuple[Lists, ...], depths: Depths) -> tuple[Array, ...]:
+        return (*self._pairs.listed(lists[:1], depths[:1]), *self._average.listed(lists[1:], depths[1:]))
+
+    def scanned(self, request: Request, lists: tuple[Lists, ...], depths: Depths) -> "CombinedScan":
+        pairs = self._pairs.scanned(request, lists[:1], depths[:1])
+        average = self._average.scanned(request, lists[1:], depths[1:])
+        return CombinedScan(pairs, average, pair_share=self.pool_size, average_share=self.average_pool_size)
 
     def first_stage(self, queries: QueryStates, size: int, allowed: Mask | None = None) -> Pool:
         """A pool of `size`: one half from the pairs' lists, filled up by the average, which scores all of them."""
         self.check(queries, size, allowed)
         pairs = self._pairs.first_stage(queries, -(-size // 2), allowed)
-        scan = self._average.scan(queries, size, allowed)
-        started = time.perf_counter()
-        item_indices, scores = empty_answer(len(queries), min(size, self.num_items))
-        bounds = pairs.bounds.copy()
-        for query in range(len(queries)):
-            listed = pairs.item_indices[query]
-            listed = listed[listed >= 0]
-            averaged = scan.pool(query, scan.depth)
-            rows = np.concatenate([listed, averaged[~np.isin(averaged, listed)]])[:size]
-            found = scan.average_scores(query, rows)
-            order = np.lexsort((self.ranks[rows], -found))
-            item_indices[query, : len(rows)], scores[query, : len(rows)] = rows[order], found[order]
-            if len(rows) < size:
-                bounds[query] = -np.inf  # the average's list ended before the pool was full: every allowed item is in
-        seconds = pairs.passes[0].seconds + scan.seconds + time.perf_counter() - started
-        first = Pass("first_stage", seconds, self.every_item(queries))
-        return Pool(item_indices=item_indices, scores=scores, bounds=bounds, passes=(first,))
 
-    def scan(self, queries: QueryStates, depth: int, allowed: Mask | None) -> "CombinedScan":
-        """The `depth` best of every pair, and N2 / N1 times as many by the average."""
-        pairs = self._pairs.scan(queries, depth, allowed)
-        wanted = -(-pairs.depth * self.average_pool_size // self.pool_size)
-        average = self._average.scan(queries, wanted, allowed)
-        return CombinedScan(pairs, average, pair_share=self.pool_size, average_share=self.average_pool_size)
+        def cut(request: Request, lists: tuple[Lists, ...]) -> Pool:
+            scan = self._average.scanned(request, lists, (size,))
+            started = time.perf_counter()
+            item_indices, scores = empty_answer(len(queries), min(size, self.num_items))
+            bounds = pairs.bounds.copy()
+            for query in range(len(queries)):
+                listed = pairs.item_indices[query]
+                listed = listed[listed >= 0]
+                averaged = scan.pool(query, scan.depth)
+                rows = np.concatenate([listed, averaged[~np.isin(averaged, listed)]])[:size]
+                found = scan.average_scores(query, rows)
+                order = np.lexsort((self.ranks[rows], -found))
+                item_indices[query, : len(rows)], scores[query, : len(rows)] = rows[order], found[order]
+                if len(rows) < size:
+                    bounds[query] = -np.inf  # the average's list ended before the pool was full: all allowed are in
+            seconds = pairs.passes[0].seconds + scan.seconds + time.perf_counter() - started
+            first = Pass("first_stage", seconds, self.every_item(queries))
+            return Pool(item_indices=item_indices, scores=scores, bounds=bounds, passes=(first,))
+
+        key = (self, "first stage", size)
+        return self.passes.run(queries, allowed, key, lambda request: self._average.lists(request, (size,)), cut)
 
 
 class CombinedScan:

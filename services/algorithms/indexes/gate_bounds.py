@@ -38,7 +38,7 @@ class GateBounds:
     """What the gating weights of any item of a catalogue can be, query by query."""
 
     def __init__(self, scorer: MolScorer) -> None:
-        """Take the extremes of the item gates and the largest norms from the prepared items."""
+        """Take the extremes of the item gates and the largest norms from the prepared items, a card's as well."""
         self._gate_range = scorer.gate_range
         self._norms = scorer.magnitudes.norms
         self._items = scorer.magnitudes

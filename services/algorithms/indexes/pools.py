@@ -1,5 +1,5 @@
-"""What the pool heuristics share: one scan from which pools of any size up to its depth can be cut, and the answer
-that full scores within such a pool make, with its certificate.
+"""What the pool heuristics share: lists from one pass over the items, and the answer that full scores within a pool
+make, with its certificate. Pools of any size up to the lists' depth can be cut from them.
 
 A scan is kept apart from the answer so that a larger pool of the same queries costs no second pass over the items.
 
@@ -8,16 +8,29 @@ Letters: B queries, X items, K results, N pool size (items per list of the scan)
 
 import math
 from abc import ABC, abstractmethod
-from typing import Protocol
+from collections.abc import Callable, Hashable
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.indexes.protocol import Certificate, Indices, Mask, Pass, Pool, Scores, TopK, certificate
-from services.algorithms.indexes.rescoring import rescore
+from services.algorithms.indexes.passes import Array, Lists, Passes, Request
+from services.algorithms.indexes.protocol import (
+    Certificate,
+    Indices,
+    Mask,
+    Pass,
+    Pool,
+    Scores,
+    TopK,
+    asked_again,
+    certificate,
+)
 from services.algorithms.indexes.scored_index import ScoredIndex
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.states import ItemStates, PairGate, QueryStates
+
+Depths = tuple[int, ...]  # of the lists of each kind
 
 
 class PoolScan(Protocol):
@@ -48,7 +61,7 @@ class PooledIndex(ScoredIndex, ABC):
 
     def __init__(
         self,
-        items: ItemStates | MolScorer,
+        items: ItemStates | MolScorer | Passes,
         pair_gate: PairGate | None = None,
         *,
         pool_size: int,
@@ -59,29 +72,83 @@ class PooledIndex(ScoredIndex, ABC):
         self.pool_size = pool_size
         super().__init__(items, pair_gate, tie_ranks=tie_ranks)
 
-    @abstractmethod
     def scan(self, queries: QueryStates, depth: int, allowed: Mask | None) -> PoolScan:
-        """The first pass. `depth` is cut to the number of items. Raises: ValueError for shapes that disagree."""
+        """The first pass on the CPU. `depth` is cut to X. Raises: ValueError for shapes that disagree."""
+        self.scorer.check(queries)
+        depths = self.scan_depths(depth)
+        return self.passes.run(
+            queries,
+            allowed,
+            None,
+            lambda request: self.lists(request, depths),
+            lambda request, lists: self.scanned(request, lists, depths),
+        )
+
+    def search(self, queries: QueryStates, k: int, allowed: Mask | None = None) -> TopK:
+        """The top `k` by s of a pool of N or, where that has fewer than k, more; and how far from exact it can be."""
+        self.check(queries, k, allowed)
+        return self._search(queries, k, allowed, self.depths(k))
 
     @abstractmethod
     def first_stage(self, queries: QueryStates, size: int, allowed: Mask | None = None) -> Pool:
         """See `Index.first_stage`."""
 
-    def search(self, queries: QueryStates, k: int, allowed: Mask | None = None) -> TopK:
-        """The top `k` by s of a pool of max(N, k), and how far from the exact top `k` that can be."""
-        self.check(queries, k, allowed)
-        return self._answer(self.scan(queries, max(k, self.pool_size), allowed), queries, k)
+    @abstractmethod
+    def depths(self, k: int) -> Depths:
+        """How deep the lists of a search for `k` are."""
 
-    def _answer(self, scan: PoolScan, queries: QueryStates, k: int) -> TopK:
-        """The top `k` by s within the largest pools of a scan, and how far from the exact top `k` that can be."""
-        pools = [scan.pool(query, scan.depth) for query in range(len(queries))]
-        answer = rescore(self.scorer, queries, pools, k, self.ranks)
-        bounds = scan.bounds(scan.depth, answer.kth_scores)
-        return TopK(
-            item_indices=answer.item_indices,
-            scores=answer.scores,
-            certificates=certificates(bounds, answer.kth_scores),
-            passes=(Pass("first_stage", scan.seconds, self.every_item(queries)), *answer.passes),
+    def scan_depths(self, depth: int) -> Depths:
+        """How deep the lists of a scan are."""
+        return (depth,)
+
+    def deeper(self, depths: Depths, k: int) -> Depths | None:
+        """How deep lists have to be where a pool has fewer than `k` items; None: deeper lists have no more."""
+        return None
+
+    @abstractmethod
+    def lists(self, request: Request, depths: Depths) -> tuple[Lists, ...]:
+        """The first pass, see `Passes.run`."""
+
+    @abstractmethod
+    def listed(self, lists: tuple[Lists, ...], depths: Depths) -> tuple[Array, ...]:
+        """The rows of the lists that belong to the pools."""
+
+    @abstractmethod
+    def scanned(self, request: Request, lists: tuple[Lists, ...], depths: Depths) -> PoolScan:
+        """What a first pass found."""
+
+    def steps(self, k: int) -> tuple[Hashable, Callable[[Request], tuple[tuple[Lists, ...], Any]]]:
+        """What a search for `k` runs where the states are, see `Passes.run`: its key and its steps."""
+        return self._steps(k, self.depths(k))
+
+    def _steps(self, k: int, depths: Depths) -> tuple[Hashable, Callable[[Request], tuple[tuple[Lists, ...], Any]]]:
+        def steps(request: Request) -> tuple[tuple[Lists, ...], Any]:
+            lists = self.lists(request, depths)
+            pool = self.passes.pool(request, self.listed(lists, depths))
+            return lists, self.passes.top_k(request, pool, k)
+
+        return (self, depths, k), steps
+
+    def _search(self, queries: QueryStates, k: int, allowed: Mask | None, depths: Depths) -> TopK:
+        """With lists of `depths`, and deeper for the queries whose pool is short: each as it would alone."""
+
+        def answer(request: Request, found: tuple[tuple[Lists, ...], Any]) -> tuple[TopK, Indices]:
+            scan, rescored = self.scanned(request, found[0], depths), self.passes.rescored(request, found[1])
+            bounds = scan.bounds(scan.depth, rescored.kth_scores)
+            top = TopK(
+                item_indices=rescored.item_indices,
+                scores=rescored.scores,
+                certificates=certificates(bounds, rescored.kth_scores),
+                passes=(Pass("first_stage", scan.seconds, self.every_item(queries)), *rescored.passes),
+            )
+            return top, np.flatnonzero(np.isnan(rescored.kth_scores) & (bounds != -np.inf))
+
+        top, short = self.passes.run(queries, allowed, *self._steps(k, depths), answer)
+        more = self.deeper(depths, k)
+        if more is None:
+            return top
+        return asked_again(
+            top, short, queries, allowed, lambda queries, allowed: self._search(queries, k, allowed, more)
         )
 
 

@@ -1,4 +1,4 @@
-"""What every index on the CPU begins with: items prepared for scoring, their ranks, and the checks of a request.
+"""What every index begins with: items prepared for scoring, their ranks, and the checks of a request.
 
 Letters: B queries, X items, K results.
 """
@@ -6,27 +6,35 @@ Letters: B queries, X items, K results.
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.indexes.protocol import Indices, Mask, check_request, check_tie_ranks
+from services.algorithms.indexes.cpu_passes import CpuPasses
+from services.algorithms.indexes.passes import Passes
+from services.algorithms.indexes.protocol import Indices, Mask, check_request
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.states import ItemStates, PairGate, QueryStates
 
 
 class ScoredIndex:
-    """X items, their `scorer`, and `ranks` (X,) that settle ties."""
+    """X items, their `scorer`, and `ranks` (X,) that settle ties; `passes` hold both."""
+
+    passes: Passes
+    scorer: MolScorer
 
     def __init__(
         self,
-        items: ItemStates | MolScorer,
+        items: ItemStates | MolScorer | Passes,
         pair_gate: PairGate | None = None,
         *,
         tie_ranks: npt.NDArray[np.integer] | None = None,
     ) -> None:
         """Prepare X items; `tie_ranks` (X,) is each item's position in id order (the row number when not given).
 
-        A MolScorer is shared, not copied. Raises: ValueError for an empty index or shapes that disagree.
+        A MolScorer is shared, not copied, as are passes, which have ranks of their own. Only the four algorithms over
+        `passes` alone take a card's. Raises: ValueError for an empty index or shapes that disagree.
         """
-        self.scorer = items if isinstance(items, MolScorer) else MolScorer(items, pair_gate)
-        self.ranks = check_tie_ranks(tie_ranks, self.scorer.num_items)
+        if isinstance(items, ItemStates):
+            items = MolScorer(items, pair_gate)
+        self.passes = CpuPasses(items, tie_ranks) if isinstance(items, MolScorer) else items
+        self.scorer, self.ranks = self.passes.scorer, self.passes.ranks
         self._prepare()
 
     def _prepare(self) -> None:
@@ -34,12 +42,12 @@ class ScoredIndex:
 
     @property
     def num_items(self) -> int:
-        return self.scorer.num_items
+        return self.passes.num_items
 
     @property
     def nbytes(self) -> int:
         """Bytes of the scorer and the ranks; an index adds what it holds beside them."""
-        return self.scorer.nbytes + int(self.ranks.nbytes)
+        return self.passes.nbytes
 
     def check(self, queries: QueryStates, k: int, allowed: Mask | None) -> None:
         """Raise ValueError, naming what is wrong with `k`, `allowed` or the queries' shapes."""

@@ -21,15 +21,12 @@ Cost: X d multiply-adds per query, then full scores on N; step 3 X P_q d. Memory
 import time
 
 import numpy as np
-import numpy.typing as npt
 
-from services.algorithms.indexes.pools import PooledIndex
+from services.algorithms.indexes.passes import Array, Lists, Passes, Request
+from services.algorithms.indexes.pools import Depths, PooledIndex
 from services.algorithms.indexes.protocol import Indices, Mask, Pass, Pool, Scores
-from services.algorithms.ops.grouped_top_k import GroupedTopK, Storage, from_bfloat16, to_bfloat16
-from services.algorithms.ops.mol_scores import MolScorer
-from services.algorithms.states import QueryStates
+from services.algorithms.states import FloatArray, QueryStates
 
-_UNIT = 2.0**-24  # float32 roundoff
 _WITNESSES = 32  # items beyond the pool whose reach is looked at first
 # Components taken to float64 together: 1 MB stays in cache (at 109,739 x 4 x 768: 17 s with 1.6 GB at once).
 _FLOATS_AT_ONCE = 1 << 17
@@ -42,73 +39,74 @@ class TopKAvg(PooledIndex):
     name = "top_k_avg"
 
     def _prepare(self) -> None:
-        self._averages = _Averages(self.scorer, self.ranks)
+        self._averages = _Averages(self.passes)
 
     @property
     def nbytes(self) -> int:
-        return super().nbytes + self._averages.nbytes
+        return super().nbytes + self._averages.items.nbytes
+
+    def depths(self, k: int) -> Depths:
+        return (max(k, self.pool_size),)
+
+    def lists(self, request: Request, depths: Depths) -> tuple[Lists, ...]:
+        return (self._averages.items.best(request, min(depths[0], self.num_items) + _WITNESSES),)
+
+    def listed(self, lists: tuple[Lists, ...], depths: Depths) -> tuple[Array, ...]:
+        return (lists[0].rows[:, :, : depths[0]],)
+
+    def scanned(self, request: Request, lists: tuple[Lists, ...], depths: Depths) -> "AverageScan":
+        return AverageScan(self.passes, self._averages, request, lists[0], min(depths[0], self.num_items))
 
     def first_stage(self, queries: QueryStates, size: int, allowed: Mask | None = None) -> Pool:
         """The `size` best by averaged components: scores mean over p_q of <f_pq, g-bar>, and the bound on the rest."""
         self.check(queries, size, allowed)
-        scan = self.scan(queries, size, allowed)
-        bounds = scan.bounds(scan.depth)
-        return Pool(
-            item_indices=scan.rows[:, : scan.depth].copy(),
-            scores=scan.scores[:, : scan.depth].astype(np.float64),
-            bounds=bounds,
-            passes=(Pass("first_stage", scan.seconds, self.every_item(queries)),),
-        )
 
-    def scan(self, queries: QueryStates, depth: int, allowed: Mask | None) -> "AverageScan":
-        """The `depth` best by averaged components of each query."""
-        self.scorer.check(queries)
-        return AverageScan(self._averages, queries, min(depth, self.num_items), allowed)
+        def cut(request: Request, lists: tuple[Lists, ...]) -> Pool:
+            scan = self.scanned(request, lists, (size,))
+            bounds = scan.bounds(scan.depth)
+            rows, scores = (self.passes.fetch(array[:, 0, : scan.depth]) for array in (lists[0].rows, lists[0].scores))
+            first = Pass("first_stage", scan.seconds, self.every_item(queries))
+            return Pool(item_indices=rows.copy(), scores=scores.astype(np.float64), bounds=bounds, passes=(first,))
+
+        key = (self, "first stage", size)
+        return self.passes.run(queries, allowed, key, lambda request: self.lists(request, (size,)), cut)
 
 
 class AverageScan:
-    """The best by averaged components of B queries. Shapes: rows and scores (B, n), best first, -1 and -inf beyond."""
+    """The best by averaged components of B queries: lists (B, 1, n) that reach some items beyond `depth`."""
 
-    def __init__(self, averages: "_Averages", queries: QueryStates, depth: int, allowed: Mask | None) -> None:
-        started = time.perf_counter()
-        self._averages, self._queries, self._allowed = averages, queries, allowed
-        self.depth = depth
-        components = queries.components.astype(np.float64)
-        self._average_query = components.mean(axis=1)
-        # One more coordinate for the items' radii, which the average leaves alone.
-        extended = np.zeros((len(queries), 1, components.shape[2] + 1), dtype=np.float32)
-        extended[:, 0, :-1] = self._average_query
-        best = averages.scan.search(extended, depth + _WITNESSES, allowed)
-        self.rows, self.scores = best.rows[:, 0, 0], best.scores[:, 0, 0]
-        self.seconds = time.perf_counter() - started
+    def __init__(self, passes: Passes, averages: "_Averages", request: Request, lists: Lists, depth: int) -> None:
+        self._passes, self._averages, self._request, self._lists = passes, averages, request, lists
+        self.depth, self.seconds = depth, lists.seconds
 
     def pool(self, query: int, size: int) -> Indices:
         """The `size` best rows of one query."""
-        rows = self.rows[query, :size]
-        return rows[rows >= 0]
+        rows = self._passes.fetch(self._lists.rows[query, 0, :size])
+        return np.asarray(rows[rows >= 0])
 
     def average_scores(self, query: int, rows: Indices) -> Scores:
         """The scan's own score of some items for one query, as float64 gives it: (n,)."""
-        means, _ = self._averages.at(rows)
-        return np.asarray(means.astype(np.float64) @ self._average_query[query])
+        means, _ = self._averages.items.at(rows)
+        average = self._request.queries.components[query].astype(np.float64).mean(axis=0)
+        return np.asarray(means.astype(np.float64) @ average)
 
     def bounds(self, size: int, kth_scores: Scores | None = None) -> Scores:
         """See `PoolScan.bounds`: NaN where the radii say no more than the norms."""
         started = time.perf_counter()
-        num_queries = len(self._queries)
-        if size >= self.rows.shape[1]:
-            return np.full(num_queries, -np.inf)
-        components = self._queries.components.astype(np.float64)
+        queries: QueryStates = self._request.queries
+        if size >= self._lists.rows.shape[2]:
+            return np.full(len(queries), -np.inf)
+        components = queries.components.astype(np.float64)
         norms = np.linalg.norm(components, axis=-1).max(axis=1, initial=0)
-        error = self._averages.error(norms)
         trivial = norms * self._averages.largest_norm
-        # The query's average as it was used, rounded to float32, and how far each component is from it.
-        average = self._average_query.astype(np.float32).astype(np.float64)
+        # The query's average as it was used, rounded, and how far each component is from it.
+        average = self._averages.items.average(self._request)
         apart = np.linalg.norm(components - average[:, None], axis=-1).max(axis=1, initial=0)
-        left_out = self.scores[:, size].astype(np.float64)
+        error = self._averages.error(np.maximum(norms, np.linalg.norm(average, axis=-1)))
+        left_out = self._passes.fetch(self._lists.scores[:, 0, size]).astype(np.float64)
         free = left_out + self._averages.farthest(apart, norms) + error
         witnessed = self._witnessed(size)
-        wanted = np.full(num_queries, -np.inf) if kth_scores is None else np.nan_to_num(kth_scores, nan=-np.inf)
+        wanted = np.full(len(queries), -np.inf) if kth_scores is None else np.nan_to_num(kth_scores, nan=-np.inf)
         bounds = np.where(free < trivial, free, np.nan)
         bounds[left_out == -np.inf] = -np.inf
         # A scan is worth it where it may say something new: that nothing left out reaches the K-th score, or a number
@@ -124,9 +122,9 @@ class AverageScan:
 
     def _witnessed(self, size: int) -> Scores:
         """The largest reach among the items just beyond the pool: (B,), -inf without any."""
-        rows = self.rows[:, size : size + _WITNESSES]
-        means, radii = self._averages.at(np.maximum(rows, 0))
-        components = self._queries.components
+        rows = self._passes.fetch(self._lists.rows[:, 0, size : size + _WITNESSES])
+        means, radii = self._averages.items.at(np.maximum(rows, 0))
+        components = self._request.queries.components
         reach = np.einsum("bqd,bnd->bnq", components, means)
         reach += np.linalg.norm(components, axis=-1)[:, None, :] * radii[:, :, None]
         best = reach.max(axis=2, initial=-np.inf)
@@ -134,58 +132,43 @@ class AverageScan:
 
     def _scanned(self, chosen: Indices, size: int) -> Scores:
         """The largest reach of allowed items outside the pools of some queries, as computed in float32: (n,)."""
-        num_items = self._averages.scan.num_items
-        left_out = np.ones((len(chosen), num_items), dtype=np.bool_)
-        if self._allowed is not None:
-            left_out &= self._allowed if self._allowed.ndim == 1 else self._allowed[chosen]
+        left_out = np.ones((len(chosen), self._passes.num_items), dtype=np.bool_)
+        allowed = self._request.allowed
+        if allowed is not None:
+            left_out &= allowed if allowed.ndim == 1 else allowed[chosen]
         for number, query in enumerate(chosen):
             left_out[number, self.pool(int(query), size)] = False
-        components = self._queries.components[chosen]
+        components = self._request.queries.components[chosen]
         norms = np.linalg.norm(components.astype(np.float64), axis=-1, keepdims=True)
-        extended = np.concatenate([components, _round_up(norms)], axis=2)
-        best = self._averages.scan.search(extended, 1, left_out)
-        return np.asarray(best.scores[:, :, 0, 0].max(axis=1, initial=-np.inf), dtype=np.float64)
+        return self._averages.items.largest(np.concatenate([components, _round_up(norms)], axis=2), left_out)
 
 
 class _Averages:
-    """Mean components and radii of X items, prepared for scanning: vectors (X, 1, d + 1), the radius last."""
+    """Mean components and radii of X items: `items`, prepared for scanning, and the extremes that bounds rest on."""
 
-    def __init__(self, scorer: MolScorer, ranks: Indices) -> None:
-        num_items, width = scorer.num_items, scorer.width
-        storage: Storage = "bfloat16" if scorer.num_item_components > 1 else "float32"
+    def __init__(self, passes: Passes) -> None:
+        num_items, num_components, width = passes.scorer.components.shape
         vectors = np.empty((num_items, 1, width + 1), dtype=np.float32)
         angles = np.linspace(0, np.pi / 2, _FAN)
         self._directions = np.stack([np.cos(angles), np.sin(angles)], axis=1)
         self._farthest = np.zeros(_FAN)
         self._largest_mean = 0.0
-        components = scorer.components
-        step = max(1, _FLOATS_AT_ONCE // (scorer.num_item_components * width))
+        step = max(1, _FLOATS_AT_ONCE // (num_components * width))
         for x in range(0, num_items, step):
             rows = slice(x, min(x + step, num_items))
-            exact = components[rows].astype(np.float64)
-            means = exact.mean(axis=1).astype(np.float32)
-            if storage == "bfloat16":
-                means = from_bfloat16(to_bfloat16(means))
+            exact = passes.fetch(passes.scorer.components[rows]).astype(np.float64)
+            means = passes.round_means(exact.mean(axis=1))
             exact -= means[:, None].astype(np.float64)
-            radii = np.sqrt(np.einsum("xpd,xpd->xp", exact, exact).max(axis=1))
-            stored = _round_up(radii, bfloat16=storage == "bfloat16")
-            vectors[rows, 0, :-1], vectors[rows, 0, -1] = means, stored
+            radii = _bfloat16_above(_round_up(np.sqrt(np.einsum("xpd,xpd->xp", exact, exact).max(axis=1))))
+            vectors[rows, 0, :-1], vectors[rows, 0, -1] = means, radii
             lengths = np.linalg.norm(means.astype(np.float64), axis=1)
             self._largest_mean = max(self._largest_mean, float(lengths.max()))
-            spread = np.stack([lengths, stored.astype(np.float64)], axis=1) @ self._directions.T
+            spread = np.stack([lengths, radii.astype(np.float64)], axis=1) @ self._directions.T
             self._farthest = np.maximum(self._farthest, spread.max(axis=0))
         self._largest_radius = float(vectors[:, 0, -1].max())
-        self.largest_norm = float(scorer.magnitudes.norms.max(initial=0))
-        self.scan = GroupedTopK(vectors, tie_ranks=ranks, storage=storage)
-
-    @property
-    def nbytes(self) -> int:
-        return self.scan.nbytes
-
-    def at(self, rows: Indices) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-        """Means (..., d) and radii (...) of some items."""
-        vectors = self.scan.vectors_of(rows)[..., 0, :]
-        return vectors[..., :-1], vectors[..., -1]
+        self.largest_norm = float(passes.scorer.magnitudes.norms.max(initial=0))
+        self.items = passes.means(vectors)
+        self._unit = (width + 9) * self.items.unit
 
     def farthest(self, apart: Scores, norms: Scores) -> Scores:
         """An upper bound on max_x (apart ||g-bar_x|| + norm rho_x): (B,) each.
@@ -203,13 +186,14 @@ class _Averages:
 
     def error(self, norms: Scores) -> Scores:
         """Roundings of a dot product of d + 1 terms, of the query's average and of the sum: (B,)."""
-        terms = self.scan.width + 8
-        return np.asarray(terms * _UNIT * norms * (self._largest_mean + self._largest_radius))
+        return np.asarray(self._unit * norms * (self._largest_mean + self._largest_radius))
 
 
-def _round_up(values: Scores, *, bfloat16: bool = False) -> npt.NDArray[np.float32]:
-    """Non-negative values as float32 or bfloat16, not below what float64 rounded them from."""
-    out = (values * (1 + 2 * _UNIT)).astype(np.float32)
-    if not bfloat16:
-        return out
-    return ((out.view(np.uint32) + np.uint32(0xFFFF)) & np.uint32(0xFFFF0000)).view(np.float32)
+def _round_up(values: Scores) -> FloatArray:
+    """Non-negative values as float32, not below what float64 rounded them from."""
+    return (values * (1 + 2.0**-23)).astype(np.float32)
+
+
+def _bfloat16_above(values: FloatArray) -> FloatArray:
+    """The least values that bfloat16 holds, none below the non-negative ones given."""
+    return ((values.view(np.uint32) + np.uint32(0xFFFF)) & np.uint32(0xFFFF0000)).view(np.float32)

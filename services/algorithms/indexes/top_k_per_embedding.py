@@ -9,24 +9,17 @@ Cost: X P d multiply-adds per query, then full scores on N to N P items. Memory:
 """
 
 import time
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from services.algorithms.filters import count_passing
 from services.algorithms.indexes.gate_bounds import GateBounds
-from services.algorithms.indexes.pools import PooledIndex
-from services.algorithms.indexes.protocol import (
-    Indices,
-    Mask,
-    Pass,
-    Pool,
-    Scores,
-    TopK,
-    asked_again,
-    empty_answer,
-)
-from services.algorithms.ops.grouped_top_k import GroupedTopK
-from services.algorithms.ops.mol_scores import MolScorer, rounding
+from services.algorithms.indexes.passes import Array, Lists, Request
+from services.algorithms.indexes.pools import Depths, PooledIndex
+from services.algorithms.indexes.protocol import Indices, Mask, Pass, Pool, Scores, asked_again, empty_answer
+from services.algorithms.lazy import lazy_property
+from services.algorithms.ops.top_rows import count_passing
 from services.algorithms.states import QueryStates
 
 
@@ -39,29 +32,26 @@ class TopKPerEmbedding(PooledIndex):
     name = "top_k_per_embedding"
 
     def _prepare(self) -> None:
-        self._components = GroupedTopK(self.scorer.components, tie_ranks=self.ranks)
         self._gate_bounds = GateBounds(self.scorer)
 
-    @property
-    def nbytes(self) -> int:
-        return super().nbytes + self._components.nbytes
+    def depths(self, k: int) -> Depths:
+        return (self.pool_size,)
 
-    def search(self, queries: QueryStates, k: int, allowed: Mask | None = None) -> TopK:
-        """The top `k` by s of the union of the N best per pair, and how far from the exact top `k` that can be."""
-        self.check(queries, k, allowed)
-        return self._search(queries, k, allowed, self.pool_size)
+    def deeper(self, depths: Depths, k: int) -> Depths | None:
+        return (min(2 * depths[0], k),) if depths[0] < min(k, self.num_items) else None
 
-    def _search(self, queries: QueryStates, k: int, allowed: Mask | None, depth: int) -> TopK:
-        """With lists of `depth`, and twice as deep for the queries whose union is short: each as it would alone."""
-        scan = self.scan(queries, depth, allowed)
-        answer = self._answer(scan, queries, k)
-        return asked_again(
-            answer,
-            scan.short(k),
-            queries,
-            allowed,
-            lambda queries, allowed: self._search(queries, k, allowed, min(2 * scan.depth, k)),
-        )
+    def lists(self, request: Request, depths: Depths) -> tuple[Lists, ...]:
+        return (self.passes.pairs(request, depths[0]),)
+
+    def listed(self, lists: tuple[Lists, ...], depths: Depths) -> tuple[Array, ...]:
+        return (lists[0].rows,)
+
+    def scanned(self, request: Request, lists: tuple[Lists, ...], depths: Depths) -> "PairScan":
+        return PairScan(self, request, lists[0])
+
+    def upper_bounds(self, request: Request, thresholds: Scores) -> Scores:
+        """No item whose computed cosines are at most `thresholds` (B, P) has s above this: (B,)."""
+        return self._gate_bounds.upper_bounds(request.queries, thresholds + self.passes.cosine_errors(request))
 
     def first_stage(self, queries: QueryStates, size: int, allowed: Mask | None = None) -> Pool:
         """A pool of `size`: what the lists hold down to one common depth, then some of the next depth by cosine.
@@ -73,88 +63,73 @@ class TopKPerEmbedding(PooledIndex):
 
     def _first_stage(self, queries: QueryStates, size: int, allowed: Mask | None, depth: int) -> Pool:
         """From lists of `depth`, and four times as deep for the queries whose union is short."""
-        scan = self.scan(queries, depth, allowed)
-        started = time.perf_counter()
-        item_indices, scores = empty_answer(len(queries), min(size, self.num_items))
-        depths = np.zeros(len(queries), dtype=np.int64)
-        for query in range(len(queries)):
-            rows, levels, cosines = scan.levels(query)
-            # Rows come by (level, -cosine, rank), so the first `size` are whole levels and the best of one more.
-            depths[query] = scan.depth if len(rows) <= size else levels[size]
-            rows, cosines = rows[:size], cosines[:size]
-            order = np.lexsort((self.ranks[rows], -cosines))
-            item_indices[query, : len(rows)], scores[query, : len(rows)] = rows[order], cosines[order]
-        bounds = scan.bounds_at(depths)
-        bounds[
-            np.count_nonzero(item_indices >= 0, axis=1) == count_passing(allowed, len(queries), self.num_items)
-        ] = -np.inf
-        first = Pass("first_stage", scan.seconds + time.perf_counter() - started, self.every_item(queries))
-        pool = Pool(item_indices=item_indices, scores=scores, bounds=bounds, passes=(first,))
+
+        def cut(request: Request, lists: tuple[Lists, ...]) -> tuple[Pool, Indices]:
+            scan = PairScan(self, request, lists[0])
+            started = time.perf_counter()
+            item_indices, scores = empty_answer(len(queries), min(size, self.num_items))
+            depths = np.zeros(len(queries), dtype=np.int64)
+            for query in range(len(queries)):
+                rows, levels, cosines = scan.levels(query)
+                # Rows come by (level, -cosine, rank), so the first `size` are whole levels and the best of one more.
+                depths[query] = scan.depth if len(rows) <= size else levels[size]
+                rows, cosines = rows[:size], cosines[:size]
+                order = np.lexsort((self.ranks[rows], -cosines))
+                item_indices[query, : len(rows)], scores[query, : len(rows)] = rows[order], cosines[order]
+            bounds = scan.bounds_at(depths)
+            found = np.count_nonzero(item_indices >= 0, axis=1)
+            bounds[found == count_passing(allowed, len(queries), self.num_items)] = -np.inf
+            first = Pass("first_stage", scan.seconds + time.perf_counter() - started, self.every_item(queries))
+            pool = Pool(item_indices=item_indices, scores=scores, bounds=bounds, passes=(first,))
+            deeper = scan.thresholds(scan.depth).min(axis=1, initial=np.inf) > -np.inf
+            return pool, np.flatnonzero((found < size) & deeper)
+
+        pool, short = self.passes.run(
+            queries, allowed, (self, "first stage", depth), lambda request: self.lists(request, (depth,)), cut
+        )
+        if depth >= min(size, self.num_items):
+            return pool
         return asked_again(
             pool,
-            scan.short(size),
+            short,
             queries,
             allowed,
-            lambda queries, allowed: self._first_stage(queries, size, allowed, min(4 * scan.depth, size)),
+            lambda queries, allowed: self._first_stage(queries, size, allowed, min(4 * depth, size)),
         )
-
-    def scan(self, queries: QueryStates, depth: int, allowed: Mask | None) -> "PairScan":
-        """The `depth` best of every pair of each query."""
-        self.scorer.check(queries)
-        return PairScan(self._components, self._gate_bounds, self.scorer, self.ranks, queries, depth, allowed)
 
 
 class PairScan:
     """The best of every component pair of B queries."""
 
-    def __init__(
-        self,
-        components: GroupedTopK,
-        gate_bounds: GateBounds,
-        scorer: MolScorer,
-        ranks: Indices,
-        queries: QueryStates,
-        depth: int,
-        allowed: Mask | None,
-    ) -> None:
-        started = time.perf_counter()
-        self._gate_bounds, self._queries, self._ranks = gate_bounds, queries, ranks
-        self._num_items = scorer.num_items
-        self.depth = max(1, min(depth, scorer.num_items))
-        best = components.search(queries.components, self.depth, allowed)
-        lists = (len(queries), scorer.num_pairs)
-        self._rows = best.rows.reshape(*lists, self.depth)
-        self._scores = best.scores.reshape(*lists, self.depth)
-        self._following = best.following.reshape(lists)
-        # A float32 dot product of d terms, in whatever order.
-        reach = rounding.cosine_magnitudes(queries, scorer.magnitudes)
-        self._error = (scorer.width + 1) * rounding.FLOAT32 * reach * 1.01
-        self.seconds = time.perf_counter() - started
+    def __init__(self, index: TopKPerEmbedding, request: Request, lists: Lists) -> None:
+        self._index, self._request, self._lists = index, request, lists
+        self.depth, self.seconds = int(lists.rows.shape[2]), lists.seconds
+
+    @lazy_property
+    def _rows(self) -> npt.NDArray[Any]:
+        return self._index.passes.fetch(self._lists.rows)
+
+    @lazy_property
+    def _scores(self) -> npt.NDArray[Any]:
+        return self._index.passes.fetch(self._lists.scores)
 
     def pool(self, query: int, size: int) -> Indices:
         """The union of the `size` best of every pair, by row number."""
         rows = np.unique(self._rows[query, :, :size])
         return rows[rows >= 0]
 
-    def short(self, wanted: int) -> Indices:
-        """The queries whose union has fewer than `wanted` items though deeper lists would have more: (n,)."""
-        if self.depth >= min(wanted, self._num_items):
-            return np.empty(0, dtype=np.int64)
-        some = np.flatnonzero(self.thresholds(self.depth).min(axis=1, initial=np.inf) > -np.inf)
-        return some[[len(self.pool(query, self.depth)) < wanted for query in some.tolist()]]
-
     def thresholds(self, size: int) -> Scores:
         """t_p: the best cosine that each list leaves out beyond its `size` best, (B, P); -inf: it holds all allowed."""
-        return self._thresholds(np.full(len(self._queries), size, dtype=np.int64))
+        return self._thresholds(np.full(len(self._request.queries), size, dtype=np.int64))
 
     def bounds(self, size: int, kth_scores: Scores | None = None) -> Scores:
         """See `PoolScan.bounds`: never NaN."""
-        return self.bounds_at(np.full(len(self._queries), size, dtype=np.int64))
+        return self.bounds_at(np.full(len(self._request.queries), size, dtype=np.int64))
 
     def bounds_at(self, sizes: Indices) -> Scores:
         """Bounds on what each query's union of its own number of best per pair leaves out: sizes (B,) -> (B,)."""
         started = time.perf_counter()
-        bounds = self._gate_bounds.upper_bounds(self._queries, self._thresholds(sizes) + self._error)
+        bounds = self._index.upper_bounds(self._request, self._thresholds(sizes))
         self.seconds += time.perf_counter() - started
         return bounds
 
@@ -169,10 +144,13 @@ class PairScan:
         np.minimum.at(level, inverse, positions)
         best = np.full(len(found), -np.inf)
         np.maximum.at(best, inverse, cosines)
-        order = np.lexsort((self._ranks[found], -best, level))
+        order = np.lexsort((self._index.ranks[found], -best, level))
         return found[order], level[order], best[order]
 
     def _thresholds(self, sizes: Indices) -> Scores:
         """As `thresholds`, with each query's own size: (B,) -> (B, P)."""
-        values = np.concatenate([self._scores, self._following[:, :, None]], axis=2)
+        following = self._index.passes.fetch(self._lists.following)
+        if (sizes == self.depth).all():
+            return following.astype(np.float64)
+        values = np.concatenate([self._scores, following[:, :, None]], axis=2)
         return np.take_along_axis(values, sizes[:, None, None], axis=2)[:, :, 0].astype(np.float64)

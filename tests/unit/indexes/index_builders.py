@@ -11,9 +11,11 @@ from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from mutable_as_index import MutableAsIndex
 
 from services.algorithms.indexes.brute_force import BruteForce
+from services.algorithms.indexes.card_passes import CardPasses
 from services.algorithms.indexes.combined_top_k import CombinedTopK
 from services.algorithms.indexes.exact.cheapest import Exact
 from services.algorithms.indexes.exact.clusters import ExactClusters
@@ -23,12 +25,6 @@ from services.algorithms.indexes.exact.two_pass import (
     ExactGateBounds,
     ExactLowPrecision,
 )
-from services.algorithms.indexes.gpu.index import (
-    DeviceBruteForce,
-    DeviceCombinedTopK,
-    DeviceTopKAvg,
-    DeviceTopKPerEmbedding,
-)
 from services.algorithms.indexes.protocol import Index
 from services.algorithms.indexes.quantized.anisotropic import Anisotropic
 from services.algorithms.indexes.quantized.dot_products import Quantized
@@ -37,6 +33,7 @@ from services.algorithms.indexes.quantized.tangents import QuantizedTangents
 from services.algorithms.indexes.top_k_avg import TopKAvg
 from services.algorithms.indexes.top_k_per_embedding import TopKPerEmbedding
 from services.algorithms.ops.mol_scores import MolScorer
+from services.algorithms.ops.mol_scores.device import DeviceScorer
 from services.algorithms.ops.quantized_scan import Cells, Visit
 from services.algorithms.states import ItemStates, PairGate
 from services.offline.evaluation.retrieval.adaptive import AdaptiveTopK
@@ -63,7 +60,7 @@ def segment_on_device(kind: Callable[..., Index], **sizes: int) -> Callable[[Mol
 
     def build(scorer: MolScorer, pair_gate: PairGate | None) -> Index:
         states = ItemStates(components=scorer.components, gate=scorer.item_gate)
-        return kind(states, pair_gate, device="cpu", **sizes)
+        return kind(on_device(states, pair_gate), **sizes)
 
     return build
 
@@ -76,6 +73,13 @@ def mutable_anisotropic(items: ItemStates, gate: PairGate | None, *, coded: bool
         return Anisotropic(scorer, pair_gate, codebooks=codebooks, pool_size=8)
 
     return MutableAsIndex(items, gate, build, coded=coded, **options)
+
+
+def on_device(
+    items: ItemStates, gate: PairGate | None, *, tie_ranks: npt.NDArray[np.integer] | None = None
+) -> CardPasses:
+    """States on PyTorch's CPU, whose steps are those of a card but for the kernels."""
+    return CardPasses(DeviceScorer(items, gate, device=torch.device("cpu")), tie_ranks)
 
 
 BUILDERS: list[Builder] = [
@@ -201,29 +205,25 @@ BUILDERS: list[Builder] = [
         exact=False,
     ),
     # States on a torch device; the CPU's steps are those of a card, but for the kernels.
-    Builder(
-        "device_brute_force", lambda items, gate, **o: DeviceBruteForce(items, gate, device="cpu", **o), exact=True
-    ),
+    Builder("device_brute_force", lambda items, gate, **o: BruteForce(on_device(items, gate, **o)), exact=True),
     Builder(
         "device_top_k_avg_8",
-        lambda items, gate, **o: DeviceTopKAvg(items, gate, pool_size=8, device="cpu", **o),
+        lambda items, gate, **o: TopKAvg(on_device(items, gate, **o), pool_size=8),
         exact=False,
     ),
     Builder(
         "device_top_k_avg_all",
-        lambda items, gate, **o: DeviceTopKAvg(items, gate, pool_size=len(items) + 1, device="cpu", **o),
+        lambda items, gate, **o: TopKAvg(on_device(items, gate, **o), pool_size=len(items) + 1),
         exact=True,
     ),
     Builder(
         "device_top_k_per_embedding_3",
-        lambda items, gate, **o: DeviceTopKPerEmbedding(items, gate, pool_size=3, device="cpu", **o),
+        lambda items, gate, **o: TopKPerEmbedding(on_device(items, gate, **o), pool_size=3),
         exact=False,
     ),
     Builder(
         "device_combined_top_k_2_8",
-        lambda items, gate, **o: DeviceCombinedTopK(
-            items, gate, pair_pool_size=2, average_pool_size=8, device="cpu", **o
-        ),
+        lambda items, gate, **o: CombinedTopK(on_device(items, gate, **o), pair_pool_size=2, average_pool_size=8),
         exact=False,
     ),
     # The same as segments of an index that changes between searches, its delta on the CPU.
@@ -236,16 +236,16 @@ BUILDERS: list[Builder] = [
             exact=exact,
         )
         for name, build, coded, exact in (
-            ("moving_device_brute_force", segment_on_device(DeviceBruteForce), False, True),
-            ("moving_device_top_k_avg_8", segment_on_device(DeviceTopKAvg, pool_size=8), False, False),
+            ("moving_device_brute_force", segment_on_device(BruteForce), False, True),
+            ("moving_device_top_k_avg_8", segment_on_device(TopKAvg, pool_size=8), False, False),
             (
                 "moving_device_top_k_per_embedding_3",
-                segment_on_device(DeviceTopKPerEmbedding, pool_size=3),
+                segment_on_device(TopKPerEmbedding, pool_size=3),
                 False,
                 False,
             ),
-            ("coded_device_brute_force", segment_on_device(DeviceBruteForce), True, True),
-            ("coded_device_top_k_avg_8", segment_on_device(DeviceTopKAvg, pool_size=8), True, False),
+            ("coded_device_brute_force", segment_on_device(BruteForce), True, True),
+            ("coded_device_top_k_avg_8", segment_on_device(TopKAvg, pool_size=8), True, False),
         )
     ),
     # Pools far smaller than the catalogues, so that the bound pass has something to drop.

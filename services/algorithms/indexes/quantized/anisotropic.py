@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from services.algorithms.filters import count_passing
 from services.algorithms.indexes.protocol import Indices, Mask
 from services.algorithms.indexes.quantized.codebooks import Codebooks
 from services.algorithms.indexes.quantized.faiss_indexes import imported_faiss, inverted_fast_scan
@@ -24,6 +23,7 @@ from services.algorithms.indexes.quantized.tangents import TangentIndex, VectorS
 from services.algorithms.native.threads import compute_threads
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.ops.quantized_scan import CellAnswer, Visit
+from services.algorithms.ops.top_rows import count_passing
 from services.algorithms.states import FloatArray, ItemStates, PairGate
 
 

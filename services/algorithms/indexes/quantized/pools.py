@@ -17,7 +17,6 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.filters import count_passing
 from services.algorithms.indexes.pools import certificates, check_pool_size
 from services.algorithms.indexes.protocol import (
     Indices,
@@ -33,6 +32,7 @@ from services.algorithms.indexes.rescoring import rescore
 from services.algorithms.indexes.scored_index import ScoredIndex
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.ops.quantized_scan import Cells, CellScan, Coder, Visit, default_cells, vectors_coded
+from services.algorithms.ops.top_rows import count_passing
 from services.algorithms.states import FloatArray, ItemStates, PairGate, QueryStates
 
 _CHUNK = 65_536

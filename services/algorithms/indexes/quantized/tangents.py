@@ -25,13 +25,13 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.filters import count_passing
 from services.algorithms.indexes.pools import certificates
 from services.algorithms.indexes.protocol import Indices, Mask, Pass, Pool, Scores, TopK, empty_answer
 from services.algorithms.indexes.quantized.pools import CodedIndex
 from services.algorithms.indexes.rescoring import rescore
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.ops.quantized_scan import CellAnswer, Cells, Visit, default_cells
+from services.algorithms.ops.top_rows import count_passing
 from services.algorithms.states import ItemStates, QueryStates
 
 DoubleArray = npt.NDArray[np.float64]

@@ -123,7 +123,7 @@ class DeviceScorer:
         if self.shape.gated and queries.gate is not None:
             gate = torch.from_numpy(np.array(queries.gate))
         half = components.to(_half(self.precision))
-        double_error = rounding.error_bounds(queries, self.magnitudes, self.pair_gate, unit=rounding.FLOAT64)
+        double_error = self.error_bounds_float64(queries)
         # What lies within float64's own error of the K-th score is wanted, too.
         base = rounding.error_bounds(queries, self.magnitudes, self.pair_gate, unit=rounding.FLOAT32) + double_error
         errors = np.zeros((len(queries), 4), dtype=np.float32)
@@ -156,8 +156,11 @@ class DeviceScorer:
         """Bound the error of a cosine between vectors as first stages read them, for every item: (B, P)."""
         if prepared.half_fits:
             return self._error.cosine_errors(queries, prepared.half.float().cpu().numpy())
-        unit = (self.width + 1) * rounding.FLOAT32 * 1.01
-        return np.asarray(unit * rounding.cosine_magnitudes(queries, self.magnitudes))
+        return rounding.cosine_errors(queries, self.magnitudes)
+
+    def error_bounds_float64(self, queries: QueryStates) -> npt.NDArray[np.float64]:
+        """Bound |float64 score - exact value| for every item, per query: (B,)."""
+        return rounding.error_bounds(queries, self.magnitudes, self.pair_gate, unit=rounding.FLOAT64)
 
     def bounds(
         self,

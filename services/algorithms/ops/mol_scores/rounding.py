@@ -84,6 +84,11 @@ def cosine_magnitudes(queries: QueryStates, items: ItemMagnitudes) -> DoubleArra
     return np.asarray((query_norms[:, :, None] * items.norms).reshape(len(queries), pairs))
 
 
+def cosine_errors(queries: QueryStates, items: ItemMagnitudes) -> DoubleArray:
+    """Bound the error of a cosine of float32 vectors, a sum in whatever order, over all items: (B, P)."""
+    return np.asarray((items.width + 1) * FLOAT32 * cosine_magnitudes(queries, items) * 1.01)
+
+
 def error_bounds(
     queries: QueryStates, items: ItemMagnitudes, pair_gate: PairGate | None, *, unit: float
 ) -> DoubleArray:

@@ -14,7 +14,6 @@ from typing import Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.filters import count_passing
 from services.algorithms.native import load_kernels
 from services.algorithms.native.threads import compute_threads
 from services.algorithms.ops.quantized_scan.cells import (
@@ -26,6 +25,7 @@ from services.algorithms.ops.quantized_scan.cells import (
     train_centres,
 )
 from services.algorithms.ops.quantized_scan.native import CellAnswer, CellQuestion, NativeCells, Visit
+from services.algorithms.ops.top_rows import count_passing
 
 __all__ = [
     "CellAnswer",

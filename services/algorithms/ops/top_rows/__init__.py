@@ -61,3 +61,15 @@ def top_rows(
     finally:
         library.freshet_free(ctypes.c_void_p(memory))
     return np.split(rows, np.cumsum(counts)[:-1]) if num_queries else []
+
+
+def count_passing(mask: npt.NDArray[np.bool_] | None, num_queries: int, num_items: int) -> npt.NDArray[np.int64]:
+    """How many items pass for each query: (B,). mask: (n,) for all of them, (B, n), or None where all pass.
+
+    Row by row: over a whole array NumPy counts bits, along an axis it adds up integers (10 million: .26 and 2.9 ms).
+    """
+    if mask is None:
+        return np.full(num_queries, num_items, dtype=np.int64)
+    if mask.ndim == 1:
+        return np.full(num_queries, np.count_nonzero(mask), dtype=np.int64)
+    return np.array([np.count_nonzero(row) for row in mask], dtype=np.int64)

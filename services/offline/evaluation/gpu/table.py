@@ -21,14 +21,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from services.algorithms.indexes.gpu.index import (
-    DeviceBruteForce,
-    DeviceCombinedTopK,
-    DeviceIndex,
-    DeviceTopKAvg,
-    DeviceTopKPerEmbedding,
-)
+from services.algorithms.indexes.brute_force import BruteForce
+from services.algorithms.indexes.card_passes import CardPasses
+from services.algorithms.indexes.combined_top_k import CombinedTopK
+from services.algorithms.indexes.pools import PooledIndex
 from services.algorithms.indexes.protocol import TopK, take_queries
+from services.algorithms.indexes.top_k_avg import TopKAvg
+from services.algorithms.indexes.top_k_per_embedding import TopKPerEmbedding
 from services.algorithms.ops.mol_scores.device import DeviceScorer, gate_weights, mixture
 from services.algorithms.states import QueryStates
 from services.offline.evaluation.catalogues.generator import generate
@@ -47,6 +46,7 @@ from services.offline.evaluation.gpu.rates import (
 
 Row = dict[str, Any]
 Say = Callable[[str], None]
+CardIndex = BruteForce | PooledIndex
 RESULTS = 100
 _AVERAGES = (100, 200, 500, 1000, 2000, 4000)
 _REPEATS = 30
@@ -84,7 +84,7 @@ class Algorithm:
     """A row per batch: the index with its pool sizes, and its first passes over all items."""
 
     name: str
-    kind: Callable[..., DeviceIndex]
+    kind: Callable[..., CardIndex]
     sizes: Mapping[str, int] = field(default_factory=dict)
     scans: tuple[Callable[..., Work], ...] = ()
 
@@ -92,11 +92,11 @@ class Algorithm:
 def algorithms(num_items: int) -> list[Algorithm]:
     """The rows of the paper's Table 5 that make sense at X items."""
     rows: list[tuple[Any, str, tuple[int, ...], Callable[..., Work]]] = [
-        *((DeviceTopKPerEmbedding, "top_k_per_embedding", (size,), pair_scan) for size in (5, 100)),
-        *((DeviceTopKAvg, "top_k_avg", (size,), average_scan) for size in _AVERAGES if 2 * size < num_items),
-        *((DeviceCombinedTopK, "combined_top_k", sizes, pair_scan) for sizes in ((5, 200), (100, 1000))),
+        *((TopKPerEmbedding, "top_k_per_embedding", (size,), pair_scan) for size in (5, 100)),
+        *((TopKAvg, "top_k_avg", (size,), average_scan) for size in _AVERAGES if 2 * size < num_items),
+        *((CombinedTopK, "combined_top_k", sizes, pair_scan) for sizes in ((5, 200), (100, 1000))),
     ]
-    found = [Algorithm(name="brute_force", kind=DeviceBruteForce)]
+    found = [Algorithm(name="brute_force", kind=BruteForce)]
     for kind, name, values, scan in rows:
         fields = ("pool_size",) if len(values) == 1 else ("pair_pool_size", "average_pool_size")
         text = ",".join(map(str, values))
@@ -164,7 +164,7 @@ class _Run:
         device = card.device
         say(f"{shape.name}: exact answers by PyTorch")
         plain = DeviceScorer(self._scene.items, self._scene.pair_gate, device=device, kernels=False)
-        self._exact = _in_groups(DeviceBruteForce(plain, max_graphs=0), self._scene, max(batches))
+        self._exact = _in_groups(BruteForce(CardPasses(plain, max_graphs=0)), self._scene, max(batches))
         self._plain_ms = {batch: self._timed_plain(plain, batch) for batch in batches}
         del plain
         torch.cuda.empty_cache()
@@ -196,10 +196,11 @@ class _Run:
         for graphs in (8, 0):
             self._say(f"{self._shape.name}: {algorithm.name}{'' if graphs else ' without CUDA graphs'}")
             try:
-                index = algorithm.kind(scorer, max_graphs=graphs, **algorithm.sizes)
+                passes = CardPasses(scorer, max_graphs=graphs)
+                index = algorithm.kind(passes, **algorithm.sizes)
                 answers = _in_groups(index, self._scene, max(self._batches))
                 for batch in self._batches:
-                    yield self._row(algorithm, index, answers, batch, graphs=bool(graphs))
+                    yield self._row(algorithm, index, passes, answers, batch, graphs=bool(graphs))
                 break
             except Exception as error:
                 traceback.print_exc(file=sys.stderr)
@@ -210,11 +211,14 @@ class _Run:
                     "error": f"{type(error).__name__}: {error}"[:300],
                 }
 
-    def _row(self, algorithm: Algorithm, index: DeviceIndex, answers: TopK, batch: int, *, graphs: bool) -> Row:
+    def _row(
+        self, algorithm: Algorithm, index: CardIndex, passes: CardPasses, answers: TopK, batch: int, *, graphs: bool
+    ) -> Row:
         groups = [take_queries(self._scene.queries, start, start + batch) for start in self._starts(batch)]
-        prepared = [index.scorer.prepare(group) for group in groups]
+        asked = [(group, passes.scorer.prepare(group)) for group in groups]
+        key, steps = index.steps(RESULTS)
         timed = self._card.clock(
-            lambda number: index.device_search(prepared[number % len(prepared)], RESULTS), self._repeats
+            lambda number: passes.on_device(*asked[number % len(asked)], key, steps), self._repeats
         )
         wall = Times.of(lambda number: index.search(groups[number % len(groups)], RESULTS), range(self._repeats))
         touched = {found.name: float(found.touched.mean()) for found in answers.passes}
@@ -277,7 +281,7 @@ class _Run:
         configuration.useFloat16 = True
         flat = faiss.GpuIndexFlatIP(resources, means.shape[1], configuration)
         flat.add(means)
-        ours = DeviceTopKAvg(self._scorers["bfloat16"], pool_size=2000)
+        ours = TopKAvg(CardPasses(self._scorers["bfloat16"]), pool_size=2000)
         for batch in self._batches:
             group = take_queries(self._scene.queries, 0, batch)
             averages = group.components.mean(axis=1)
@@ -337,7 +341,7 @@ def _compiled_best(
     return call
 
 
-def _in_groups(index: DeviceIndex, scene: Scene, size: int) -> TopK:
+def _in_groups(index: CardIndex, scene: Scene, size: int) -> TopK:
     """Answers to all queries of a scene, `size` at a time."""
     found = [
         index.search(take_queries(scene.queries, start, start + size), RESULTS)

@@ -5,25 +5,25 @@ import pytest
 import torch
 from retrieval_scene import make_items, make_pair_gate, make_queries
 
-from services.algorithms.indexes.gpu.index import (
-    DeviceBruteForce,
-    DeviceCombinedTopK,
-    DeviceIndex,
-    DeviceTopKAvg,
-    DeviceTopKPerEmbedding,
-)
+from services.algorithms.indexes.brute_force import BruteForce
+from services.algorithms.indexes.card_passes import CardPasses
+from services.algorithms.indexes.combined_top_k import CombinedTopK
+from services.algorithms.indexes.protocol import Index
+from services.algorithms.indexes.top_k_avg import TopKAvg
+from services.algorithms.indexes.top_k_per_embedding import TopKPerEmbedding
 from services.algorithms.ops.mol_scores.device import DeviceScorer, Precision
 from services.algorithms.ops.mol_scores.reference import mol_scores_reference
 
 K = 7
 
 
-def indexes(scorer: DeviceScorer) -> list[DeviceIndex]:
+def indexes(scorer: DeviceScorer) -> list[Index]:
+    passes = CardPasses(scorer)
     return [
-        DeviceBruteForce(scorer),
-        DeviceTopKAvg(scorer, pool_size=12),
-        DeviceTopKPerEmbedding(scorer, pool_size=3),
-        DeviceCombinedTopK(scorer, pair_pool_size=2, average_pool_size=9),
+        BruteForce(passes),
+        TopKAvg(passes, pool_size=12),
+        TopKPerEmbedding(passes, pool_size=3),
+        CombinedTopK(passes, pair_pool_size=2, average_pool_size=9),
     ]
 
 
@@ -55,7 +55,7 @@ def test_answers_hold_what_their_certificates_say(
                 left_out = mask[query].copy()
                 left_out[rows] = False
                 assert exact[query][left_out].max() <= scores[-1] + gap + 1e-12
-            if isinstance(index, DeviceBruteForce):
+            if isinstance(index, BruteForce):
                 assert gap == 0
                 assert np.abs(scores - wanted).max() < 1e-12
 
@@ -68,6 +68,7 @@ def test_a_catalogue_of_equal_items_overflows_every_list_and_is_still_answered(k
     queries = make_queries(rng, 2, 2, 2, 8)
     ranks = rng.permutation(1500)
     wanted = np.argsort(ranks)[:K].tolist()
-    for build in (DeviceBruteForce, lambda *a, **o: DeviceTopKAvg(*a, pool_size=8, **o)):
-        answer = build(scorer, tie_ranks=ranks).search(queries, K)
+    passes = CardPasses(scorer, ranks)
+    for index in (BruteForce(passes), TopKAvg(passes, pool_size=8)):
+        answer = index.search(queries, K)
         assert answer.item_indices.tolist() == [wanted, wanted]

@@ -1,0 +1,243 @@
+"""The passes over item states on the CPU, by the compiled kernels: see `passes.py`.
+
+Queries are taken in groups whose (b, X) scores are bounded, so that a large catalogue doesn't cost B times its scores.
+
+Letters: B queries, X items, P component pairs, d component width, K results, b queries of a group, n items of a pass.
+"""
+
+import time
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from services.algorithms.indexes.passes import Answer, Found, Lists
+from services.algorithms.indexes.protocol import (
+    Indices,
+    Mask,
+    Pass,
+    Pool,
+    Scores,
+    check_tie_ranks,
+    empty_answer,
+    take_queries,
+)
+from services.algorithms.indexes.rescoring import Rescored, finish, rescore
+from services.algorithms.ops.grouped_top_k import GroupedTopK, Storage, from_bfloat16, to_bfloat16
+from services.algorithms.ops.mol_scores import MolScorer, rounding
+from services.algorithms.ops.top_rows import top_rows
+from services.algorithms.states import FloatArray, QueryStates
+
+_SCORE_BYTES = 64 << 20  # of a group of queries; one query's scores where those alone are more
+# Scoring gathered rows costs each query its own tiles: 1.15 to 1.3 times as much per item (8x8x32, B 32 and 1).
+_GATHERED_SHARE = 0.75
+
+
+@dataclass(frozen=True, slots=True)
+class CpuRequest:
+    """B queries and the mask (X,) or (B, X) of what they allow."""
+
+    queries: QueryStates
+    allowed: Mask | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Scores (b, n) of some queries for the items `rows` (n,), or for all; `allowed` (n,) or (b, n) if not all may."""
+
+    queries: slice
+    scores: FloatArray
+    rows: Indices | None
+    allowed: Mask | None
+
+
+class CpuPasses:
+    """X items in memory. See `Passes`."""
+
+    def __init__(self, scorer: MolScorer, tie_ranks: npt.NDArray[np.integer] | None = None) -> None:
+        """Share a scorer; `tie_ranks` (X,) is each item's position in id order (the row number when not given).
+
+        Raises: ValueError for no items or ranks that repeat.
+        """
+        self.scorer = scorer
+        self.ranks = check_tie_ranks(tie_ranks, scorer.num_items)
+        self._components = GroupedTopK(scorer.components, tie_ranks=self.ranks)
+
+    @property
+    def num_items(self) -> int:
+        return self.scorer.num_items
+
+    @property
+    def nbytes(self) -> int:
+        return self.scorer.nbytes + int(self.ranks.nbytes) + self._components.nbytes
+
+    def run(
+        self,
+        queries: QueryStates,
+        allowed: Mask | None,
+        key: Hashable,
+        steps: Callable[[CpuRequest], Found],
+        then: Callable[[CpuRequest, Found], Answer],
+    ) -> Answer:
+        request = CpuRequest(queries, allowed)
+        return then(request, steps(request))
+
+    def pairs(self, request: CpuRequest, size: int) -> Lists:
+        return _lists(self._components, request, request.queries.components, size)
+
+    def cosine_errors(self, request: CpuRequest) -> Scores:
+        return rounding.cosine_errors(request.queries, self.scorer.magnitudes)
+
+    def round_means(self, means: npt.NDArray[np.float64]) -> FloatArray:
+        rounded = means.astype(np.float32)
+        return from_bfloat16(to_bfloat16(rounded)) if self._storage == "bfloat16" else rounded
+
+    def means(self, vectors: FloatArray) -> "_CpuMeans":
+        return _CpuMeans(GroupedTopK(vectors, tie_ranks=self.ranks, storage=self._storage))
+
+    def pool(self, request: CpuRequest, rows: Sequence[Indices]) -> list[Indices]:
+        if len(rows) == 1 and rows[0].shape[1] == 1:
+            return [listed[listed >= 0] for listed in rows[0][:, 0]]
+        unions = [np.unique(np.concatenate([lists[query].ravel() for lists in rows])) for query in range(len(rows[0]))]
+        return [union[union >= 0] for union in unions]
+
+    def top_k(self, request: CpuRequest, pool: list[Indices] | None, k: int) -> Rescored:
+        if pool is None:
+            return self._top_k_of_all(request.queries, k, request.allowed)
+        return rescore(self.scorer, request.queries, pool, k, self.ranks)
+
+    def best_of_all(self, queries: QueryStates, size: int, allowed: Mask | None) -> Pool:
+        """By float32 scores; the best left out plus its error bound bounds the rest."""
+        started = time.perf_counter()
+        error = self.scorer.error_bounds(queries)
+        item_indices, out = empty_answer(len(queries), min(size, self.num_items))
+        bounds = np.full(len(queries), -np.inf)
+        touched = np.empty(len(queries), dtype=np.int64)
+        for part in self._parts(queries, allowed):
+            touched[part.queries] = part.scores.shape[1]
+            # BLAS adds up a dot product (P = 1) in an order that depends on the batch: whoever may be among the best is
+            # scored again by the kernel, item by item. Both are within `error` of the exact score.
+            dots = self.scorer.num_pairs == 1
+            found = top_rows(part.scores, size + 1, (4 if dots else 0) * error[part.queries], part.allowed)
+            near = found if part.rows is None else [part.rows[rows] for rows in found]
+            if dots:
+                scored = self.scorer.scores_at(queries.take(part.queries), near)
+            else:
+                scored = [scores[rows] for scores, rows in zip(part.scores, found, strict=True)]
+            for query, (rows, scores) in enumerate(zip(near, scored, strict=True), part.queries.start):
+                order = np.lexsort((self.ranks[rows], -scores))
+                if len(rows) > size:
+                    bounds[query] = float(scores[order[size]]) + error[query]
+                order = order[:size]
+                item_indices[query, : len(order)], out[query, : len(order)] = rows[order], scores[order]
+        full = Pass("full", time.perf_counter() - started, touched)
+        return Pool(item_indices=item_indices, scores=out, bounds=bounds, passes=(full,))
+
+    def rescored(self, request: CpuRequest, found: Rescored) -> Rescored:
+        return found
+
+    def fetch(self, array: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
+        return array
+
+    @property
+    def _storage(self) -> Storage:
+        """How means are kept: one component per item is its own mean."""
+        return "bfloat16" if self.scorer.num_item_components > 1 else "float32"
+
+    def _top_k_of_all(self, queries: QueryStates, k: int, allowed: Mask | None) -> Rescored:
+        started = time.perf_counter()
+        error = self.scorer.error_bounds(queries)
+        reach = 2 * (1 + rounding.FLOAT64_PER_FLOAT32) * error
+        pools: list[Indices] = []
+        scores: list[FloatArray] = []
+        touched = np.empty(len(queries), dtype=np.int64)
+        for part in self._parts(queries, allowed):
+            # The K-th exact score is at least kth - error, so what reaches it scores at least kth - 2 error here.
+            found = top_rows(part.scores, k, reach[part.queries], part.allowed)
+            pools += [rows if part.rows is None else part.rows[rows] for rows in found]
+            scores += [row[rows] for row, rows in zip(part.scores, found, strict=True)]
+            touched[part.queries] = part.scores.shape[1]
+        full = Pass("full", time.perf_counter() - started, touched)
+        answer = finish(self.scorer, queries, pools, scores, k, self.ranks, error=error)
+        return Rescored(
+            item_indices=answer.item_indices,
+            scores=answer.scores,
+            kth_scores=answer.kth_scores,
+            passes=(full, *answer.passes),
+        )
+
+    def _parts(self, queries: QueryStates, allowed: Mask | None) -> Iterator[_Part]:
+        """Float32 scores, a bounded group of queries at a time.
+
+        A filter that few items pass has those gathered and scored; one that most pass is laid over all scores. A plain
+        dot product (P = 1) is so little work that gathering never pays.
+        """
+        if allowed is not None and self.scorer.num_pairs > 1:
+            passing = np.atleast_2d(allowed).sum(axis=1)
+            if passing.max(initial=0) <= _GATHERED_SHARE * self.num_items:
+                yield from self._gathered_parts(queries, allowed)
+                return
+        for group in _groups(len(queries), 4 * self.num_items):
+            scores = self.scorer.scores(take_queries(queries, group.start, group.stop))
+            mask = allowed if allowed is None or allowed.ndim == 1 else allowed[group]
+            yield _Part(group, scores, None, mask)
+
+    def _gathered_parts(self, queries: QueryStates, allowed: Mask) -> Iterator[_Part]:
+        shared = np.flatnonzero(allowed) if allowed.ndim == 1 else None
+        if shared is None:
+            groups: Iterator[slice] = (slice(query, query + 1) for query in range(len(queries)))
+        else:
+            groups = _groups(len(queries), 12 * len(shared))
+        for group in groups:
+            rows = np.flatnonzero(allowed[group.start]) if shared is None else shared
+            chosen = take_queries(queries, group.start, group.stop)
+            yield _Part(group, np.stack(self.scorer.scores_at(chosen, [rows] * len(chosen))), rows, None)
+
+
+class _CpuMeans:
+    unit = rounding.FLOAT32
+
+    def __init__(self, items: GroupedTopK) -> None:
+        self._items = items
+
+    @property
+    def nbytes(self) -> int:
+        return self._items.nbytes
+
+    def best(self, request: CpuRequest, size: int) -> Lists:
+        # One more coordinate for the items' radii, which the average leaves alone.
+        extended = np.zeros((len(request.queries), 1, self._items.width), dtype=np.float32)
+        extended[:, 0, :-1] = self.average(request)
+        return _lists(self._items, request, extended, size)
+
+    def average(self, request: CpuRequest) -> Scores:
+        components = request.queries.components.astype(np.float64)
+        return np.asarray(components.mean(axis=1).astype(np.float32).astype(np.float64))
+
+    def at(self, rows: Indices) -> tuple[FloatArray, FloatArray]:
+        vectors = self._items.vectors_of(rows)[..., 0, :]
+        return vectors[..., :-1], vectors[..., -1]
+
+    def largest(self, vectors: FloatArray, allowed: Mask) -> Scores:
+        best = self._items.search(vectors, 1, allowed)
+        return np.asarray(best.scores[:, :, 0, 0].max(axis=1, initial=-np.inf), dtype=np.float64)
+
+
+def _lists(items: GroupedTopK, request: CpuRequest, vectors: FloatArray, size: int) -> Lists:
+    """The best by vectors (B, Q, d), a list for each and each component of the items: lists (B, L)."""
+    started = time.perf_counter()
+    best = items.search(vectors, size, request.allowed)
+    lists = (len(vectors), vectors.shape[1] * items.num_groups)
+    return Lists(
+        rows=best.rows.reshape(*lists, -1),
+        scores=best.scores.reshape(*lists, -1),
+        following=best.following.reshape(lists),
+        seconds=time.perf_counter() - started,
+    )
+
+
+def _groups(num_queries: int, bytes_per_query: int) -> Iterator[slice]:
+    step = max(1, _SCORE_BYTES // max(1, bytes_per_query))
+    for start in range(0, num_queries, step):
+        yield slice(start, min(start + step, num_queries))
