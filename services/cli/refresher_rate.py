@@ -180,7 +180,7 @@ def _fold(bundle: Bundle, values: Sequence[bytes], shape: QueryShape) -> FoldRat
     while True:
         refresher.step()
         state = registry.partitions[0]
-        if state.folded_offset == len(values) - 1 and not state.dirty_items and not state.dirty_entries:
+        if state.folded_offset == len(values) - 1 and not state.outgoing.num_changes:
             break
     refresher.finish()
     seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu
@@ -194,7 +194,7 @@ def _fold(bundle: Bundle, values: Sequence[bytes], shape: QueryShape) -> FoldRat
         deltas=outbox.deltas,
         delta_bytes=outbox.nbytes,
         bytes_per_item=float(state.sums.bytes_per_item),
-        bytes_per_remembered=float(state.memory.bytes_per_entry),
+        bytes_per_remembered=float(state.remembered.memory.bytes_per_entry),
         bytes_in_all=state.nbytes,
         checkpoint_bytes=sum(map(len, kept.parts.values())),
     )

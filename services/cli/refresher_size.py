@@ -227,7 +227,7 @@ def _made_up(
     state.ledger = Ledger.restored(blocks, np.zeros(0, np.int64), [{}] * FORGOTTEN_SHARDS, [0, 0], newest)
     item_ids = [bundle.item_ids[item] for item in held.tolist()]
     for item_id in item_ids:
-        state.number_of(item_id)
+        state.numbers.get(item_id)
     counts = np.bincount(numbers)
     shape = (len(held), state.rules.items.num_components, state.rules.items.width)
     state.sums.put(
@@ -242,9 +242,9 @@ def _made_up(
             "times_mix": np.zeros(len(held), np.uint64),
         },
     )
-    state.shard_versions = [1] * -(-len(held) // SHARD_ITEMS)
-    state.published = dict.fromkeys(item_ids, 0.5)
-    state.stream_ms = 1000 * (_START_S + _SPREAD_S)
+    state.numbers.shard_versions = [1] * -(-len(held) // SHARD_ITEMS)
+    state.outgoing.published = dict.fromkeys(item_ids, 0.5)
+    state.time.stream_ms = 1000 * (_START_S + _SPREAD_S)
     return state
 
 

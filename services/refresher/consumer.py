@@ -169,7 +169,8 @@ class Refresher(Follower):
         """How long to wait for records: what is to be published waits no longer than it must."""
         if not self._publication.has_news:
             goes_on = any(
-                state.leaving or state.returning or state.to_sweep for state in self._registry.partitions.values()
+                state.leaving or state.returning or state.outgoing.to_sweep
+                for state in self._registry.partitions.values()
             )
             return min(self._limits.poll_ms, _SLICE_MS) if goes_on else self._limits.poll_ms
         return int(max(0.0, min(self._limits.poll_ms, 1000 * (self._publication.at_s - time.monotonic()))))
@@ -261,9 +262,9 @@ class Refresher(Follower):
             self._note([listing])
             for state in list(self._registry.partitions.values()):
                 speaks = has_text and self._belongs(listing.item_id, state)
-                if speaks or listing.item_id in state.sums or listing.item_id in state.published:
+                if speaks or listing.item_id in state.sums or listing.item_id in state.outgoing.published:
                     with self._registry.lock:
-                        state.dirty_items.setdefault(listing.item_id, False)
+                        state.outgoing.dirty_items.setdefault(listing.item_id, False)
                 if is_new and state.pending.may_lack(listing.item_id) and self._belongs(listing.item_id, state):
                     self._rebuild(state, "pending interactions had been turned away")
         if listings:
@@ -305,9 +306,9 @@ class Refresher(Follower):
         now = time.monotonic()
         if self._sweep_due(now):
             for state in self._registry.partitions.values():
-                state.to_sweep = state.to_sweep or list(state.published)
+                state.outgoing.to_sweep = state.outgoing.to_sweep or list(state.outgoing.published)
         for state in self._registry.partitions.values():
-            if state.to_sweep:
+            if state.outgoing.to_sweep:
                 with self._registry.lock:
                     self._publisher.sweep(state)
         if self._snapshot_due(now):

@@ -79,11 +79,11 @@ class RefresherMetrics:
             self._folded.labels(str(number)).set(state.folded_offset)
             self._lag.labels(str(number)).set(max(0, ends.get(number, 0) - state.folded_offset - 1))
         self._items.set(sum(len(state.sums) for state in states.values()))
-        self._remembered.set(sum(len(state.memory) for state in states.values()))
+        self._remembered.set(sum(len(state.remembered.memory) for state in states.values()))
         self._bytes.set(sum(state.nbytes for state in states.values()))
         first = next(iter(states.values()), None)
         self._per_item.set(0 if first is None else first.sums.bytes_per_item)
-        self._per_entry.set(0 if first is None else first.memory.bytes_per_entry)
+        self._per_entry.set(0 if first is None else first.remembered.memory.bytes_per_entry)
 
     def watch_turns(self, turns: TurnClock) -> None:
         """Export the age of the loop's last good turn as it is when somebody scrapes."""

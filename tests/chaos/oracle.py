@@ -317,7 +317,7 @@ class Oracle:
         found += [
             f"the sums of {item}" for item in held.keys() & sums if not np.array_equal(held[item], sums[item] / 2**30)
         ]
-        visible = {entry for state in states for entry in state.visible}
+        visible = {entry for state in states for entry in state.remembered.visible}
         if visible != remembered:
             found.append(f"remembered: {sorted(visible)}, not {sorted(remembered)}")
         for replica in self.world.candidates:

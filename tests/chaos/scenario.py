@@ -558,9 +558,7 @@ class Play:
             moved = sum(self.world.turn(name) for name in names)
             self.world.clock.advance(1.0)
             busy = any(
-                s.dirty_items or s.dirty_entries
-                for r in self.world.refreshers.values()
-                for s in r.held.partitions.values()
+                s.outgoing.num_changes for r in self.world.refreshers.values() for s in r.held.partitions.values()
             )
             rest = 0 if moved or busy or self._is_behind() else rest + 1
             if rest == 2:

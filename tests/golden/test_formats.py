@@ -95,16 +95,16 @@ def test_a_refreshers_checkpoint() -> None:
     data = CHECKPOINT.read_bytes()
     state = from_bytes(data, 0, formats.rules(), {})
     assert from_file(to_bytes(state)) == from_file(data)
-    assert (state.folded_offset, state.stream_ms) == (5, formats.NOW_MS + 5_000)
+    assert (state.folded_offset, state.time.stream_ms) == (5, formats.NOW_MS + 5_000)
     # film-1 was undone, film-2 comes from behind what was forgotten.
-    assert {item: state.ledger.of_item(state.item_numbers[item])["users"].shape[0] for item in state.sums} == {
+    assert {item: state.ledger.of_item(state.numbers.of[item])["users"].shape[0] for item in state.sums} == {
         "film-0": 1,
         "film-2": 1,
     }
     assert state.ledger.forgotten_up_to("c") == {1: 9}
     pending, _ = state.pending.to_arrays()
     assert pending == ["film-9"]
-    assert sorted(entry.item_id for _, entry in state.memory.held()) == ["film-0", "film-2", "film-9"]
+    assert sorted(entry.item_id for _, entry in state.remembered.memory.held()) == ["film-0", "film-2", "film-9"]
 
 
 def test_a_text_bundle(tmp_path: Path) -> None:

@@ -138,7 +138,7 @@ def main(folder: Path, seed: int, lives: int, count: int) -> None:
         "items": sorted(items),
         "live": sorted(item for item in state.sums if not again.publisher.reasons(state, [item])[0]),
         "entries": sorted(entries),
-        "remembered": sorted(entry.entry_id for entry in batch.memory),
+        "remembered": sorted(entry.entry_id for entry in batch.remembered.memory),
         "killed_in_a_checkpoint": left_aside,
         "killed_in_a_batch": half_batches,
         "deltas": len(written),

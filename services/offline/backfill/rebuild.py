@@ -109,7 +109,7 @@ def _rebuilt(state: Partition) -> RebuiltPartition:
         folded_offset=state.folded_offset,
         digest=state.digest(),
         num_items=len(state.sums),
-        num_remembered=len(state.memory),
+        num_remembered=len(state.remembered.memory),
         counts=dict(state.counts),
         other_models=dict(state.other_models),
     )

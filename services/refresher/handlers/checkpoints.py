@@ -71,21 +71,21 @@ class Snapshot:
 
 def versions(state: Partition) -> dict[str, object]:
     """A version of every part; equal ones of one state stand for equal content. None: of what is always written."""
-    for item_id in (*state.published, *state.dirty_items):
-        state.number_of(item_id)
+    for item_id in (*state.outgoing.published, *state.outgoing.dirty_items):
+        state.numbers.get(item_id)
     ledger = state.ledger
     found: dict[str, object] = {f"rows/{number}": block.version for number, block in enumerate(ledger.blocks)}
-    found |= {f"sums/{shard}": version for shard, version in enumerate(state.shard_versions) if version}
+    found |= {f"sums/{shard}": version for shard, version in enumerate(state.numbers.shard_versions) if version}
     found |= {
-        f"ids/{start // _IDS_CHUNK}": min(_IDS_CHUNK, len(state.item_ids) - start)
-        for start in range(0, len(state.item_ids), _IDS_CHUNK)
+        f"ids/{start // _IDS_CHUNK}": min(_IDS_CHUNK, len(state.numbers.ids) - start)
+        for start in range(0, len(state.numbers.ids), _IDS_CHUNK)
     }
     found |= {
         f"undone/{start // UNDONE_CHUNK}": min(UNDONE_CHUNK, len(ledger.undone) - start)
         for start in range(0, len(ledger.undone), UNDONE_CHUNK)
     }
     found |= {f"forgotten/{shard}": version for shard, version in enumerate(ledger.forgotten_versions) if version}
-    found |= {f"memory/{bucket}": tuple(entries) for bucket, entries in _buckets(state.memory).items()}
+    found |= {f"memory/{bucket}": tuple(entries) for bucket, entries in _buckets(state.remembered.memory).items()}
     return found | {"rest": None}
 
 
@@ -100,20 +100,20 @@ def _buckets(memory: QueryMemory) -> dict[int, dict[str, MemoryEntry]]:
 def snapshot(state: Partition, saved: Versions) -> Snapshot:
     """A checkpoint of a state, with what is still to be published; `saved`: versions of the parts that are kept."""
     found = versions(state)
-    ledger, memory = state.ledger, state.memory
+    ledger, memory = state.ledger, state.remembered.memory
     values = {
         "format": FORMAT,
         "rules": state.rules.text,
         "partition": state.number,
         "folded_offset": state.folded_offset,
-        "stream_ms": state.stream_ms,
-        "newest_recorded_ms": _NEVER if state.newest_recorded_ms is None else state.newest_recorded_ms,
-        "mark": state.mark,
+        "stream_ms": state.time.stream_ms,
+        "newest_recorded_ms": _NEVER if state.time.newest_recorded_ms is None else state.time.newest_recorded_ms,
+        "mark": state.time.mark,
         "new_share": state.new_item_policy.text,
         "counts": dict(state.counts),
         "other_models": dict(state.other_models),
-        "quiet_until": state.quiet_until,
-        "num_items": len(state.item_ids),
+        "quiet_until": state.outgoing.quiet_until,
+        "num_items": len(state.numbers.ids),
         "mix": ledger.mix(),
         "newest": list(ledger.newest.items()),
         "memory": [memory.capacity, memory.reserve, memory.bound],
@@ -167,12 +167,12 @@ def _maker(
             rows = ledger.share(at)
             return lambda: _encode_rows(rows)
         case "sums":
-            numbers = range(at * SHARD_ITEMS, min(len(state.item_ids), (at + 1) * SHARD_ITEMS))
-            held = [number for number in numbers if state.item_ids[number] in state.sums]
-            sums = state.sums.pick([state.item_ids[number] for number in held])
+            numbers = range(at * SHARD_ITEMS, min(len(state.numbers.ids), (at + 1) * SHARD_ITEMS))
+            held = [number for number in numbers if state.numbers.ids[number] in state.sums]
+            sums = state.sums.pick([state.numbers.ids[number] for number in held])
             return lambda: squeeze({"numbers": np.array(held, np.int64), **sums})
         case "ids":
-            ids = state.item_ids[at * _IDS_CHUNK : (at + 1) * _IDS_CHUNK]
+            ids = state.numbers.ids[at * _IDS_CHUNK : (at + 1) * _IDS_CHUNK]
             return lambda: squeeze({"ids": pack_text(ids)})
         case "undone":
             undone = ledger.undone[at * UNDONE_CHUNK : (at + 1) * UNDONE_CHUNK]
@@ -182,17 +182,17 @@ def _maker(
             return lambda: json.dumps({user: list(up_to.items()) for user, up_to in users.items()}).encode()
         case "memory":
             entries = list(buckets[at].values())
-            sizes = (state.memory.num_components, state.memory.width)
+            sizes = (state.remembered.memory.num_components, state.remembered.memory.width)
             return lambda: squeeze(arrays_of(entries, *sizes))
     pending, pending_arrays = state.pending.to_arrays()
-    numbers_of = state.item_numbers
+    numbers_of = state.numbers.of
     rest: dict[str, npt.NDArray[Any]] = {
-        "published": np.array([numbers_of[item_id] for item_id in state.published], np.int64),
-        "published.weights": np.array(list(state.published.values()), np.float64),
-        "dirty": np.array([numbers_of[item_id] for item_id in state.dirty_items], np.int64),
-        "dirty.removed": np.array(list(state.dirty_items.values()), np.uint8),
-        "dirty.entries": pack_text(sorted(state.dirty_entries)),
-        "dirty.num_entries": np.array([len(state.dirty_entries)], np.int64),
+        "published": np.array([numbers_of[item_id] for item_id in state.outgoing.published], np.int64),
+        "published.weights": np.array(list(state.outgoing.published.values()), np.float64),
+        "dirty": np.array([numbers_of[item_id] for item_id in state.outgoing.dirty_items], np.int64),
+        "dirty.removed": np.array(list(state.outgoing.dirty_items.values()), np.uint8),
+        "dirty.entries": pack_text(sorted(state.outgoing.dirty_entries)),
+        "dirty.num_entries": np.array([len(state.outgoing.dirty_entries)], np.int64),
         "returning": np.array(state.returning, np.int64),
         "pending": pack_text(pending),
         "pending.num_items": np.array([len(pending)], np.int64),
@@ -237,29 +237,32 @@ def _restore(
     for chunk, data in enumerate(of_kind.get("ids", [])):
         count = min(_IDS_CHUNK, values["num_items"] - chunk * _IDS_CHUNK)
         for item_id in unpack_text(unsqueeze(data)["ids"], count):
-            state.number_of(item_id)
-    if len(state.item_ids) != values["num_items"]:
-        raise CheckpointError(f"it holds {len(state.item_ids)} items of {values['num_items']}")
+            state.numbers.get(item_id)
+    if len(state.numbers.ids) != values["num_items"]:
+        raise CheckpointError(f"it holds {len(state.numbers.ids)} items of {values['num_items']}")
     capacity, reserve, bound = values["memory"]
     if type(capacity) is not int or type(reserve) is not int or type(bound) not in (int, NoneType):
         raise CheckpointError(f"memory={values['memory']!r:.80}; allowed: capacity, reserve, and a bound or null")
-    state.memory = QueryMemory.restored(
-        (entry for data in of_kind.get("memory", []) for entry in entries_of_arrays(unsqueeze(data))),
-        capacity=capacity,
-        reserve=reserve,
-        num_components=state.memory.num_components,
-        width=state.memory.width,
-        bound=bound,
+    memory = state.remembered.memory
+    state.remembered.replace(
+        QueryMemory.restored(
+            (entry for data in of_kind.get("memory", []) for entry in entries_of_arrays(unsqueeze(data))),
+            capacity=capacity,
+            reserve=reserve,
+            num_components=memory.num_components,
+            width=memory.width,
+            bound=bound,
+        )
     )
-    state.show_memory()
     rest = unsqueeze(parts["rest"])
-    published = [state.item_ids[row] for row in rest["published"].tolist()]
+    published = [state.numbers.ids[row] for row in rest["published"].tolist()]
     if values["rules"] != rules.text:
-        raise OtherRulesError(f"made by {values['rules']!r}; these are {rules.text!r}", published, list(state.visible))
+        entries = list(state.remembered.visible)
+        raise OtherRulesError(f"made by {values['rules']!r}; these are {rules.text!r}", published, entries)
     for shard, data in sorted(kinds.get("sums", {}).items()):
         arrays = unsqueeze(data)
-        state.sums.put([state.item_ids[row] for row in arrays["numbers"].tolist()], arrays)
-        state.shard_versions[shard] = 1
+        state.sums.put([state.numbers.ids[row] for row in arrays["numbers"].tolist()], arrays)
+        state.numbers.shard_versions[shard] = 1
     shards = [
         {
             user: dict(map(tuple, up_to))
@@ -279,10 +282,10 @@ def _restore(
     )
     state.leaving = {user: dict(map(tuple, up_to)) for user, up_to in values["leaving"].items()}
     _find_contributors(state)
-    state.published = dict(zip(published, rest["published.weights"].tolist(), strict=True))
-    dirty = [state.item_ids[row] for row in rest["dirty"].tolist()]
-    state.dirty_items = dict(zip(dirty, map(bool, rest["dirty.removed"].tolist()), strict=True))
-    state.dirty_entries = set(unpack_text(rest["dirty.entries"], int(rest["dirty.num_entries"][0])))
+    state.outgoing.published = dict(zip(published, rest["published.weights"].tolist(), strict=True))
+    dirty = [state.numbers.ids[row] for row in rest["dirty"].tolist()]
+    state.outgoing.dirty_items = dict(zip(dirty, map(bool, rest["dirty.removed"].tolist()), strict=True))
+    state.outgoing.dirty_entries = set(unpack_text(rest["dirty.entries"], int(rest["dirty.num_entries"][0])))
     state.returning = rest["returning"].tolist()
     pending = unpack_text(rest["pending"], int(rest["pending.num_items"][0]))
     state.pending = Pending.from_arrays(rules.max_pending, pending, _group(rest, "pending"))
@@ -301,13 +304,13 @@ def _fitting(values: Mapping[str, Any], number: int, rules: Rules, listed: Conta
             raise CheckpointError(f"{name}={values[name]!r:.80}; allowed: whole numbers by name")
     state = Partition(number, rules, listed)
     state.folded_offset = values["folded_offset"]
-    state.stream_ms = values["stream_ms"]
+    state.time.stream_ms = values["stream_ms"]
     if values["newest_recorded_ms"] != _NEVER:
-        state.newest_recorded_ms = values["newest_recorded_ms"]
-    state.mark = None if values["mark"] is None else (values["mark"][0], values["mark"][1])
+        state.time.newest_recorded_ms = values["newest_recorded_ms"]
+    state.time.mark = None if values["mark"] is None else (values["mark"][0], values["mark"][1])
     state.new_item_policy = SharePolicy.parse(values["new_share"])
     state.counts, state.other_models = Counter(values["counts"]), Counter(values["other_models"])
-    state.quiet_until = values["quiet_until"]
+    state.outgoing.quiet_until = values["quiet_until"]
     return state
 
 
@@ -315,7 +318,7 @@ def _find_contributors(state: Partition) -> None:
     """Who stands behind new items, from the ledger's rows."""
     new = [
         number
-        for number, item_id in enumerate(state.item_ids)
+        for number, item_id in enumerate(state.numbers.ids)
         if item_id in state.sums and state.rules.items.is_new(item_id)
     ]
     if not new:
@@ -324,7 +327,7 @@ def _find_contributors(state: Partition) -> None:
         items, users = block.items[: block.count], block.users[: block.count]
         rows = np.flatnonzero(np.isin(items, new))
         for item, user in zip(items[rows].tolist(), users[rows].tolist(), strict=True):
-            state.contributor_hashes.setdefault(state.item_ids[item], array("Q")).append(user)
+            state.contributor_hashes.setdefault(state.numbers.ids[item], array("Q")).append(user)
 
 
 def _group(arrays: Rows, group: str) -> dict[str, npt.NDArray[Any]]:

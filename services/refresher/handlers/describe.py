@@ -12,7 +12,8 @@ from threading import Lock
 import numpy as np
 
 from services.contracts.retraction import PSEUDONYMS_BETWEEN
-from services.refresher.domain.partition import Partition, entry_id_of
+from services.refresher.domain.partition import Partition
+from services.refresher.domain.remembered import entry_id_of
 from services.refresher.domain.rules import Rules
 from services.refresher.handlers.publish import NOTHING, UNKNOWN, Publisher
 
@@ -100,7 +101,7 @@ class Describe:
             if status is not None:
                 partitions.append(status)
         empty = Partition(-1, self._rules, ())
-        per_item, per_entry = float(empty.sums.bytes_per_item), float(empty.memory.bytes_per_entry)
+        per_item, per_entry = float(empty.sums.bytes_per_item), float(empty.remembered.memory.bytes_per_entry)
         return Status(
             model_version=self._rules.items.model_version,
             policy=f"{self._rules.text} share={self._publisher.weight_policy.text}",
@@ -134,7 +135,7 @@ class Describe:
                 with self._registry.lock:
                     positions, found = state.ledger.of_user(name)
                     interactions, numbers = interactions + len(positions), numbers | found
-                    remembered += sum(entry_id_of(position) in state.visible for position in positions)
+                    remembered += sum(entry_id_of(position) in state.remembered.visible for position in positions)
                     # Of a user who is leaving something is still in the sums.
                     forgotten.append({} if name in state.leaving else state.ledger.forgotten_up_to(name))
                 time.sleep(_PAUSE_S)
@@ -167,11 +168,11 @@ class Describe:
             folded_offset=state.folded_offset,
             end_offset=max(self._registry.ends.get(state.number, 0), state.folded_offset + 1),
             checkpoint_offset=self._registry.checkpoints.get(state.number, -1),
-            newest_recorded_ms=state.newest_recorded_ms,
+            newest_recorded_ms=state.time.newest_recorded_ms,
             # While a forgotten user is being taken out, it equals nobody's.
             digest="" if state.leaving or state.returning else state.digest(),
             num_items=len(state.sums),
-            num_remembered=len(state.memory),
+            num_remembered=len(state.remembered.memory),
             counts=dict(state.counts),
             other_models=dict(state.other_models),
         )
@@ -184,8 +185,8 @@ class Describe:
             num_users=state.num_users(item_id),
             evidence=float(sums.evidence[0]),
             coherence=float(sums.coherence[0]),
-            age_seconds=float(state.age_seconds(np.asarray(sums.last_seconds))[0]),
+            age_seconds=float(state.time.age_seconds(np.asarray(sums.last_seconds))[0]),
             model_share=float(self._publisher.model_weights(state, [item_id])[0]),
             reason=self._publisher.reasons(state, [item_id])[0],
-            is_published=item_id in state.published,
+            is_published=item_id in state.outgoing.published,
         )

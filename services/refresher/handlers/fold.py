@@ -66,11 +66,11 @@ class FoldRecords:
             if len(found) < len(offsets):
                 logger.error("pending_interactions_lost", partition=partition.number, records=len(offsets) - len(found))
             partition.adopt(item_id, list(found.values()))
-        if not partition.memory.wants_refill:
+        if not partition.remembered.memory.wants_refill:
             return
         # Even if nothing is lacking: made again, the memory is open to what it would have turned away.
         lacking = partition.lacks()
-        wanted = partition.refill_size
+        wanted = partition.remembered.refill_size
         brought: list[Interaction] = []
         for start in range(0, len(lacking), wanted):
             found = self._read(partition, [offset for _, offset in lacking[start : start + wanted]], {})

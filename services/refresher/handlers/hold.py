@@ -59,13 +59,13 @@ class HoldPartition:
             logger.info("partition_rebuilt", partition=number, reason=reason, records=end - first)
         # Items may have been listed or withdrawn meanwhile; whether there is news of one is decided when publishing.
         for item_id in state.sums:
-            if item_id not in state.published or self.withdrawn.get(item_id, False):
-                state.dirty_items.setdefault(item_id, False)
+            if item_id not in state.outgoing.published or self.withdrawn.get(item_id, False):
+                state.outgoing.dirty_items.setdefault(item_id, False)
         if self.content is not None:
             for item_id in self.withdrawn:
                 if item_id in self.content and self._home(item_id, num_partitions) == number:
-                    state.dirty_items.setdefault(item_id, False)
-        state.quiet_until = end - 1
+                    state.outgoing.dirty_items.setdefault(item_id, False)
+        state.outgoing.quiet_until = end - 1
         return state
 
     def snapshot(self, state: Partition) -> Snapshot:
@@ -85,10 +85,10 @@ class HoldPartition:
     def rebuilt(self, old: Partition) -> Partition:
         """An empty state instead of `old`, which knows what readers may hold from it."""
         state = Partition(old.number, self.rules, self.withdrawn)
-        state.dirty_items = dict.fromkeys((*old.published, *old.dirty_items), True)
-        state.dirty_entries = {*old.visible, *old.dirty_entries}
-        state.dropped = old.dropped
-        state.quiet_until = old.folded_offset
+        state.outgoing.dirty_items = dict.fromkeys((*old.outgoing.published, *old.outgoing.dirty_items), True)
+        state.outgoing.dirty_entries = {*old.remembered.visible, *old.outgoing.dirty_entries}
+        state.outgoing.dropped = old.outgoing.dropped
+        state.outgoing.quiet_until = old.folded_offset
         return state
 
     def scratch(self, number: int) -> Partition:
@@ -106,8 +106,8 @@ class HoldPartition:
                 state = restore(values, parts, number, self.rules, self.withdrawn)
             except OtherRulesError as exc:
                 logger.warning("checkpoint_of_other_rules", name=name, reason=str(exc))
-                fresh.dirty_items = dict.fromkeys(exc.items, True)
-                fresh.dirty_entries = set(exc.entries)
+                fresh.outgoing.dirty_items = dict.fromkeys(exc.items, True)
+                fresh.outgoing.dirty_entries = set(exc.entries)
                 return fresh, "other rules"
             except CheckpointError as exc:
                 logger.error("checkpoint_refused", name=name, reason=str(exc))
@@ -124,9 +124,9 @@ class HoldPartition:
 
     def _is_log_of(self, state: Partition, first: int) -> bool:
         """Whether the log still has the interaction that the state took last; a new topic of its name has another."""
-        if state.mark is None or state.mark[0] < first:
+        if state.time.mark is None or state.time.mark[0] < first:
             return True
-        offset, source_position = state.mark
+        offset, source_position = state.time.mark
         try:
             return self.log.read_again(state.number, [offset])[offset].source_position == source_position
         except PreconditionFailed:

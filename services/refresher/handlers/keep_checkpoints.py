@@ -59,7 +59,7 @@ class KeepCheckpoints:
 
     def keep(self, state: Partition, *, waits: bool = True) -> None:
         """Save a checkpoint if there is news since the last one; raises what that raises if it `waits` for it."""
-        now = (state.folded_offset, len(state.dirty_items) + len(state.dirty_entries))
+        now = (state.folded_offset, state.outgoing.num_changes)
         if state.folded_offset < 0 or self._kept.get(state.number) == now:
             return
         self._publication.write_unreadable()

@@ -52,10 +52,7 @@ class Publication:
         return (
             bool(self._unreadable)
             or any(self._waiting.values())
-            or any(
-                not state.is_quiet and (state.dirty_items or state.dirty_entries)
-                for state in self._registry.partitions.values()
-            )
+            or any(not state.is_quiet and state.outgoing.num_changes for state in self._registry.partitions.values())
         )
 
     def polled(self, traceparents: Collection[str]) -> None:
@@ -138,7 +135,7 @@ class Publication:
         left, done_ms = False, time.time_ns() // 1_000_000
         for number in numbers:
             state = self._registry.partitions[number]
-            if state.dirty_items or state.dirty_entries:
+            if state.outgoing.num_changes:
                 left = True
             else:
                 waited = self._waiting.pop(number, [])

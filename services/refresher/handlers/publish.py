@@ -53,18 +53,18 @@ class Batch:
 
     @property
     def tombstones(self) -> list[bytes]:
-        return self.partition.dropped if self.deltas else []
+        return self.partition.outgoing.dropped if self.deltas else []
 
     def published(self) -> None:
         """All of it was acknowledged."""
         state = self.partition
         for item_id in self.items:
-            state.dirty_items.pop(item_id, None)
-            state.published.pop(item_id, None)
-        state.published.update(self.model_weights)
-        state.dirty_entries.difference_update(self.entries)
+            state.outgoing.dirty_items.pop(item_id, None)
+            state.outgoing.published.pop(item_id, None)
+        state.outgoing.published.update(self.model_weights)
+        state.outgoing.dirty_entries.difference_update(self.entries)
         if self.deltas:
-            state.dropped = [delta.key for delta in self.deltas if delta.change.dropped]
+            state.outgoing.dropped = [delta.key for delta in self.deltas if delta.change.dropped]
 
 
 @dataclass(kw_only=True, eq=False)
@@ -104,19 +104,19 @@ class Publisher:
 
     def sweep(self, state: Partition) -> None:
         """Mark those of the next items to sweep whose model weight has moved since, as stream time went on."""
-        turn, state.to_sweep = state.to_sweep[:_MAX_SWEPT], state.to_sweep[_MAX_SWEPT:]
-        item_ids = [item_id for item_id in turn if item_id in state.published and item_id in state.sums]
+        turn, state.outgoing.to_sweep = state.outgoing.to_sweep[:_MAX_SWEPT], state.outgoing.to_sweep[_MAX_SWEPT:]
+        item_ids = [item_id for item_id in turn if item_id in state.outgoing.published and item_id in state.sums]
         if not item_ids:
             return
-        before = np.array([state.published[item_id] for item_id in item_ids])
+        before = np.array([state.outgoing.published[item_id] for item_id in item_ids])
         moved = np.abs(self.model_weights(state, item_ids) - before) > _WEIGHT_STEP
         for row in np.flatnonzero(moved).tolist():
-            state.dirty_items.setdefault(item_ids[row], False)
+            state.outgoing.dirty_items.setdefault(item_ids[row], False)
 
     def batch(self, state: Partition, number: int, limit: int) -> Batch | None:
         """At most `limit` changes under a batch number; None when nothing has changed."""
-        item_ids = _first(state.dirty_items, limit)
-        entry_ids = _first(state.dirty_entries, limit - len(item_ids))
+        item_ids = _first(state.outgoing.dirty_items, limit)
+        entry_ids = _first(state.outgoing.dirty_entries, limit - len(item_ids))
         model_weights: dict[str, float] = {}
         changes: list[ItemDelta | MemoryDelta] = [
             *self._items(state, item_ids, model_weights),
@@ -132,7 +132,7 @@ class Publisher:
                 offset=max(0, state.folded_offset),
                 batch=number,
                 last_of_batch=row == len(changes) - 1,
-                newest_recorded_ms=state.newest_recorded_ms,
+                newest_recorded_ms=state.time.newest_recorded_ms,
                 change=change,
             )
             for row, change in enumerate(changes)
@@ -144,15 +144,15 @@ class Publisher:
         reasons = dict(zip(item_ids, self.reasons(state, item_ids), strict=True))
         texts = [item_id for item_id in item_ids if self._speaks_by_text(state, item_id, reasons[item_id])]
         for item_id in texts[_MAX_TEXTS:]:
-            state.dirty_items[item_id] = state.dirty_items.pop(item_id)
+            state.outgoing.dirty_items[item_id] = state.outgoing.dirty_items.pop(item_id)
             item_ids.remove(item_id)
         found = self._by_text(texts[:_MAX_TEXTS], model_weights)
         for item_id in item_ids:
             reason = "" if item_id in texts else reasons[item_id]
             # An earlier process may have published the item, which no checkpoint says: before something was taken out
             # of it, before a withdrawal, or before interactions cancelled each other.
-            was_taken_out = state.dirty_items[item_id]
-            if reason and (item_id in state.published or was_taken_out or reason in (WITHDRAWN, NO_DIRECTION)):
+            was_taken_out = state.outgoing.dirty_items[item_id]
+            if reason and (item_id in state.outgoing.published or was_taken_out or reason in (WITHDRAWN, NO_DIRECTION)):
                 found.append(ItemDelta(item_id=item_id, dropped=True))
         live = [item_id for item_id in item_ids if not reasons[item_id]]
         if not live:
@@ -197,7 +197,7 @@ class Publisher:
 
     def _lambdas(self, state: Partition, item_ids: Sequence[str], sums: SumsOf) -> Floats:
         """As they take effect: a new item's components are shorter than a trained one's."""
-        ages = state.age_seconds(np.where(sums.counts > 0, sums.last_seconds, state.stream_ms // 1000))
+        ages = state.time.age_seconds(np.where(sums.counts > 0, sums.last_seconds, state.time.stream_ms // 1000))
         known = self.weight_policy.model_share(sums.evidence, sums.coherence, ages)
         new = (self.new_item_policy or state.new_item_policy).model_share(sums.evidence, sums.coherence, ages)
         return np.where(_in_model(state, item_ids), known, new)
@@ -210,7 +210,7 @@ def _in_model(state: Partition, item_ids: Sequence[str]) -> npt.NDArray[np.bool_
 def _entries(state: Partition, entry_ids: Sequence[str]) -> list[MemoryDelta]:
     found = []
     for entry_id in entry_ids:
-        entry = state.visible.get(entry_id)
+        entry = state.remembered.visible.get(entry_id)
         if entry is None:
             found.append(MemoryDelta(entry_id=entry_id, dropped=True))
             continue

@@ -243,7 +243,7 @@ class Running:
         while time.monotonic() < deadline:
             folded = self.refresher.step()
             states = self.held.partitions.values()
-            if not folded and not any(state.dirty_items or state.dirty_entries for state in states):
+            if not folded and not any(state.outgoing.num_changes for state in states):
                 return
         raise AssertionError("it does not settle")
 
@@ -266,7 +266,7 @@ def fold_all(
 def contributors_of(state: Partition) -> dict[str, list[tuple[int, int]]]:
     """Who stands behind each item's sums, as hashes of users, and when, from the ledger."""
     found = {}
-    for number, item_id in enumerate(state.item_ids):
+    for number, item_id in enumerate(state.numbers.ids):
         rows = state.ledger.of_item(number)
         if len(rows["users"]):
             found[item_id] = sorted(zip(rows["users"].tolist(), rows["seconds"].tolist(), strict=True))

@@ -60,9 +60,9 @@ def test_state_is_the_batch_over_what_survives(seed: int) -> None:
     live = fold_all(rules, log_of(records))
     batch = fold_all(rules, log_of(survivors(records)))
     assert live.sums.digest() == batch.sums.digest()
-    assert live.memory.digest() == batch.memory.digest()
+    assert live.remembered.memory.digest() == batch.remembered.memory.digest()
     assert contributors_of(live) == contributors_of(batch)
-    assert not live.memory.wants_refill
+    assert not live.remembered.memory.wants_refill
 
 
 def test_a_memory_that_removals_emptied_takes_what_comes_whatever_its_hash() -> None:
@@ -73,7 +73,7 @@ def test_a_memory_that_removals_emptied_takes_what_comes_whatever_its_hash() -> 
     few = [interaction(rng, place=(1, n), item="item-2", user="few") for n in range(2)]
     late = [interaction(rng, place=(1, 10 + n), item="item-3", user="few") for n in range(2)]
     state = fold_all(rules, log_of([*crowd, *few, Forgetting(0, "crowd", {0: 100}), *late]))
-    assert state.memory.digest() == fold_all(rules, log_of([*few, *late])).memory.digest()
+    assert state.remembered.memory.digest() == fold_all(rules, log_of([*few, *late])).remembered.memory.digest()
 
 
 @settings(deadline=None, max_examples=40)
@@ -85,7 +85,7 @@ def test_forgetting_a_user_leaves_the_bits_of_never_having_seen_them(seed: int, 
     forgotten = fold_all(rules, log_of([*records, Forgetting(0, name, {0: 10**9, 1: 10**9})]))
     never = fold_all(rules, log_of([record for record in records if record.user != name]))
     assert forgotten.sums.digest() == never.sums.digest()
-    assert forgotten.memory.digest() == never.memory.digest()
+    assert forgotten.remembered.memory.digest() == never.remembered.memory.digest()
     assert forgotten.ledger.of_user(name) == ([], set())
 
 
@@ -97,7 +97,7 @@ def test_order_of_the_records_does_not_matter_to_sums_and_memory(seed: int, orde
     order.shuffle(shuffled)
     one, other = fold_all(RULES, log_of(records)), fold_all(RULES, log_of(shuffled))
     assert one.sums.digest() == other.sums.digest()
-    assert one.memory.digest() == other.memory.digest()
+    assert one.remembered.memory.digest() == other.remembered.memory.digest()
 
 
 def test_a_place_counts_once_however_often_it_comes() -> None:
@@ -115,7 +115,7 @@ def test_an_undo_that_comes_first_voids_the_interaction_that_comes_later() -> No
     state = fold_all(RULES, log_of([Undo(0, one.source_position, "item-1", "u"), one]))
     assert state.counts["void"] == 1
     assert len(state.sums) == 0
-    assert len(state.memory) == 0
+    assert len(state.remembered.memory) == 0
 
 
 def test_a_user_who_returns_after_being_forgotten_counts_again() -> None:
@@ -144,7 +144,7 @@ def test_interactions_without_weight_are_neither_summed_nor_remembered_and_can_b
     indifferent = interaction(rng, place=(0, 1), item="item-1", user="u", kind="rating", value=3.0)
     state = fold_all(RULES, log_of([indifferent]))
     assert len(state.ledger) == 1
-    assert len(state.sums) == len(state.memory) == 0
+    assert len(state.sums) == len(state.remembered.memory) == 0
     log = log_of([indifferent, Undo(0, indifferent.source_position, "item-1", "u")])
     assert len(fold_all(RULES, log).ledger) == 0
 
@@ -153,8 +153,8 @@ def test_a_clock_that_runs_ahead_ages_nobody() -> None:
     rng = np.random.default_rng(6)
     honest = interaction(rng, place=(0, 1), item="item-1", user="u", moment_ms=START_MS)
     state = fold_all(RULES, log_of([honest]))
-    assert state.age_seconds(np.array([START_MS // 1000 + 999])).tolist() == [0]
-    assert state.age_seconds(np.array([START_MS // 1000 - 5])).tolist() == [5]
+    assert state.time.age_seconds(np.array([START_MS // 1000 + 999])).tolist() == [0]
+    assert state.time.age_seconds(np.array([START_MS // 1000 - 5])).tolist() == [5]
 
 
 class _Broken(MemoryLog):
@@ -256,7 +256,7 @@ def test_the_component_that_names_the_user_leaves_no_trace() -> None:
     rng = np.random.default_rng(12)
     one = interaction(rng, place=(0, 1), item="item-1", user="u")
     state = fold_all(rules, log_of([one]))
-    (entry,) = state.visible.values()
+    (entry,) = state.remembered.visible.values()
     assert not entry.components[P_LAST].any()
     values = np.frombuffer(one.query.components, "<f2").reshape(-1, rules.items.width).copy()
     values[P_LAST] = 0

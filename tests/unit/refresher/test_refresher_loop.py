@@ -98,7 +98,7 @@ def test_after_any_deaths_readers_hold_what_the_state_says(
     assert last.digests() == {0: batch.digest()}
     items, entries = readers_view(world.outbox.deltas)
     assert {item: change.model_share for item, change in items.items()} == pytest.approx(live_states(last), abs=0.011)
-    assert entries.keys() == {entry.entry_id for entry in batch.memory}
+    assert entries.keys() == {entry.entry_id for entry in batch.remembered.memory}
 
 
 def test_a_checkpoint_is_taken_up_where_it_ends() -> None:
@@ -149,7 +149,7 @@ def test_a_checkpoint_of_another_policy_is_folded_anew_and_what_readers_held_of_
     batch = fold_all(world.rules, world.log)
     assert second.digests() == {0: batch.digest()}
     _, entries = readers_view(world.outbox.deltas)
-    assert entries.keys() == {entry.entry_id for entry in batch.memory}
+    assert entries.keys() == {entry.entry_id for entry in batch.remembered.memory}
 
 
 def test_a_checkpoint_ahead_of_its_topic_is_not_continued() -> None:
@@ -581,7 +581,7 @@ def test_a_broker_that_goes_away_costs_nothing_but_time() -> None:
     assert running.digests() == {0: fold_all(RULES, world.log).digest()}
     items, entries = readers_view(world.outbox.deltas)
     assert items.keys() == live_states(running).keys()
-    assert entries.keys() == running.held.partitions[0].visible.keys()
+    assert entries.keys() == running.held.partitions[0].remembered.visible.keys()
 
 
 def test_an_item_whose_parked_interactions_were_turned_away_is_folded_anew_when_it_is_listed() -> None:
@@ -683,8 +683,12 @@ def test_a_loop_at_rest_sleeps_and_one_with_slices_to_do_does_not() -> None:
     refresher, state = running.refresher, running.held.partitions[0]
     refresher._limits = RefresherLimits()
     waits_ms = [refresher._wait_ms()]
-    for name, work in (("to_sweep", ["item"]), ("returning", [3]), ("leaving", {"ann": {0: 3}})):
-        setattr(state, name, work)
+    for owner, name, work in (
+        (state.outgoing, "to_sweep", ["item"]),
+        (state, "returning", [3]),
+        (state, "leaving", {"ann": {0: 3}}),
+    ):
+        setattr(owner, name, work)
         waits_ms.append(refresher._wait_ms())
-        setattr(state, name, type(work)())
+        setattr(owner, name, type(work)())
     assert waits_ms == [500, 100, 100, 100]

@@ -127,7 +127,7 @@ def test_a_forget_after_the_pseudonym_key_was_changed_takes_the_users_sums_back(
             world.log.append(0, Forgetting(0, voided.user_pseudonym, voided.up_to))
     running.settle()
     state = running.held.partitions[0]
-    assert (store.history(), sorted(state.sums), sorted(state.visible)) == ("", [], [])
+    assert (store.history(), sorted(state.sums), sorted(state.remembered.visible)) == ("", [], [])
 
 
 def test_after_a_rekey_a_forget_under_the_new_key_alone_takes_everything_back() -> None:
@@ -153,4 +153,4 @@ def test_after_a_rekey_a_forget_under_the_new_key_alone_takes_everything_back() 
     assert running.digests() == {0: fold_all(world.rules, world.log, listed={"new-item": False}).digest()}
     world.log.append(0, Forgetting(0, new, {0: 1}))
     running.settle()
-    assert (sorted(state.sums), sorted(state.visible), state.contributor_hashes) == ([], [], {})
+    assert (sorted(state.sums), sorted(state.remembered.visible), state.contributor_hashes) == ([], [], {})
