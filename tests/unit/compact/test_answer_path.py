@@ -5,16 +5,13 @@ in memory of `tests/chaos`, Kafka is not asked. A file counts when a function of
 byte and its answer; the first answers, which import and remember, are left out.
 """
 
-import re
-import sys
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from fakes.called_files import Calls, listed, noted_calls
 from fakes.gateway import (
     MemoryEncoder,
     MemoryExposureLog,
@@ -64,34 +61,7 @@ from services.user_state.writer import StateWriter
 from tests.chaos.memory_redis import AsyncClient, Client, MemoryServer
 from tests.unit.gateway.gateway_scene import only_set
 
-SERVICES = Path(__file__).resolve().parents[3] / "services"
-NOT_DEPLOYED = ("offline", "cli", "stack")
 MOST_OF_LIBRARY = 28
-
-
-class Calls:
-    """Files of the deployed part with the functions that were called there, while `watch` runs."""
-
-    def __init__(self) -> None:
-        self.found: dict[str, set[str]] = {}
-        self._on = False
-
-    @contextmanager
-    def watch(self) -> Iterator[None]:
-        self._on = True
-        try:
-            yield
-        finally:
-            self._on = False
-
-    def __call__(self, frame: Any, event: str, arg: Any) -> None:
-        if not self._on or event != "call":
-            return
-        path = Path(frame.f_code.co_filename)
-        if path.is_relative_to(SERVICES):
-            name = path.relative_to(SERVICES)
-            if name.parts[0] not in NOT_DEPLOYED:
-                self.found.setdefault(str(name), set()).add(frame.f_code.co_qualname)
 
 
 async def recommend(calls: Calls, request: gateway_pb2.RecommendRequest, folder: Path) -> gateway_pb2.RecommendResponse:
@@ -192,24 +162,8 @@ def write_state(redis: MemoryServer, state: PackedQueryState) -> None:
 
 @pytest.fixture
 def calls() -> Iterator[Calls]:
-    found, before = Calls(), sys.getprofile()
-    sys.setprofile(found)
-    threading.setprofile(found)
-    yield found
-    sys.setprofile(before)
-    threading.setprofile(None)  # type: ignore[arg-type]
-
-
-def listed(column: int) -> set[str]:
-    """The files in a column of the table."""
-    text = (SERVICES.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    _, _, table = text.partition("| one answer | ")
-    rows = [line.split("|") for line in table.partition("\n\n")[0].splitlines()[2:]]
-    found = set()
-    for row in rows:
-        folder = row[1].strip().strip("`")
-        found |= {f"{folder}/{name}" for name in re.findall(r"`([^`]+\.py)`", row[column])}
-    return found
+    with noted_calls() as found:
+        yield found
 
 
 @pytest.mark.parametrize(
@@ -226,6 +180,6 @@ async def test_one_answer_passes_through_the_files_that_are_listed(
     assert len(answer.items) == 10
     assert not answer.degradations
     library = {path for path in calls.found if path.startswith("algorithms/")}
-    assert calls.found.keys() - library == set().union(*map(listed, columns))
+    assert calls.found.keys() - library == set().union(*(listed("one answer", column) for column in columns))
     # Which of them a search takes depends on what it costs.
     assert len(library) <= MOST_OF_LIBRARY
