@@ -29,7 +29,8 @@ def test_the_service_answers_what_the_library_does(small_bundle: Path, tmp_path:
     for takes_codes in (False, True):
         with serving(catalogue.path, names, port=Ports.free()["candidates"]) as service:
             for name in names:
-                index = make_index(parse_algorithm(name), scorer, np.arange(3_000))
+                ranks = np.arange(3_000)
+                index = make_index(parse_algorithm(name), scorer, ranks, codebooks=catalogue.codebooks)
                 for number in range(len(asked)):
                     query = asked.take([number])
                     found = index.search(query, rows.K).item_indices[0]
