@@ -100,7 +100,6 @@ def in_process_encoder(settings: EncoderSettings, bundle: Bundle) -> InProcessEn
         bundle.file(ENCODER_STEP_ONNX) if has_step else None,
         max_history=bundle.max_history,
         cache_bytes=settings.cache_mib << 20,
-        max_rows=settings.max_encode_rows,
     )
 
 
@@ -132,75 +131,39 @@ def inference_encoder(settings: EncoderSettings, bundle: Bundle) -> InferenceSer
         components_shape=(head.num_query_components, head.component_width),
         has_gate=head.is_mixture,
         uses_user_index=bundle.encoder.uses_user_index,
-        max_rows=settings.max_encode_rows,
-        timeout_s=settings.encode_timeout_ms / 1000,
+    )
+
+
+def _reader(settings: EncoderSettings, topic: str, name: str, **options: Any) -> TopicReader:
+    """Reads a topic in the process's group; missing topics are made when it is first read."""
+    return TopicReader(
+        settings.kafka,
+        topic,
+        group_id=settings.group_id,
+        client_id=f"freshet-encoder{name}",
+        makes_topics=settings.replicas,
+        **options,
     )
 
 
 def kafka_stream(
     settings: EncoderSettings, partitions: Sequence[int] | None = None, *, max_partition_bytes: int = 1 << 20
 ) -> TopicReader:
-    """These partitions of `interactions`, or all; missing topics are made when the stream is first read."""
-    return TopicReader(
-        settings.kafka,
+    """These partitions of `interactions`, or all."""
+    return _reader(
+        settings,
         INTERACTIONS,
-        group_id=settings.group_id,
-        client_id="freshet-encoder",
+        "",
         partitions=partitions,
-        makes_topics=settings.replicas,
         pause_ms=settings.window_ms,
         max_poll_records=settings.max_poll_records,
         max_partition_bytes=max_partition_bytes,
     )
 
 
-def log_of_users(settings: EncoderSettings) -> TopicReader:
-    """`interactions` again, for reading lost users' records from the beginning."""
-    return TopicReader(
-        settings.kafka,
-        INTERACTIONS,
-        group_id=settings.group_id,
-        client_id="freshet-encoder-restore",
-        max_poll_records=10_000,
-    )
-
-
-def dead_letters(settings: EncoderSettings) -> TopicReader:
-    """The dead letters of `interactions`."""
-    return TopicReader(
-        settings.kafka,
-        INTERACTIONS + SUFFIX,
-        group_id=settings.group_id,
-        client_id="freshet-encoder-dead-letters",
-        makes_topics=settings.replicas,
-    )
-
-
-def history_topic(settings: EncoderSettings) -> TopicReader:
-    """The durable histories."""
-    return TopicReader(
-        settings.kafka,
-        HISTORIES,
-        group_id=settings.group_id,
-        client_id="freshet-encoder-histories",
-        makes_topics=settings.replicas,
-        max_poll_records=2_000,
-    )
-
-
 def forget_log(settings: EncoderSettings) -> ForgetTopic:
     """The topic `forgets`, which every process reads whole."""
-    return ForgetTopic(
-        TopicReader(
-            settings.kafka,
-            FORGETS,
-            group_id=settings.group_id,
-            client_id="freshet-encoder-forgets",
-            makes_topics=settings.replicas,
-            max_poll_records=_MAX_FORGETS,
-            rest_ms=1_000,
-        )
-    )
+    return ForgetTopic(_reader(settings, FORGETS, "-forgets", max_poll_records=_MAX_FORGETS, rest_ms=1_000))
 
 
 def state_writer(settings: EncoderSettings) -> StateWriter:
@@ -236,14 +199,12 @@ def make_stream(
     """The process's share of `interactions` and all of `forgets`, applied with its own model until `hold` says of
     others. health: is told when the stream moves."""
     outbox = KafkaOutbox(BulkProducer(settings.kafka, client_id="freshet-encoder"), tracing=tracing)
-    keys, forgotten, log_again, vocabulary = (
-        pseudonym_keys(settings),
-        Forgotten(),
-        log_of_users(settings),
-        own.vocabulary,
-    )
+    vocabulary, keys, forgotten = own.vocabulary, pseudonym_keys(settings), Forgotten()
+    # Lost users' records are read from the beginning, beside the stream.
+    log_again = _reader(settings, INTERACTIONS, "-restore", max_poll_records=10_000)
+    histories = _reader(settings, HISTORIES, "-histories", max_poll_records=2_000)
     keep = KeepHistories(
-        topic=HistoryTopic(history_topic(settings), outbox, metrics.kept.inc),
+        topic=HistoryTopic(histories, outbox, metrics.kept.inc),
         log=log_again,
         store=store,
         every_s=settings.history_every_s,
@@ -253,7 +214,7 @@ def make_stream(
         store=store,
         replay=LogReplay(
             log=log_again,
-            letters=dead_letters(settings),
+            letters=_reader(settings, INTERACTIONS + SUFFIX, "-dead-letters"),
             forgotten=forgotten,
             max_history=vocabulary.max_history,
             schema=vocabulary.schema,
@@ -328,7 +289,7 @@ async def run(settings: EncoderSettings) -> None:
     stream = make_stream(settings, store, own, metrics, health=health, tracing=tracing)
     consumer = stream.consumer
     health.watch("interactions", consumer.turns)
-    served = ServedModels(own, health, max_batch=settings.max_encode_rows, max_queue=settings.max_queue)
+    served = ServedModels(own, health)
 
     def changed(others: tuple[Model, ...]) -> None:
         # Before `Encode` answers for a model, the stream has it; before one is closed, the batch that used it is over.

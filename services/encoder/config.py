@@ -23,16 +23,12 @@ class EncoderSettings(PseudonymSettings):
     # The broker gathers events this long before it answers a fetch: the batching window.
     window_ms: int = Field(default=20, ge=1, le=1000, validation_alias="FRESHET_ENCODER_WINDOW_MS")
     max_poll_records: int = Field(default=4096, ge=1, le=100_000, validation_alias="FRESHET_ENCODER_MAX_POLL_RECORDS")
-    encode_timeout_ms: int = Field(default=5000, ge=10, le=60_000, validation_alias="FRESHET_ENCODER_ENCODE_TIMEOUT_MS")
     # Where the model runs: ONNX Runtime in this process, or the inference server.
     engine: Literal["in-process", "inference-server"] = Field(
         default="inference-server", validation_alias="FRESHET_ENCODER_ENGINE"
     )
     # Keys and values of recent users that this process keeps; 640 kB are a full window of 8 blocks at L = 200.
     cache_mib: int = Field(default=256, ge=0, le=1_000_000, validation_alias="FRESHET_ENCODER_CACHE_MIB")
-    max_encode_rows: int = Field(default=64, ge=1, le=512, validation_alias="FRESHET_ENCODER_MAX_ENCODE_ROWS")
-    # On-demand requests that may wait for a batch.
-    max_queue: int = Field(default=256, ge=1, le=100_000, validation_alias="FRESHET_ENCODER_MAX_QUEUE")
     # At most so often are the histories that changed written to `histories`. What is lost in between is read from the
     # log behind the last mark: longer is cheaper per event, and slower for a lost user.
     history_every_s: float = Field(default=120.0, ge=0.1, le=3600, validation_alias="FRESHET_ENCODER_HISTORY_EVERY_S")

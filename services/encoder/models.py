@@ -84,9 +84,8 @@ class Models:
 class ServedModels:
     """On-demand encoding for each model that the process holds, by model version."""
 
-    def __init__(self, own: Model, health: HealthState, *, max_batch: int, max_queue: int) -> None:
+    def __init__(self, own: Model, health: HealthState) -> None:
         self._health, self._own_version = health, own.vocabulary.model_version
-        self._max_batch, self._max_queue = max_batch, max_queue
         self.handlers: dict[str, EncodeHistory] = {}
         self._add(own)
 
@@ -105,12 +104,8 @@ class ServedModels:
             await handler.close()
 
     def _add(self, model: Model) -> None:
-        self.handlers[model.vocabulary.model_version] = EncodeHistory(
-            encoder=model.encoder,
-            vocabulary=model.vocabulary,
-            max_batch=self._max_batch,
-            max_queue=self._max_queue,
-        )
+        handler = EncodeHistory(encoder=model.encoder, vocabulary=model.vocabulary)
+        self.handlers[model.vocabulary.model_version] = handler
         self._say(list(self.handlers))
 
     def _say(self, versions: Sequence[str]) -> None:

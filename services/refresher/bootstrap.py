@@ -43,7 +43,9 @@ log = structlog.get_logger()
 # The generated stubs carry no types.
 _add_servicer: Any = refresher_pb2_grpc.add_RefresherServiceServicer_to_server
 
-_DAY_S = 86_400
+_GROUP = "freshet-refresher"
+# Interactions of unknown items, per partition of `attributions`.
+_MAX_PENDING = 65_536
 # A publication goes out as one request, which every reader gets in one answer: longer than handing it over takes.
 _LINGER_MS = 50
 _MAX_GATHER_MS = 1_000
@@ -72,9 +74,10 @@ def fold_rules(settings: RefresherSettings, bundle: Bundle) -> Rules:
     return Rules(
         items=model_items(bundle),
         feedback=bundle.event_schema.feedback,
-        decay=ForwardDecay(half_life_seconds=settings.half_life_days * _DAY_S),
+        # They weigh the same, whatever their age.
+        decay=ForwardDecay(half_life_seconds=0),
         max_remembered=settings.max_remembered,
-        max_pending=settings.max_pending,
+        max_pending=_MAX_PENDING,
     )
 
 
@@ -94,7 +97,7 @@ def kafka_log(settings: RefresherSettings, bundle: Bundle, tracing: Tracing = OF
         return TopicReader(
             settings.kafka,
             *topics,
-            group_id=settings.group_id,
+            group_id=_GROUP,
             client_id=client_id,
             makes_topics=settings.replicas,
             window_ms=window_ms,
@@ -151,7 +154,7 @@ def checkpoint_topic(settings: RefresherSettings, model_version: str) -> Checkpo
         TopicReader(
             settings.kafka,
             REFRESHER_CHECKPOINTS,
-            group_id=settings.group_id,
+            group_id=_GROUP,
             client_id="freshet-refresher-checkpoints",
             makes_topics=settings.replicas,
             window_ms=_PARTS_WAIT_MS,
@@ -198,8 +201,6 @@ async def run(settings: RefresherSettings) -> None:
         limits=RefresherLimits(
             publish_s=settings.publish_ms / 1000,
             checkpoint_s=settings.checkpoint_seconds,
-            sweep_s=settings.sweep_seconds,
-            snapshot_s=60 * settings.snapshot_minutes,
         ),
         keeper=ThreadPoolExecutor(1, "checkpoints"),
         on_ready=lambda: health.set_ready(True),

@@ -15,7 +15,6 @@ class RefresherSettings(ProcessSettings):
     port: int = Field(default=50054, ge=0, le=65535, validation_alias="FRESHET_REFRESHER_PORT")
     # Read where the topic has no checkpoint: what `freshet restore` put there.
     checkpoints: Path = Field(default=Path(".freshet/data/refresher"), validation_alias="FRESHET_REFRESHER_CHECKPOINTS")
-    group_id: str = Field(default="freshet-refresher", min_length=1, validation_alias="FRESHET_REFRESHER_GROUP")
     # How far an item may leave its model (lambda); applied when publishing.
     model_weight: str = Field(default=DEFAULT_SHARE.text, validation_alias="FRESHET_REFRESHER_SHARE")
     # How far a new item may go; empty: as long as the bundle says of its model (of a bundle that does not say, each
@@ -23,11 +22,8 @@ class RefresherSettings(ProcessSettings):
     new_item_model_weight: str = Field(default="", validation_alias="FRESHET_REFRESHER_NEW_ITEM_SHARE")
     # An item that only interactions speak for is published once so many users stand behind it.
     min_users: int = Field(default=3, ge=1, le=1000, validation_alias="FRESHET_REFRESHER_MIN_USERS")
-    # Remembered interactions (PEFA-XL), and pending ones of unknown items, per partition of `attributions`.
+    # Remembered interactions (PEFA-XL), per partition of `attributions`.
     max_remembered: int = Field(default=4096, ge=1, le=10_000_000, validation_alias="FRESHET_REFRESHER_MAX_REMEMBERED")
-    max_pending: int = Field(default=65_536, ge=0, le=100_000_000, validation_alias="FRESHET_REFRESHER_MAX_PARKED")
-    # Half-life of an interaction's weight against newer ones of the same item; 0: they weigh the same.
-    half_life_days: int = Field(default=0, ge=0, le=36_500, validation_alias="FRESHET_REFRESHER_HALF_LIFE_DAYS")
     # Makes states of new items from their titles and categories, until enough users stand behind them; empty: none.
     text_encoder: Literal["", "minilm"] = Field(default="", validation_alias="FRESHET_REFRESHER_TEXT_ENCODER")
     # Changes are gathered this long before they are published.
@@ -35,12 +31,6 @@ class RefresherSettings(ProcessSettings):
     checkpoint_seconds: float = Field(
         default=30.0, ge=0.1, le=3600, validation_alias="FRESHET_REFRESHER_CHECKPOINT_SECONDS"
     )
-    # Everything is published again this often: a full snapshot on the topic.
-    snapshot_minutes: float = Field(
-        default=60.0, ge=0.1, le=100_000, validation_alias="FRESHET_REFRESHER_SNAPSHOT_MINUTES"
-    )
-    # How often items are looked through for those that have aged.
-    sweep_seconds: float = Field(default=30.0, ge=0.1, le=3600, validation_alias="FRESHET_REFRESHER_SWEEP_SECONDS")
     # A refresher that is not heard of for so long has lost its partitions to the others.
     lease_ms: int = Field(default=1000, ge=200, le=60_000, validation_alias="FRESHET_REFRESHER_LEASE_MS")
 

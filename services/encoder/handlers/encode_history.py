@@ -46,7 +46,7 @@ class EncodeHistory:
     """Encodes histories on demand; close it to end its worker thread."""
 
     def __init__(
-        self, *, encoder: SequenceEncoder, vocabulary: Vocabulary, max_batch: int = 32, max_queue: int = 256
+        self, *, encoder: SequenceEncoder, vocabulary: Vocabulary, max_batch: int = 64, max_queue: int = 256
     ) -> None:
         self._encoder = encoder
         self._vocabulary = vocabulary
