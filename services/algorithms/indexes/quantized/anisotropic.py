@@ -47,17 +47,19 @@ class Anisotropic(TangentIndex):
 
         Raises: ValueError also without codebooks, and for those of other vectors.
         """
+        self._codebooks = codebooks
+        if codebooks is not None and codebooks.gate_scale is not None:
+            self._gate_scale = codebooks.gate_scale.astype(np.float64)
+        super().__init__(items, pair_gate, **options)
+
+    def _scan(self) -> VectorScan:
+        codebooks = self._codebooks
         if codebooks is None:
             raise ValueError(
                 "anisotropic needs codebooks, and the bundle has none; `freshet train` and `freshet index` write them"
             )
-        self._codebooks = codebooks
-        self._gate_scale = None if codebooks.gate_scale is None else codebooks.gate_scale.astype(np.float64)
-        super().__init__(items, pair_gate, **options)
-
-    def _scan(self) -> VectorScan:
-        self._codebooks.check_width(self._slopes.width)
-        scan = FastScan(self._coder(f"{self.name}-slopes", self._slopes.vectors, cells=self._codebooks, seed=0))
+        codebooks.check_width(self._slopes.width)
+        scan = FastScan(self._coder(f"{self.name}-slopes", self._slopes.vectors, cells=codebooks, seed=0))
         self._bytes_of_codes += scan.nbytes
         return scan
 
