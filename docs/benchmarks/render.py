@@ -18,9 +18,9 @@ from typing import Any
 from rich.console import Console
 
 from services.cli.planning import CORE_SHARE, MEMORY_SHARE, Asked, error_of, plan
-from services.offline.evaluation.scale.unit_costs import SHIPPED, unit_costs
 from services.offline.demo.display import figures
 from services.offline.evaluation.common.report import cell, filled, machine
+from services.offline.evaluation.scale.unit_costs import SHIPPED, unit_costs
 
 HERE = Path(__file__).parent
 # Pages that say what the demo's run measured.

@@ -25,7 +25,7 @@ sys.path.insert(0, str(REPOSITORY / "tests"))
 
 from fakes.collector import Collector, Seen  # noqa: E402
 
-from services.algorithms.bundle import load_bundle  # noqa: E402
+from services.algorithms.bundles.model_bundle import load_bundle  # noqa: E402
 from services.stack import Ports, Stack  # noqa: E402
 
 PARTS = ["kafka", "redis", "encoder", "refresher", "candidates", "reranker", "gateway"]

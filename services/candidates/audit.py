@@ -14,11 +14,11 @@ from dataclasses import dataclass
 import numpy as np
 import structlog
 
-from services.algorithms.filters import ItemFilter
 from services.algorithms.indexes.protocol import Certificate, Scores
-from services.algorithms.live_catalogue import LiveCatalogue, Served
-from services.algorithms.states import QueryStates
-from services.algorithms.voted_answers import joined_answer, num_negative
+from services.algorithms.items.live_catalogue import LiveCatalogue, Served
+from services.algorithms.rules.filters import ItemFilter
+from services.algorithms.scoring.states import QueryStates
+from services.algorithms.scoring.voted_answers import joined_answer, num_negative
 from services.candidates.domain import Stage
 
 log = structlog.get_logger()

@@ -15,8 +15,8 @@ import numpy as np
 import structlog
 from freshet.v1 import candidates_pb2_grpc
 
-from services.algorithms.bundle import load_bundle
-from services.algorithms.catalogue import Catalogue, catalogue_from_bundle, required_bytes
+from services.algorithms.bundles.model_bundle import load_bundle
+from services.algorithms.bundles.tensor_file import changed_in_place
 from services.algorithms.indexes.brute_force import BruteForce
 from services.algorithms.indexes.by_name import Algorithm, make_indexes
 from services.algorithms.indexes.exact.cheapest import carry_over
@@ -26,13 +26,13 @@ from services.algorithms.indexes.mutable.snapshot import Snapshot, SnapshotError
 from services.algorithms.indexes.protocol import Index
 from services.algorithms.indexes.quantized.codebooks import Codebooks
 from services.algorithms.indexes.quantized.kept_codes import KeptCodes
-from services.algorithms.live_catalogue import VERSIONS_KEPT, LiveCatalogue
+from services.algorithms.items.catalogue import Catalogue, catalogue_from_bundle, required_bytes
+from services.algorithms.items.live_catalogue import VERSIONS_KEPT, LiveCatalogue
 from services.algorithms.native.threads import set_compute_threads
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.ops.quantized_scan import Coder, vectors_coded
 from services.algorithms.pefa.votes import VotingIndex
-from services.algorithms.states import PairGate
-from services.algorithms.tensor_file import changed_in_place
+from services.algorithms.scoring.states import PairGate
 from services.candidates.audit import TRUTH, Audit
 from services.candidates.choice import algorithms_for
 from services.candidates.config import MEMORY_VARIABLE, CandidatesSettings

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from services.algorithms.filters import ItemFilter
 from services.algorithms.indexes.mutable.similar import SimilarItems
 from services.algorithms.indexes.protocol import Certificate, Pass
-from services.algorithms.live_catalogue import Served
-from services.algorithms.states import FloatArray, QueryStates
+from services.algorithms.items.live_catalogue import Served
+from services.algorithms.rules.filters import ItemFilter
+from services.algorithms.scoring.states import FloatArray, QueryStates
 from services.contracts.shards import WHOLE, Shard
 
 

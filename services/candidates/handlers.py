@@ -9,12 +9,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from services.algorithms.filters import ItemFilter
 from services.algorithms.indexes.mutable.similar import components_of, similar_items
 from services.algorithms.indexes.protocol import Pass
-from services.algorithms.live_catalogue import LiveCatalogue, Served
-from services.algorithms.states import FloatArray, QueryStates
-from services.algorithms.voted_answers import Joined, Votes, joined_answer, joined_pool, num_negative
+from services.algorithms.items.live_catalogue import LiveCatalogue, Served
+from services.algorithms.rules.filters import ItemFilter
+from services.algorithms.scoring.states import FloatArray, QueryStates
+from services.algorithms.scoring.voted_answers import Joined, Votes, joined_answer, joined_pool, num_negative
 from services.candidates.audit import Answered, Audit
 from services.candidates.choice import Choice
 from services.candidates.domain import Found, IndexInfo, SearchAnswer, SearchQuery, SimilarAnswer, Stage, VotesQuery

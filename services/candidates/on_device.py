@@ -10,7 +10,7 @@ from services.algorithms.indexes.card_passes import CardPasses
 from services.algorithms.indexes.protocol import Index
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.ops.mol_scores.device import DeviceScorer
-from services.algorithms.states import ItemStates, PairGate
+from services.algorithms.scoring.states import ItemStates, PairGate
 from services.candidates.audit import TRUTH
 from services.platform.config import ConfigError
 

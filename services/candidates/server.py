@@ -8,9 +8,9 @@ import numpy as np
 from freshet.v1 import candidates_pb2, candidates_pb2_grpc, common_pb2
 
 from services.algorithms.indexes.protocol import EXACT
-from services.algorithms.live_catalogue import Served
-from services.algorithms.packed_state import unpack_query_state
-from services.algorithms.states import FloatArray
+from services.algorithms.items.live_catalogue import Served
+from services.algorithms.scoring.packed_state import unpack_query_state
+from services.algorithms.scoring.states import FloatArray
 from services.candidates.domain import SearchAnswer, SearchQuery, Stage, VotesQuery
 from services.candidates.handlers import Search
 from services.contracts.query_state import unpacked

@@ -1,7 +1,7 @@
 """What votes in a search: the memory (PEFA-XL) as this process holds it, the bundle's item neighbours, or both.
 
 Which interactions are remembered is the refresher's business, what neighbours say of a user's last items
-`algorithms/neighbours.py`'s; how votes join an answer is `voted_answers.py`'s.
+`algorithms/scoring/neighbours.py`'s; how votes join an answer is `voted_answers.py`'s.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,11 +10,11 @@ from itertools import groupby
 
 import numpy as np
 
-from services.algorithms.catalogue import Catalogue
-from services.algorithms.neighbours import WINDOW
+from services.algorithms.items.catalogue import Catalogue
 from services.algorithms.pefa.memory import MemoryEntry
 from services.algorithms.pefa.votes import VotingIndex
-from services.algorithms.states import QueryStates
+from services.algorithms.scoring.neighbours import WINDOW
+from services.algorithms.scoring.states import QueryStates
 from services.candidates.domain import SearchQuery, VotesQuery
 from services.contracts.explanations import ItemVotes, VotingInteractions
 from services.contracts.topics.index_deltas import MemoryDelta

@@ -17,8 +17,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from services.algorithms.bundle import BundleError, load_bundle
-from services.algorithms.sealed_files import file_entry
+from services.algorithms.bundles.model_bundle import BundleError, load_bundle
+from services.algorithms.bundles.sealed_files import file_entry
 from services.refresher.adapters.checkpoint_files import CheckpointFiles
 from services.refresher.checkpoint import CheckpointError, to_file
 from services.refresher.ports import Kept

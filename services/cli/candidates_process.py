@@ -12,7 +12,7 @@ import grpc
 import psutil
 from freshet.v1 import candidates_pb2, candidates_pb2_grpc, common_pb2
 
-from services.algorithms.states import QueryStates
+from services.algorithms.scoring.states import QueryStates
 from services.offline.evaluation.large.rows import K, Served
 from services.platform.rpc.health_check import probe_grpc
 

@@ -261,7 +261,7 @@ def plain(message: "Message", *, without: Sequence[str] = ()) -> dict[str, Any]:
 
 def read_titles(bundle: Path) -> dict[str, str]:
     """Item id -> title of every item that has one; empty when `bundle` cannot be read (titles are a courtesy)."""
-    from services.algorithms.bundle import BundleError, load_bundle
+    from services.algorithms.bundles.model_bundle import BundleError, load_bundle
 
     try:
         opened = load_bundle(bundle, verify=False)

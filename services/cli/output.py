@@ -78,7 +78,7 @@ def sentences(
 def _sentence(
     error: Exception, failures: tuple[type[Exception], ...], bad_bundle: str, no_memory: str
 ) -> CommandError | None:
-    from services.algorithms.manifest import BundleError
+    from services.algorithms.bundles.model_manifest import BundleError
     from services.platform.errors import DependencyUnavailable, FreshetError
 
     match error:

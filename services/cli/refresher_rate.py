@@ -13,7 +13,7 @@ import numpy as np
 from freshet.v1 import common_pb2, events_pb2
 from prometheus_client import CollectorRegistry
 
-from services.algorithms.bundle import Bundle
+from services.algorithms.bundles.model_bundle import Bundle
 from services.algorithms.pefa.policy import SharePolicy
 from services.contracts.topics import index_deltas
 from services.contracts.topics.attributions import ATTRIBUTIONS

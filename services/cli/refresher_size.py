@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import redis
 
-from services.algorithms.bundle import Bundle, load_bundle
+from services.algorithms.bundles.model_bundle import Bundle, load_bundle
 from services.cli.refresher_rate import attributions
 from services.contracts.topics import ensure_topics
 from services.contracts.topics.attributions import ATTRIBUTIONS

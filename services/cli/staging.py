@@ -125,7 +125,7 @@ def gateways_of(named: str, main: "Stack") -> list[str]:
 
 def _serving_now(bundle: Path) -> "VersionSet":
     """What a stack serves of which no operator has said anything."""
-    from services.algorithms.bundle import load_bundle
+    from services.algorithms.bundles.model_bundle import load_bundle
     from services.contracts.version_sets import VersionSet
 
     version = load_bundle(bundle, verify=False).model_version
@@ -137,7 +137,7 @@ def _checked(bundle: Path, serving: Path) -> str:
 
     Raises: BundleError for shapes or checksums that disagree; CommandError for another catalogue's.
     """
-    from services.algorithms.bundle import load_bundle
+    from services.algorithms.bundles.model_bundle import load_bundle
 
     new, now = load_bundle(bundle), load_bundle(serving, verify=False)
     known, common = len(now.item_ids), len(set(new.item_ids) & set(now.item_ids))

@@ -2,8 +2,8 @@
 
 from functools import partial
 
-from services.algorithms.live_catalogue import VERSIONS_KEPT
-from services.algorithms.tensor_file import changed_in_place
+from services.algorithms.bundles.tensor_file import changed_in_place
+from services.algorithms.items.live_catalogue import VERSIONS_KEPT
 from services.candidates.bootstrap import opened
 from services.candidates.config import CandidatesSettings
 from services.compact.config import CompactSettings

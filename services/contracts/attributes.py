@@ -1,7 +1,7 @@
 """Attributes of items, and filters' conditions on them, as Protobuf says them and as plain values.
 
 A value's Python type says its kind: float a number, int a time in Unix milliseconds, str a tag. Which attributes there
-are is the bundle's matter; what a condition means, that of `services.algorithms.attributes`, which this package may not
+are is the bundle's matter; what a condition means, that of `algorithms.rules.attributes`, which this package may not
 name.
 """
 

@@ -53,7 +53,7 @@ def from_message(message: common_pb2.QueryState) -> PackedQueryState:
 
 
 def unpacked(message: common_pb2.QueryState, unpack: Callable[..., T]) -> T:
-    """The arrays of a message, by `services.algorithms.packed_state.unpack_query_state` (this package may not name it).
+    """The arrays of a message, by `algorithms.scoring.packed_state.unpack_query_state` (this package may not name it).
 
     Raises: InvalidRequest naming the field where `unpack` raises ValueError.
     """

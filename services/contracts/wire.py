@@ -9,10 +9,10 @@ from typing import Any
 
 from freshet.v1 import candidates_pb2, common_pb2, reranker_pb2
 
-from services.algorithms.attributes import Comparison, Condition
-from services.algorithms.filters import ItemFilter
 from services.algorithms.indexes.protocol import ESTIMATE, EXACT, Certificate
-from services.algorithms.rules import Rule
+from services.algorithms.rules.attributes import Comparison, Condition
+from services.algorithms.rules.filters import ItemFilter
+from services.algorithms.rules.ranking_rules import Rule
 from services.contracts.attributes import COMPARISONS, condition_message, read_value, validate_value
 from services.contracts.explanations import ExplainedPair, ExplainedScore, ItemVotes, VotingInteractions
 from services.platform.errors import InvalidRequest

@@ -11,10 +11,10 @@ import grpc
 import structlog
 from freshet.v1 import encoder_pb2_grpc
 
-from services.algorithms.actions import Actions
-from services.algorithms.aversion import Aversion
-from services.algorithms.bundle import ENCODER_ONNX, ENCODER_STEP_ONNX, Bundle, load_bundle
-from services.algorithms.tensor_file import changed_in_place
+from services.algorithms.bundles.model_bundle import ENCODER_ONNX, ENCODER_STEP_ONNX, Bundle, load_bundle
+from services.algorithms.bundles.tensor_file import changed_in_place
+from services.algorithms.encoding.actions import Actions
+from services.algorithms.encoding.aversion import Aversion
 from services.contracts.pseudonyms import DEVELOPMENT_PSEUDONYM_KEY, pseudonym_key
 from services.contracts.topic_reader import TopicReader
 from services.contracts.topics.dead_letters import SUFFIX

@@ -16,7 +16,7 @@ from services.user_state.values import UserHistory
 @dataclass(frozen=True, slots=True)
 class EncodeJob:
     """One sequence for the model. Shapes: item_index (n,) dense, with its action where the model reads them
-    (`algorithms.actions`), event_time (n,) seconds, oldest first.
+    (`algorithms.encoding.actions`), event_time (n,) seconds, oldest first.
 
     positions: the M positions (increasing, below n) whose states are wanted. user_index: -1 = unknown to training.
     cache_key: of whom the next sequence will likely begin as this one does (0 or more), so that what was computed is

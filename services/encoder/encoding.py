@@ -13,12 +13,12 @@ from hashlib import blake2b
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.absence import AbsenceRows
-from services.algorithms.actions import STRIDE, Actions
-from services.algorithms.aversion import DECAY, WINDOW, Aversion
-from services.algorithms.event_schema import EventSchema, default_schema
-from services.algorithms.item_buckets import item_bucket
-from services.algorithms.packed_state import after_absence
+from services.algorithms.bundles.event_schema import EventSchema, default_schema
+from services.algorithms.encoding.absence import AbsenceRows
+from services.algorithms.encoding.actions import STRIDE, Actions
+from services.algorithms.encoding.aversion import DECAY, WINDOW, Aversion
+from services.algorithms.encoding.item_buckets import item_bucket
+from services.algorithms.scoring.packed_state import after_absence
 from services.contracts.query_state import PackedQueryState
 from services.contracts.stored_history import StoredEvent
 from services.encoder.domain import EncodedStates, EncodeJob

@@ -7,7 +7,7 @@ from prometheus_client import REGISTRY, CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from services.algorithms.incremental_encoding import CacheCounts
+from services.algorithms.encoding.incremental_encoding import CacheCounts
 from services.encoder.handlers.apply_records import Applied
 from services.platform.metrics import LARGE_BATCH_BUCKETS, Figures
 from services.platform.turn_clock import TurnClock

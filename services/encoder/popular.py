@@ -3,8 +3,8 @@
 import math
 from collections.abc import Iterable, Mapping
 
-from services.algorithms.event_schema import EventSchema
-from services.algorithms.popularity import joined, level_of, without
+from services.algorithms.bundles.event_schema import EventSchema
+from services.algorithms.items.popularity import joined, level_of, without
 from services.contracts.stored_history import StoredEvent
 from services.contracts.topics.interactions import Interaction
 from services.encoder.domain import UserWork

@@ -14,10 +14,10 @@ from freshet.v1 import gateway_pb2, gateway_pb2_grpc
 from grpc_health.v1 import health_pb2
 from prometheus_client import CollectorRegistry
 
-from services.algorithms.attributes import Kinds
-from services.algorithms.bundle import Bundle, load_bundle
-from services.algorithms.manifest import BundleError
-from services.algorithms.rules import Rule
+from services.algorithms.bundles.model_bundle import Bundle, load_bundle
+from services.algorithms.bundles.model_manifest import BundleError
+from services.algorithms.rules.attributes import Kinds
+from services.algorithms.rules.ranking_rules import Rule
 from services.catalogue.follower import CatalogueFollower, catalogue_reader
 from services.contracts.processes import PROCESSES
 from services.contracts.pseudonyms import pseudonym_key

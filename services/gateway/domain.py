@@ -9,12 +9,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from services.algorithms.absence import AbsenceRows
-from services.algorithms.attributes import Kinds
-from services.algorithms.event_schema import TURNED_DOWN_EVENTS, EventSchema
-from services.algorithms.filters import ItemFilter
+from services.algorithms.bundles.event_schema import TURNED_DOWN_EVENTS, EventSchema
+from services.algorithms.encoding.absence import AbsenceRows
 from services.algorithms.indexes.protocol import ESTIMATE, Certificate
-from services.algorithms.rules import Rule
+from services.algorithms.rules.attributes import Kinds
+from services.algorithms.rules.filters import ItemFilter
+from services.algorithms.rules.ranking_rules import Rule
 from services.contracts.query_state import PackedQueryState
 from services.contracts.topics.interactions import DEFAULT_TYPE
 from services.user_state.values import StoredState

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from services.algorithms.rules import Rule
+from services.algorithms.rules.ranking_rules import Rule
 from services.gateway.breaker import LoopStalls
 from services.gateway.domain import ServedModel
 from services.gateway.get_freshness import GetFreshness

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from services.algorithms.filters import ItemFilter
-from services.algorithms.rules import Rule
+from services.algorithms.rules.filters import ItemFilter
+from services.algorithms.rules.ranking_rules import Rule
 from services.contracts.explanations import ExplainedScore, ItemVotes
 from services.contracts.query_state import PackedQueryState
 from services.contracts.topics.exposures import Exposure

@@ -6,7 +6,7 @@ from typing import Any
 
 from freshet.v1 import common_pb2, events_pb2, gateway_pb2, gateway_pb2_grpc
 
-from services.algorithms.filters import ItemFilter
+from services.algorithms.rules.filters import ItemFilter
 from services.contracts.topics.interactions import Interaction, from_message
 from services.contracts.topics.items import CatalogueItem, item_from_message
 from services.contracts.topics.version_sets import set_message, share_message

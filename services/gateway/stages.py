@@ -10,9 +10,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Self, TypeVar
 
-from services.algorithms.filters import ItemFilter
-from services.algorithms.packed_state import after_absence
-from services.algorithms.rules import Rule
+from services.algorithms.rules.filters import ItemFilter
+from services.algorithms.rules.ranking_rules import Rule
+from services.algorithms.scoring.packed_state import after_absence
 from services.contracts.query_state import PackedQueryState
 from services.gateway.breaker import Breaker, LoopStalls
 from services.gateway.domain import (

@@ -4,9 +4,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from services.algorithms.attributes import MAX_CONDITIONS, Kinds
-from services.algorithms.filters import ItemFilter
-from services.algorithms.rules import Rule
+from services.algorithms.rules.attributes import MAX_CONDITIONS, Kinds
+from services.algorithms.rules.filters import ItemFilter
+from services.algorithms.rules.ranking_rules import Rule
 from services.contracts.topics.interactions import (
     MAX_CONTEXT_BYTES,
     MAX_CONTEXT_ENTRIES,

@@ -7,7 +7,7 @@ from typing import Any
 
 from freshet.v1 import common_pb2, generator_pb2, generator_pb2_grpc
 
-from services.algorithms.attributes import Kinds
+from services.algorithms.rules.attributes import Kinds
 from services.contracts.wire import certificate_message, filter_of
 from services.generator.domain.requests import (
     LEXICAL,

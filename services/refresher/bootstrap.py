@@ -8,12 +8,12 @@ import grpc
 import structlog
 from freshet.v1 import refresher_pb2_grpc
 
-from services.algorithms.bundle import Bundle, load_bundle
+from services.algorithms.bundles.model_bundle import Bundle, load_bundle
+from services.algorithms.bundles.tensor_file import changed_in_place
 from services.algorithms.pefa.content import TextStates
 from services.algorithms.pefa.decay import ForwardDecay
 from services.algorithms.pefa.policy import SharePolicy
 from services.algorithms.pefa.share_choice import share_of_length
-from services.algorithms.tensor_file import changed_in_place
 from services.contracts.topic_reader import TopicReader
 from services.contracts.topics.attributions import ATTRIBUTIONS
 from services.contracts.topics.items import ITEMS

@@ -11,17 +11,17 @@ import grpc
 import structlog
 from freshet.v1 import reranker_pb2_grpc
 
-from services.algorithms.bundle import load_bundle
-from services.algorithms.catalogue import Catalogue, catalogue_from_bundle, required_bytes
+from services.algorithms.bundles.model_bundle import load_bundle
+from services.algorithms.bundles.tensor_file import changed_in_place
 from services.algorithms.indexes.mutable.background_merge import BackgroundMerge
 from services.algorithms.indexes.mutable.index import IndexFullError
 from services.algorithms.indexes.mutable.snapshot import load_snapshot, snapshots
 from services.algorithms.indexes.protocol import Index
-from services.algorithms.live_catalogue import VERSIONS_KEPT, LiveCatalogue
+from services.algorithms.items.catalogue import Catalogue, catalogue_from_bundle, required_bytes
+from services.algorithms.items.live_catalogue import VERSIONS_KEPT, LiveCatalogue
 from services.algorithms.native.threads import set_compute_threads
 from services.algorithms.ops.mol_scores import MolScorer
-from services.algorithms.states import PairGate
-from services.algorithms.tensor_file import changed_in_place
+from services.algorithms.scoring.states import PairGate
 from services.catalogue.changes import CatalogueChanges
 from services.catalogue.follower import CatalogueFollower, catalogue_reader
 from services.catalogue.gate import CatalogueGate

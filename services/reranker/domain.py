@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from services.algorithms.filters import ItemFilter
 from services.algorithms.indexes.protocol import Certificate
-from services.algorithms.live_catalogue import Served
-from services.algorithms.rules import Rule
-from services.algorithms.states import QueryStates
+from services.algorithms.items.live_catalogue import Served
+from services.algorithms.rules.filters import ItemFilter
+from services.algorithms.rules.ranking_rules import Rule
+from services.algorithms.scoring.states import QueryStates
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,15 +11,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from services.algorithms.diversity import select
-from services.algorithms.explanation import score_parts
-from services.algorithms.filters import ItemFilter
 from services.algorithms.indexes.mutable.lookup import FoundItems, find_items
 from services.algorithms.indexes.protocol import ESTIMATE, Scores, certificate
 from services.algorithms.indexes.ranking import order_by_score_then_id
-from services.algorithms.live_catalogue import NO_CHANGE, LiveCatalogue, Served
-from services.algorithms.rules import MAX_RULES, Mask, Rule, added
-from services.algorithms.states import QueryStates
+from services.algorithms.items.live_catalogue import NO_CHANGE, LiveCatalogue, Served
+from services.algorithms.rules.diversity import select
+from services.algorithms.rules.filters import ItemFilter
+from services.algorithms.rules.ranking_rules import MAX_RULES, Mask, Rule, added
+from services.algorithms.scoring.explanation import score_parts
+from services.algorithms.scoring.states import QueryStates
 from services.contracts.explanations import ExplainedPair, ExplainedScore
 from services.platform.batching import Batcher
 from services.platform.errors import InvalidRequest, NotFound, PreconditionFailed

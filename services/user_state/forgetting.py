@@ -7,7 +7,7 @@ Kafka nor Redis.
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from services.algorithms.event_schema import TURNED_DOWN_EVENTS, EventSchema
+from services.algorithms.bundles.event_schema import TURNED_DOWN_EVENTS, EventSchema
 from services.contracts.pseudonyms import pseudonym_of
 from services.contracts.retraction import furthest, is_covered
 from services.contracts.stored_history import PackedHistory, StoredEvent, pack_history

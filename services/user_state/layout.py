@@ -122,7 +122,7 @@ def progress_key(partition: int) -> str:
 
 
 def popular_key(partition: int) -> str:
-    """Items by level (`algorithms.popularity`) of the partition's records: at most MAX_POPULAR, some 100 bytes each."""
+    """Items by level (`algorithms.items.popularity`) of its records: at most MAX_POPULAR, 100 bytes each."""
     return f"{{p{partition}}}:popular"
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from services.algorithms.event_schema import EventSchema
+from services.algorithms.bundles.event_schema import EventSchema
 from services.contracts.retraction import furthest
 from services.contracts.topics.dead_letters import stored_letters
 from services.platform.stream.ports import Reader

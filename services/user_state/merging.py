@@ -17,8 +17,8 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any
 
-from services.algorithms.event_schema import EventSchema, EventType
-from services.algorithms.history import trim
+from services.algorithms.bundles.event_schema import EventSchema, EventType
+from services.algorithms.encoding.history import trim
 from services.contracts.retraction import is_covered
 from services.contracts.stored_history import RecentId, StoredEvent, hash_event_id
 from services.contracts.topics.interactions import Interaction, decode_interaction, validate

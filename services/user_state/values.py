@@ -147,7 +147,7 @@ class Dump:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Popularity:
-    """Items of a partition by level (`algorithms.popularity`), highest first."""
+    """Items of a partition by level (`algorithms.items.popularity`), highest first."""
 
     half_life_s: float
     levels: Mapping[str, float]
@@ -155,7 +155,7 @@ class Popularity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PopularityStep:
-    """What records did to the popularity of items: levels (`algorithms.popularity`) that join, and that go."""
+    """What records did to the popularity of items: levels (`algorithms.items.popularity`) that join, and that go."""
 
     half_life_s: float
     joins: Mapping[str, float] = field(default_factory=dict)

@@ -16,7 +16,7 @@ from freshet.v1 import events_pb2
 from google.protobuf.message import DecodeError
 from world import BUNDLE, KEY, MODELS, RULES, SETTLERS, USERS, World, components_of
 
-from services.algorithms.states import QueryStates
+from services.algorithms.scoring.states import QueryStates
 from services.contracts.pseudonyms import pseudonym_of
 from services.contracts.stored_history import hash_event_id
 from services.contracts.topics.attributions import ATTRIBUTIONS

@@ -28,8 +28,8 @@ from freshet.v1 import events_pb2, gateway_pb2
 from kafka import KafkaConsumer, TopicPartition
 from oracle import Event, _read, replay
 
-from services.algorithms.bundle import load_bundle
-from services.algorithms.packed_state import unpack_query_state
+from services.algorithms.bundles.model_bundle import load_bundle
+from services.algorithms.scoring.packed_state import unpack_query_state
 from services.contracts.stored_history import hash_event_id
 from services.contracts.topics.interactions import INTERACTIONS
 from services.encoder.bootstrap import in_process_encoder, vocabulary_of

@@ -32,7 +32,7 @@ from world import (
     quiet,
 )
 
-from services.algorithms.filters import ItemFilter
+from services.algorithms.rules.filters import ItemFilter
 from services.contracts.pseudonyms import pseudonym_of
 from services.contracts.topics.attributions import ATTRIBUTIONS
 from services.contracts.topics.forgets import FORGETS

@@ -28,9 +28,9 @@ from prometheus_client import CollectorRegistry
 from refresher import refresher_scene
 from state_scene import EncoderProcess
 
-from services.algorithms.event_schema import default_schema
-from services.algorithms.filters import ItemFilter
+from services.algorithms.bundles.event_schema import default_schema
 from services.algorithms.indexes.protocol import EXACT
+from services.algorithms.rules.filters import ItemFilter
 from services.catalogue.changes import CatalogueChanges
 from services.catalogue.follower import CatalogueFollower
 from services.catalogue.gate import CatalogueGate

@@ -24,7 +24,7 @@ import pytest
 from freshet.v1 import gateway_pb2, gateway_pb2_grpc
 from outside import Outside, event, until
 
-from services.algorithms.bundle import Bundle, load_bundle
+from services.algorithms.bundles.model_bundle import Bundle, load_bundle
 from services.contracts.processes import PROCESSES
 from services.encoder.adapters.in_process import InProcessEncoder
 from services.encoder.domain import EncodeJob

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from prometheus_client import CollectorRegistry
 
-from services.algorithms.incremental_encoding import CacheCounts
+from services.algorithms.encoding.incremental_encoding import CacheCounts
 from services.candidates.metrics import CandidatesMetrics
 from services.catalogue.merge_reports import MergeReports
 from services.contracts.processes import PROCESSES

@@ -13,7 +13,7 @@ import pytest
 import redis
 from suites import either, eventually
 
-from services.algorithms import popularity
+from services.algorithms.items import popularity
 from services.contracts import stored_history
 from services.contracts.query_state import PackedQueryState
 from services.contracts.stored_history import RecentId, StoredEvent

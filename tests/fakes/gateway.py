@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from services.algorithms.filters import ItemFilter
 from services.algorithms.indexes.protocol import EXACT
-from services.algorithms.rules import Rule
+from services.algorithms.rules.filters import ItemFilter
+from services.algorithms.rules.ranking_rules import Rule
 from services.contracts.explanations import ExplainedPair, ExplainedScore, ItemVotes, VotingInteractions
 from services.contracts.query_state import PackedQueryState
 from services.contracts.topics.exposures import Exposure

@@ -34,7 +34,7 @@ import redis
 from freshet.v1 import candidates_pb2, candidates_pb2_grpc, common_pb2, events_pb2, gateway_pb2, gateway_pb2_grpc
 from kafka.admin import KafkaAdminClient
 
-from services.algorithms.bundle import load_bundle
+from services.algorithms.bundles.model_bundle import load_bundle
 from services.contracts.topics import ensure_topics
 from services.contracts.topics.index_deltas import INDEX_DELTAS, item_key
 from services.contracts.topics.interactions import INTERACTIONS

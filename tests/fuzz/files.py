@@ -30,14 +30,14 @@ from offline.archive.test_archive import run as archive
 from refresher.refresher_scene import World, make_rules, random_records
 from scene import write_small_bundle
 
-from services.algorithms.bundle import _model_version, load_bundle
-from services.algorithms.catalogue import catalogue_from_bundle
+from services.algorithms.bundles.model_bundle import _model_version, load_bundle
+from services.algorithms.bundles.model_manifest import BundleError, Manifest
+from services.algorithms.bundles.text_bundle import _text_version, load_text_bundle
+from services.algorithms.bundles.text_manifest import TextManifest
 from services.algorithms.generation.phrases_part import load_phrases
 from services.algorithms.indexes.mutable.snapshot import _checksum, load_snapshot, snapshots
-from services.algorithms.live_catalogue import LiveCatalogue
-from services.algorithms.manifest import BundleError, Manifest
-from services.algorithms.text_bundle import _text_version, load_text_bundle
-from services.algorithms.text_manifest import TextManifest
+from services.algorithms.items.catalogue import catalogue_from_bundle
+from services.algorithms.items.live_catalogue import LiveCatalogue
 from services.candidates.bootstrap import host_build
 from services.candidates.config import CandidatesSettings
 from services.catalogue.snapshots import CatalogueSnapshots

@@ -23,18 +23,18 @@ import torch
 from fakes.encoder import MemoryForgetLog, MemoryStream
 from fakes.refresher import MemoryLog
 
-from services.algorithms.bundle import BundleContent, write_bundle
-from services.algorithms.catalogue import catalogue_from_bundle
-from services.algorithms.event_schema import default_schema
+from services.algorithms.bundles.event_schema import default_schema
+from services.algorithms.bundles.model_bundle import BundleContent, write_bundle
+from services.algorithms.bundles.model_manifest import AbsenceShape, EncoderShape, HeadShape, NeighbourShape
+from services.algorithms.bundles.text_bundle import TextBundleWriter
 from services.algorithms.generation.generator import Generator
 from services.algorithms.generation.phrases_part import PhraseParts, save_phrases
-from services.algorithms.live_catalogue import LiveCatalogue
-from services.algorithms.manifest import AbsenceShape, EncoderShape, HeadShape, NeighbourShape
-from services.algorithms.neighbours import ItemNeighbours
-from services.algorithms.packed_state import pack_query_state
+from services.algorithms.items.catalogue import catalogue_from_bundle
+from services.algorithms.items.live_catalogue import LiveCatalogue
 from services.algorithms.pefa.decay import ForwardDecay
-from services.algorithms.states import ItemStates, PairGate, QueryStates
-from services.algorithms.text_bundle import TextBundleWriter
+from services.algorithms.scoring.neighbours import ItemNeighbours
+from services.algorithms.scoring.packed_state import pack_query_state
+from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
 from services.candidates.bootstrap import host_build
 from services.cli.backup import make_backup
 from services.contracts import stored_history
@@ -519,7 +519,7 @@ WRITTEN_S = NOW_MS // 1000
 
 
 def live_catalogue(bundle: Path) -> LiveCatalogue:
-    from services.algorithms.bundle import load_bundle
+    from services.algorithms.bundles.model_bundle import load_bundle
 
     return LiveCatalogue(catalogue_from_bundle(load_bundle(bundle)), build=host_build([]))
 

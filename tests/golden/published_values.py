@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from services.algorithms.manifest import HeadShape
-from services.algorithms.states import PairGate
+from services.algorithms.bundles.model_manifest import HeadShape
+from services.algorithms.scoring.states import PairGate
 from services.offline.training.models.mol import MolHead
 
 Values = dict[str, Tensor]

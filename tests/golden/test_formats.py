@@ -16,12 +16,12 @@ import torch
 from golden import formats
 from golden.formats import HERE
 
-from services.algorithms.attributes import AttributeTable
-from services.algorithms.bundle import load_bundle
-from services.algorithms.event_schema import EventSchema
+from services.algorithms.bundles.event_schema import EventSchema
+from services.algorithms.bundles.model_bundle import load_bundle
+from services.algorithms.bundles.text_bundle import load_text_bundle
 from services.algorithms.generation.phrases_part import load_phrases, save_phrases
 from services.algorithms.indexes.mutable.snapshot import load_snapshot
-from services.algorithms.text_bundle import load_text_bundle
+from services.algorithms.rules.attributes import AttributeTable
 from services.cli.backup import MANIFEST, Positions, _own_checksum, read_backup
 from services.contracts import stored_history
 from services.contracts.topics import histories, index_deltas

@@ -4,7 +4,7 @@ import pytest
 import torch
 from published_values import Values, close, filled, published
 
-from services.algorithms.manifest import EncoderShape
+from services.algorithms.bundles.model_manifest import EncoderShape
 from services.offline.training.models.hstu import HstuEncoder, time_buckets
 from services.offline.training.models.sasrec import SasRecEncoder
 

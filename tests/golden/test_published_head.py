@@ -10,7 +10,7 @@ from services.algorithms.indexes.combined_top_k import CombinedTopK
 from services.algorithms.indexes.top_k_avg import TopKAvg
 from services.algorithms.indexes.top_k_per_embedding import TopKPerEmbedding
 from services.algorithms.ops.mol_scores.reference import mol_scores_reference
-from services.algorithms.states import ItemStates, QueryStates
+from services.algorithms.scoring.states import ItemStates, QueryStates
 from services.offline.training.loss import mutual_information
 from services.offline.training.mol_sampled_softmax import GateWeights, Negatives, States, mol_sampled_softmax
 

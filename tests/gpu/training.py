@@ -18,7 +18,7 @@ import numpy as np
 
 import tests.gpu.bare  # noqa: F401 - before what imports the packages that it stands in for
 from services.algorithms.ops.mol_scores.device import DeviceScorer
-from services.algorithms.states import QueryStates
+from services.algorithms.scoring.states import QueryStates
 from services.offline.datasets import Interactions, from_columns, leave_one_out_split, load_dataset
 from services.offline.evaluation.common.recall import summary
 from services.offline.training.evaluation import ModelScorer, rank_events

@@ -24,7 +24,7 @@ from services.algorithms.indexes.mutable.item_batch import ItemBatch
 from services.algorithms.indexes.protocol import Index, take_queries
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.ops.mol_scores.device import DeviceScorer
-from services.algorithms.states import ItemStates, PairGate
+from services.algorithms.scoring.states import ItemStates, PairGate
 from services.offline.evaluation.catalogues.generator import generate
 from services.offline.evaluation.catalogues.scene import Scene, shape_named
 

@@ -31,7 +31,7 @@ from fakes.encoder import HashEncoder
 from killed_encoder import VOCABULARY
 from prometheus_client import CollectorRegistry
 
-from services.algorithms.bundle import load_bundle
+from services.algorithms.bundles.model_bundle import load_bundle
 from services.contracts import stored_history
 from services.contracts.topics import ensure_topics
 from services.contracts.topics.interactions import INTERACTIONS, Interaction, encode_interaction

@@ -15,7 +15,7 @@ import numpy as np
 from freshet.v1 import common_pb2, events_pb2, gateway_pb2, gateway_pb2_grpc
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 
-from services.algorithms.bundle import Bundle, load_bundle
+from services.algorithms.bundles.model_bundle import Bundle, load_bundle
 from services.contracts.topics.dead_letters import SUFFIX
 from services.contracts.topics.interactions import INTERACTIONS
 from services.platform.stream.kafka import partition_for

@@ -7,7 +7,7 @@ import pytest
 from freshet.v1 import common_pb2, events_pb2, gateway_pb2
 from outside import Outside, event, until
 
-from services.algorithms.bundle import ATTRIBUTES, load_bundle
+from services.algorithms.bundles.model_bundle import ATTRIBUTES, load_bundle
 from services.contracts.attributes import condition_message
 from services.contracts.conditions import parse_condition
 from services.stack import Stack

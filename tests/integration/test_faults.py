@@ -14,7 +14,7 @@ import pytest
 from freshet.v1 import gateway_pb2
 from traffic import Answer, Traffic
 
-from services.algorithms.bundle import load_bundle
+from services.algorithms.bundles.model_bundle import load_bundle
 from services.stack import Stack
 from services.stack.components.process import Process
 

@@ -12,7 +12,7 @@ import grpc
 import pytest
 from freshet.v1 import events_pb2, gateway_pb2, gateway_pb2_grpc, refresher_pb2, refresher_pb2_grpc
 
-from services.algorithms.bundle import load_bundle
+from services.algorithms.bundles.model_bundle import load_bundle
 from services.encoder.config import EncoderSettings
 from services.offline.backfill.jobs import run_reattribution
 from services.stack import Stack

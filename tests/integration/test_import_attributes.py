@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from freshet.v1 import events_pb2
 
-from services.algorithms.bundle import load_bundle
+from services.algorithms.bundles.model_bundle import load_bundle
 from services.contracts.topic_reader import TopicReader
 from services.contracts.topics.attributions import ATTRIBUTIONS
 from services.contracts.topics.forgets import FORGETS, Forget, encode_forget

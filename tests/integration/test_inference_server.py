@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from services.algorithms.bundle import Bundle, load_bundle
+from services.algorithms.bundles.model_bundle import Bundle, load_bundle
 from services.encoder.adapters.inference_server import InferenceServerEncoder
 from services.encoder.domain import EncodeJob
 from services.offline.training.bundling import load_model

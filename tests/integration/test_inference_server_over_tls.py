@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from fakes import certificates
 
-from services.algorithms.bundle import load_bundle
+from services.algorithms.bundles.model_bundle import load_bundle
 from services.encoder.bootstrap import inference_encoder
 from services.encoder.config import EncoderSettings
 from services.platform.errors import DependencyUnavailable

@@ -23,7 +23,7 @@ from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient
 from outside import Outside
 from traffic import Answer, Traffic
 
-from services.algorithms.bundle import load_bundle
+from services.algorithms.bundles.model_bundle import load_bundle
 from services.contracts.topics import TOPICS, ensure_topics
 from services.gateway.adapters.stream_status import ProbedStreamStatus
 from services.platform.errors import DependencyUnavailable

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from services.algorithms.bundle import load_bundle
+from services.algorithms.bundles.model_bundle import load_bundle
 from services.algorithms.indexes.by_name import make_index, parse_algorithm
 from services.algorithms.ops.mol_scores import MolScorer
 from services.cli.candidates_process import serving

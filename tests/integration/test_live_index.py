@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from freshet.v1 import candidates_pb2, candidates_pb2_grpc, common_pb2, reranker_pb2, reranker_pb2_grpc
 
-from services.algorithms.bundle import Bundle, load_bundle
+from services.algorithms.bundles.model_bundle import Bundle, load_bundle
 from services.contracts.topics import ensure_topics
 from services.contracts.topics.index_deltas import INDEX_DELTAS, IndexDelta, ItemDelta, encode
 from services.contracts.topics.items import ITEMS, CatalogueItem, encode_item

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from services.algorithms.bundle import load_bundle
+from services.algorithms.bundles.model_bundle import load_bundle
 from services.offline.backfill.jobs import import_interactions
 from services.offline.datasets.simulator import SimulatorConfig, simulate
 from services.offline.evaluation.version_sets.traffic import Load

@@ -11,7 +11,7 @@ import grpc
 import pytest
 from freshet.v1 import gateway_pb2, gateway_pb2_grpc, refresher_pb2, refresher_pb2_grpc
 
-from services.algorithms.bundle import load_bundle
+from services.algorithms.bundles.model_bundle import load_bundle
 from services.stack import Stack
 
 pytestmark = pytest.mark.integration

@@ -17,7 +17,7 @@ import pytest
 from freshet.v1 import gateway_pb2
 from traffic import Answer, Traffic
 
-from services.algorithms.bundle import load_bundle
+from services.algorithms.bundles.model_bundle import load_bundle
 from services.platform.stream.topic import NUM_PARTITIONS
 from services.user_state.reader import StateReader
 

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "unit"))
 from refresher_scene import P_Q, P_X, D, interaction, random_records
 from retrieval_scene import make_bundle
 
-from services.algorithms.bundle import Bundle
+from services.algorithms.bundles.model_bundle import Bundle
 from services.contracts.topics.attributions import ATTRIBUTIONS
 from services.contracts.topics.index_deltas import INDEX_DELTAS, Batches, decode
 from services.offline.backfill.jobs import run_rebuild

@@ -22,7 +22,7 @@ import tritonclient.grpc as inference
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.consumer.fetcher import ConsumerRecord
 
-from services.algorithms.bundle import ENCODER_ONNX, load_bundle
+from services.algorithms.bundles.model_bundle import ENCODER_ONNX, load_bundle
 from services.contracts.topics import ensure_topics
 from services.contracts.topics.dead_letters import SUFFIX
 from services.contracts.topics.interactions import INTERACTIONS

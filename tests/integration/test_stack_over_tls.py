@@ -11,7 +11,7 @@ from fakes import certificates
 from freshet.v1 import gateway_pb2, gateway_pb2_grpc
 from typer.testing import CliRunner
 
-from services.algorithms.bundle import load_bundle
+from services.algorithms.bundles.model_bundle import load_bundle
 from services.cli.main import app
 from services.stack import Ports, Stack
 from services.stack.lag import Lags

@@ -21,7 +21,7 @@ import pytest
 from freshet.v1 import events_pb2
 from structlog.testing import capture_logs
 
-from services.algorithms.bundle import load_bundle
+from services.algorithms.bundles.model_bundle import load_bundle
 from services.candidates.bootstrap import load_shard_snapshot
 from services.candidates.config import CandidatesSettings
 from services.contracts.shards import Shard

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import typer
 
-from services.algorithms.bundle import load_bundle
+from services.algorithms.bundles.model_bundle import load_bundle
 from services.gateway.domain import Degradation
 from services.offline.backfill.jobs import import_interactions
 from services.offline.datasets.simulator import SimulatorConfig, simulate

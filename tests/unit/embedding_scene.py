@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from services.algorithms.states import FloatArray
+from services.algorithms.scoring.states import FloatArray
 
 
 def clustered(num_points: int, width: int, seed: int, *, spread: float = 0.7) -> FloatArray:

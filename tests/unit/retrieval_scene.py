@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from services.algorithms.bundle import Bundle, BundleContent, EncoderShape, HeadShape, write_bundle
-from services.algorithms.manifest import NeighbourShape
-from services.algorithms.neighbours import ItemNeighbours
-from services.algorithms.packed_state import pack_query_state
-from services.algorithms.states import ItemStates, PairGate, QueryStates
+from services.algorithms.bundles.model_bundle import Bundle, BundleContent, EncoderShape, HeadShape, write_bundle
+from services.algorithms.bundles.model_manifest import NeighbourShape
+from services.algorithms.scoring.neighbours import ItemNeighbours
+from services.algorithms.scoring.packed_state import pack_query_state
+from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
 
 CATEGORIES = ("Action", "Comedy", "Drama", "Western")
 

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.manifest import BundleError
-from services.algorithms.tensor_file import read_tensors
-from services.algorithms.tensor_writer import SlicedTensor, write_tensors
+from services.algorithms.bundles.model_manifest import BundleError
+from services.algorithms.bundles.tensor_file import read_tensors
+from services.algorithms.bundles.tensor_writer import SlicedTensor, write_tensors
 
 Arrays = dict[str, npt.NDArray[Any]]
 

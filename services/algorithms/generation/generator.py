@@ -14,6 +14,7 @@ from typing import Literal, Self
 import numpy as np
 import numpy.typing as npt
 
+from services.algorithms.bundles.model_manifest import BundleError
 from services.algorithms.generation.array_file import read_arrays, write_arrays
 from services.algorithms.generation.decoding import MODES, Mode, decode
 from services.algorithms.generation.identifiers import IdentifierTable
@@ -21,7 +22,6 @@ from services.algorithms.generation.locality import locality_order
 from services.algorithms.generation.output_layer import OutputLayer
 from services.algorithms.generation.shortlist import Shortlist
 from services.algorithms.generation.trie import PADDING, IdentifierTrie
-from services.algorithms.manifest import BundleError
 from services.algorithms.ops.trie_search import laid_end_to_end
 
 FILES = ("output_layer", "shortlist", "trie", "identifiers", "decoding")

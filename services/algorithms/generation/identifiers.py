@@ -15,8 +15,8 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from services.algorithms.bundles.model_manifest import BundleError
 from services.algorithms.generation.array_file import read_arrays, write_arrays
-from services.algorithms.manifest import BundleError
 from services.algorithms.ops.trie_search import ItemRows
 
 Rows = npt.NDArray[np.int32]

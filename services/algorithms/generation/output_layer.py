@@ -13,8 +13,8 @@ from typing import Literal, Self
 import numpy as np
 import numpy.typing as npt
 
+from services.algorithms.bundles.model_manifest import BundleError
 from services.algorithms.generation.array_file import read_arrays, write_arrays
-from services.algorithms.manifest import BundleError
 from services.algorithms.ops.token_scores import CodedRows, HalfRows, code_rows, token_scores
 
 Floats = npt.NDArray[np.float32]

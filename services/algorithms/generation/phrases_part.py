@@ -7,10 +7,10 @@ file's own reader refuses one that is cut short. It knows no encoder and no toke
 from dataclasses import dataclass
 from pathlib import Path
 
+from services.algorithms.bundles.model_manifest import BundleError
+from services.algorithms.bundles.text_bundle import PHRASE_ENCODER, PHRASES, TextBundle
 from services.algorithms.generation.generator import FILES, Generator
 from services.algorithms.generation.vocabulary import PhraseVocabulary
-from services.algorithms.manifest import BundleError
-from services.algorithms.text_bundle import PHRASE_ENCODER, PHRASES, TextBundle
 
 VOCABULARY = "vocabulary"
 

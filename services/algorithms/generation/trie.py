@@ -16,8 +16,8 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
+from services.algorithms.bundles.model_manifest import BundleError
 from services.algorithms.generation.array_file import read_arrays, write_arrays
-from services.algorithms.manifest import BundleError
 from services.algorithms.ops.trie_search import MAX_POSITIONS, Ints, TrieArrays, laid_end_to_end
 
 PADDING = 0

@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from services.algorithms.bundles.model_manifest import BundleError
 from services.algorithms.generation.vocabulary_lattice import Lattice, Way
 from services.algorithms.generation.vocabulary_segments import Integers, Matches, PieceTrie, flat
 from services.algorithms.generation.vocabulary_text import (
@@ -33,7 +34,6 @@ from services.algorithms.generation.vocabulary_text import (
     spelled,
     word_ends,
 )
-from services.algorithms.manifest import BundleError
 
 FORMAT = "freshet-phrase-vocabulary"
 VERSION = 1

@@ -14,7 +14,7 @@ from typing import Any
 from services.algorithms.indexes.passes import Request
 from services.algorithms.indexes.protocol import EXACT, Mask, Pool, TopK
 from services.algorithms.indexes.scored_index import ScoredIndex
-from services.algorithms.states import QueryStates
+from services.algorithms.scoring.states import QueryStates
 
 
 class BruteForce(ScoredIndex):

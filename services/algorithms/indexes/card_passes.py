@@ -25,7 +25,7 @@ from services.algorithms.ops.grouped_top_k.device import best_of_groups
 from services.algorithms.ops.mol_scores.device import DeviceQueries, DeviceScorer
 from services.algorithms.ops.mol_scores.device_top_k import DeviceAnswer, exact_answer
 from services.algorithms.ops.mol_scores.graphs import CapturedCalls
-from services.algorithms.states import FloatArray, QueryStates
+from services.algorithms.scoring.states import FloatArray, QueryStates
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -20,7 +20,7 @@ from services.algorithms.indexes.protocol import Indices, Mask, Pass, Pool, Scor
 from services.algorithms.indexes.top_k_avg import AverageScan, TopKAvg
 from services.algorithms.indexes.top_k_per_embedding import PairScan, TopKPerEmbedding
 from services.algorithms.ops.mol_scores import MolScorer
-from services.algorithms.states import ItemStates, PairGate, QueryStates
+from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
 
 
 class CombinedTopK(PooledIndex):

@@ -27,7 +27,7 @@ from services.algorithms.indexes.rescoring import Rescored, finish, rescore
 from services.algorithms.ops.grouped_top_k import GroupedTopK, Storage, from_bfloat16, to_bfloat16
 from services.algorithms.ops.mol_scores import MolScorer, rounding
 from services.algorithms.ops.top_rows import top_rows
-from services.algorithms.states import FloatArray, QueryStates
+from services.algorithms.scoring.states import FloatArray, QueryStates
 
 _SCORE_BYTES = 64 << 20  # of a group of queries; one query's scores where those alone are more
 # Scoring gathered rows costs each query its own tiles: 1.15 to 1.3 times as much per item (8x8x32, B 32 and 1).

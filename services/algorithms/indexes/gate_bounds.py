@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from services.algorithms.indexes.protocol import Scores
 from services.algorithms.ops.mol_scores import MolScorer, rounding
-from services.algorithms.states import QueryStates
+from services.algorithms.scoring.states import QueryStates
 
 DoubleArray = npt.NDArray[np.float64]
 

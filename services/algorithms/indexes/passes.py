@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from services.algorithms.indexes.protocol import Indices, Mask, Pool, Scores
 from services.algorithms.indexes.rescoring import Rescored
-from services.algorithms.states import FloatArray, QueryStates
+from services.algorithms.scoring.states import FloatArray, QueryStates
 
 Array = Any  # NumPy's on the CPU, tensors on a card
 Request = Any  # B queries and their mask as the implementation holds them, with `queries` as they were given

@@ -28,7 +28,7 @@ from services.algorithms.indexes.protocol import (
 )
 from services.algorithms.indexes.scored_index import ScoredIndex
 from services.algorithms.ops.mol_scores import MolScorer
-from services.algorithms.states import ItemStates, PairGate, QueryStates
+from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
 
 Depths = tuple[int, ...]  # of the lists of each kind
 

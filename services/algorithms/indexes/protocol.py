@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.states import QueryStates
+from services.algorithms.scoring.states import QueryStates
 
 Indices = npt.NDArray[np.int64]
 Scores = npt.NDArray[np.float64]

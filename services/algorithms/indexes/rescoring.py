@@ -17,7 +17,7 @@ from services.algorithms.indexes.protocol import Indices, Pass, Scores, empty_an
 from services.algorithms.indexes.ranking import order_by_score_then_id
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.ops.mol_scores.rounding import FLOAT64_PER_FLOAT32
-from services.algorithms.states import QueryStates
+from services.algorithms.scoring.states import QueryStates
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

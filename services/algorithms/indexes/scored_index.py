@@ -10,7 +10,7 @@ from services.algorithms.indexes.cpu_passes import CpuPasses
 from services.algorithms.indexes.passes import Passes
 from services.algorithms.indexes.protocol import Indices, Mask, check_request
 from services.algorithms.ops.mol_scores import MolScorer
-from services.algorithms.states import ItemStates, PairGate, QueryStates
+from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
 
 
 class ScoredIndex:

@@ -25,7 +25,7 @@ import numpy as np
 from services.algorithms.indexes.passes import Array, Lists, Passes, Request
 from services.algorithms.indexes.pools import Depths, PooledIndex
 from services.algorithms.indexes.protocol import Indices, Mask, Pass, Pool, Scores
-from services.algorithms.states import FloatArray, QueryStates
+from services.algorithms.scoring.states import FloatArray, QueryStates
 
 _WITNESSES = 32  # items beyond the pool whose reach is looked at first
 # Components taken to float64 together: 1 MB stays in cache (at 109,739 x 4 x 768: 17 s with 1.6 GB at once).

@@ -20,7 +20,7 @@ from services.algorithms.indexes.pools import Depths, PooledIndex
 from services.algorithms.indexes.protocol import Indices, Mask, Pass, Pool, Scores, asked_again, empty_answer
 from services.algorithms.lazy import lazy_property
 from services.algorithms.ops.top_rows import count_passing
-from services.algorithms.states import QueryStates
+from services.algorithms.scoring.states import QueryStates
 
 
 class TopKPerEmbedding(PooledIndex):

@@ -17,8 +17,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from services.algorithms.models.text_bodies import BertBody, BodyShape
-from services.algorithms.states import FloatArray
-from services.algorithms.word_pieces import Tokens, WordPieces
+from services.algorithms.scoring.states import FloatArray
+from services.algorithms.text.word_pieces import Tokens, WordPieces
 
 _ALLOWED = {"model_type": "bert", "position_embedding_type": "absolute", "hidden_act": "gelu"}
 _WEIGHTS = "model.safetensors"

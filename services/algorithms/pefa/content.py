@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from services.algorithms.pefa.contribution import mean_gate
-from services.algorithms.states import FloatArray, ItemStates
+from services.algorithms.scoring.states import FloatArray, ItemStates
 
 _Exact = npt.NDArray[np.float64]
 

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from services.algorithms.pefa.exact_floats import Doubles, exp_of_negative, silu, spare_bits, to_multiples
-from services.algorithms.states import FloatArray, ItemStates, PairGate, QueryStates, check_shapes
+from services.algorithms.scoring.states import FloatArray, ItemStates, PairGate, QueryStates, check_shapes
 
 FixedPoint = npt.NDArray[np.int64]
 

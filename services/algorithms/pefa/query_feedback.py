@@ -22,7 +22,7 @@ from services.algorithms.pefa.memory import MemoryChanges, MemoryEntry, QueryMem
 from services.algorithms.pefa.policy import SharePolicy
 from services.algorithms.pefa.refresh import refreshed
 from services.algorithms.pefa.sums import ItemSums, SumsOf
-from services.algorithms.states import FloatArray, ItemStates, PairGate, QueryStates
+from services.algorithms.scoring.states import FloatArray, ItemStates, PairGate, QueryStates
 
 # (partition, offset) of the interaction: what makes a click count once.
 SourcePosition = tuple[int, int]

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from services.algorithms.pefa.exact_floats import Doubles
-from services.algorithms.states import ItemStates
+from services.algorithms.scoring.states import ItemStates
 
 
 def refreshed(base: ItemStates, sums: Doubles, share: npt.NDArray[np.floating]) -> ItemStates:

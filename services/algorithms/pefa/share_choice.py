@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from services.algorithms.pefa.policy import NEW_ITEM_SHARE, SharePolicy
 from services.algorithms.pefa.sums import SumsOf
-from services.algorithms.states import ItemStates
+from services.algorithms.scoring.states import ItemStates
 
 _ENOUGH = 20  # interactions of an item
 _ITEMS = 20

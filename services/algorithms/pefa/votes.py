@@ -23,7 +23,7 @@ from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.ops.quantized_scan import Cells
 from services.algorithms.pefa.memory import MemoryEntry
 from services.algorithms.pefa.refresh import unit
-from services.algorithms.states import FloatArray, ItemStates, PairGate, QueryStates
+from services.algorithms.scoring.states import FloatArray, ItemStates, PairGate, QueryStates
 
 # Codes of all coordinates in 8 bits and few cells. On 33,000 states of the 8x4x64 model of MovieLens-1M (width 448), k
 # 64, one core of a busy machine: 0.9 ms a query and 0.3 s to build; the library's defaults (4 bits of half the width,

@@ -42,7 +42,7 @@ def backup(
 
     Example:  freshet backup backups/monday
     """
-    from services.algorithms.bundle import BundleError, load_bundle
+    from services.algorithms.bundles.model_bundle import BundleError, load_bundle
     from services.cli.backup import BackupError, make_backup
     from services.platform.stream.topic import NUM_PARTITIONS
     from services.refresher.adapters.checkpoint_files import CheckpointFiles

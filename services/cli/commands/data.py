@@ -36,7 +36,7 @@ def validate(
 
     Example:  freshet data validate ratings.csv
     """
-    from services.algorithms.event_schema import EventSchema, default_schema
+    from services.algorithms.bundles.event_schema import EventSchema, default_schema
     from services.offline.datasets import account_text, read_data
 
     if not path.exists():

@@ -75,7 +75,7 @@ def demo(
 @contextmanager
 def _sentences(logs: Path) -> Iterator[None]:
     """Turn what the steps raise into a sentence and an exit status; anything else is a bug and keeps its traceback."""
-    from services.algorithms.manifest import BundleError
+    from services.algorithms.bundles.model_manifest import BundleError
     from services.offline.demo.calls import CallFailed
     from services.offline.demo.stream import ReplayFailedError, StreamStalledError
     from services.platform.errors import FreshetError

@@ -34,7 +34,7 @@ def import_past(
     """
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from services.algorithms.bundle import load_bundle
+    from services.algorithms.bundles.model_bundle import load_bundle
     from services.offline.backfill.jobs import import_interactions
     from services.offline.datasets import account_text, global_time_split, read_data
     from services.stack import Stack

@@ -10,7 +10,7 @@ from services.cli.output import console, emit_json, reports_errors, sentences
 
 if TYPE_CHECKING:
     from services.algorithms.indexes.quantized.codebooks import Codebooks
-    from services.algorithms.states import ItemStates
+    from services.algorithms.scoring.states import ItemStates
 
 
 @reports_errors
@@ -35,8 +35,8 @@ def index(
     """
     import numpy as np
 
-    from services.algorithms.bundle import BundleContent, HeadShape, write_bundle
-    from services.algorithms.states import ItemStates
+    from services.algorithms.bundles.model_bundle import BundleContent, HeadShape, write_bundle
+    from services.algorithms.scoring.states import ItemStates
     from services.offline.datasets.item_vectors import read_item_vectors
 
     with sentences(bad_bundle=""):

@@ -80,7 +80,7 @@ def rebuild(
 
 
 def _version(bundle: Path) -> str:
-    from services.algorithms.bundle import load_bundle
+    from services.algorithms.bundles.model_bundle import load_bundle
 
     return load_bundle(bundle, verify=False).model_version
 

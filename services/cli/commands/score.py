@@ -51,7 +51,7 @@ def score(
 
     Example:  freshet score --out scores.parquet --users users.parquet --on ray://head:10001
     """
-    from services.algorithms.bundle import load_bundle
+    from services.algorithms.bundles.model_bundle import load_bundle
     from services.cli.batch import read_users
     from services.cli.row_parts import RowParts
     from services.encoder.config import EncoderSettings

@@ -119,7 +119,7 @@ def _recipes(running: Running) -> Iterator[Finding]:
 
 
 def _bundle(running: Running) -> Iterator[Finding]:
-    from services.algorithms.bundle import ENCODER_ONNX, BundleError, load_bundle
+    from services.algorithms.bundles.model_bundle import ENCODER_ONNX, BundleError, load_bundle
 
     path, why = running.stack.bundle, "every process loads it at its start"
     if not (path / "manifest.json").exists():

@@ -151,7 +151,7 @@ def _served_version(address: str) -> str:
 
 
 def _bundle_version(stack: Stack) -> str | None:
-    from services.algorithms.bundle import BundleError, load_bundle
+    from services.algorithms.bundles.model_bundle import BundleError, load_bundle
 
     try:
         return load_bundle(stack.bundle).model_version

@@ -44,7 +44,7 @@ FloatArray = npt.NDArray[np.float32]
 MAX_BATCH_RECORDS = 10_000
 MAX_DROPPED_KEYS = 16_384
 
-# What `algorithms.states` allows of an item's and a query's components and of gates, and `pefa.policy` of weights.
+# What `algorithms.scoring.states` allows of an item's and a query's components and of gates, `pefa.policy` of weights.
 _MAX_LENGTH, _MAX_GATE, _MAX_WEIGHT = 1.001, 65_504.0, 2.0**16
 
 _FLOAT = np.dtype("<f4")

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from services.algorithms.incremental_encoding import CacheCounts, IncrementalEncoder
-from services.algorithms.states import check_sizes
+from services.algorithms.encoding.incremental_encoding import CacheCounts, IncrementalEncoder
+from services.algorithms.scoring.states import check_sizes
 from services.encoder.adapters.batches import calls, length_buckets, pad_jobs
 from services.encoder.domain import EncodedStates, EncodeJob
 from services.platform.errors import PreconditionFailed

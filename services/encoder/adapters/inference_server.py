@@ -14,8 +14,8 @@ import numpy as np
 from tritonclient.grpc import InferenceServerClient, InferInput, InferRequestedOutput
 from tritonclient.utils import InferenceServerException
 
-from services.algorithms.incremental_encoding import CacheCounts
-from services.algorithms.states import check_sizes
+from services.algorithms.encoding.incremental_encoding import CacheCounts
+from services.algorithms.scoring.states import check_sizes
 from services.encoder.adapters.batches import PADDING_ITEM, IntArray, calls, length_buckets, pad_jobs
 from services.encoder.domain import EncodedStates, EncodeJob
 from services.platform.errors import (

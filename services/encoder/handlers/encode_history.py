@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from services.algorithms.history import trim
+from services.algorithms.encoding.history import trim
 from services.contracts.query_state import PackedQueryState
 from services.contracts.stored_history import StoredEvent
 from services.contracts.topics.interactions import DEFAULT_TYPE

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from services.algorithms.event_schema import EventSchema, default_schema
+from services.algorithms.bundles.event_schema import EventSchema, default_schema
 from services.contracts.pseudonyms import pseudonym_of
 from services.contracts.retraction import ForgetUpTo, Undo, covers, is_covered
 from services.contracts.stored_history import PackedHistory

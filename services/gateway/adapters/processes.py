@@ -19,8 +19,8 @@ from freshet.v1 import (
     reranker_pb2_grpc,
 )
 
-from services.algorithms.filters import ItemFilter
-from services.algorithms.rules import Rule
+from services.algorithms.rules.filters import ItemFilter
+from services.algorithms.rules.ranking_rules import Rule
 from services.contracts.explanations import ExplainedScore, ItemVotes
 from services.contracts.query_state import PackedQueryState, from_message, to_message
 from services.contracts.shards import WHOLE, Shard

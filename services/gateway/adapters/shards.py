@@ -18,8 +18,8 @@ from functools import partial
 from hashlib import blake2b
 from typing import Generic, TypeVar
 
-from services.algorithms.filters import ItemFilter
 from services.algorithms.indexes.protocol import ESTIMATE, EXACT, Certificate
+from services.algorithms.rules.filters import ItemFilter
 from services.contracts.explanations import ItemVotes
 from services.contracts.query_state import PackedQueryState
 from services.contracts.shards import home_shard

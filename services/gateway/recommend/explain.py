@@ -8,8 +8,8 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from services.algorithms.packed_state import after_absence
-from services.algorithms.rules import Rule
+from services.algorithms.rules.ranking_rules import Rule
+from services.algorithms.scoring.packed_state import after_absence
 from services.gateway.domain import HistoryEvent, Seen, ServedModel, last_event_ms, now_ms, seen_in, turned_down_in
 from services.gateway.ports import Ports
 from services.gateway.recommend.explanation import ExplainQuery, Explanation, PastInteraction

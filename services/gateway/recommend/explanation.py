@@ -7,7 +7,7 @@ do both meet.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from services.algorithms.rules import Rule
+from services.algorithms.rules.ranking_rules import Rule
 from services.contracts.explanations import ExplainedScore, ItemVotes
 from services.gateway.domain import HistoryEvent
 

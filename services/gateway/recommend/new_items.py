@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
-from services.algorithms.reserved import MAX_POSITIONS, draw_slots
+from services.algorithms.rules.reserved_positions import MAX_POSITIONS, draw_slots
 from services.contracts.query_state import PackedQueryState
 from services.gateway.domain import Ranking, RecommendQuery, ScoredItem
 from services.gateway.recommend.popular import PopularItems

@@ -1,6 +1,6 @@
 """Popular items under a request's filter: what people take now, and what training saw.
 
-An item's count is what the stream says of it, faded (`services.algorithms.popularity`), and three hundredths of what
+An item's count is what the stream says of it, faded (`algorithms.items.popularity`), and three hundredths of what
 training counted: that orders a catalogue that nobody uses yet, and soon gives way. Also what applies category limits
 where the reranker can't. Reads the catalogue once; keeps ids, counts and categories.
 """
@@ -15,8 +15,8 @@ from types import MappingProxyType
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.attributes import AttributeColumns, AttributeTable, Values, no_attributes
-from services.algorithms.filters import ItemFilter, Mask, passing
+from services.algorithms.rules.attributes import AttributeColumns, AttributeTable, Values, no_attributes
+from services.algorithms.rules.filters import ItemFilter, Mask, passing
 from services.gateway.domain import ScoredItem
 
 # What an interaction of training counts beside one of now (docs/decisions/057).

@@ -1,6 +1,6 @@
 """What is popular in the stream, read from the state store every few seconds.
 
-The encoder process counts it (`services.algorithms.popularity`). While the store is away, what was read last goes on
+The encoder process counts it (`algorithms.items.popularity`). While the store is away, what was read last goes on
 to be answered: everything fades alike, so its order stays.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import structlog
 
-from services.algorithms.popularity import count_at
+from services.algorithms.items.popularity import count_at
 from services.gateway.recommend.popular import PopularItems
 from services.user_state.values import Popularity
 

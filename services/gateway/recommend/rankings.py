@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from services.algorithms.filters import ItemFilter
 from services.algorithms.indexes.protocol import ESTIMATE
-from services.algorithms.rank_fusion import reciprocal_rank_fusion
+from services.algorithms.rules.filters import ItemFilter
+from services.algorithms.text.rank_fusion import reciprocal_rank_fusion
 from services.contracts.query_state import PackedQueryState
 from services.gateway.domain import Degradation, Pool, Ranking, RecommendQuery, ScoredItem
 from services.gateway.recommend.favoured import MAX_FAVOURED, favours, of_both, with_favours

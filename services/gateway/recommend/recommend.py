@@ -8,7 +8,7 @@ dependency's sake: only a bad request or a spent deadline ends in an error. Know
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from services.algorithms.rules import Rule
+from services.algorithms.rules.ranking_rules import Rule
 from services.gateway.domain import Degradation, Ranking, Recommendation, RecommendQuery, ServedModel, now_ms
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.ports import StreamStatus

@@ -8,7 +8,7 @@ import asyncio
 import time
 from dataclasses import dataclass, replace
 
-from services.algorithms.event_schema import EventSchema
+from services.algorithms.bundles.event_schema import EventSchema
 from services.gateway.domain import (
     Degradation,
     FreshnessToken,

@@ -1,7 +1,8 @@
 """Pools for rules: what a boost or a pin names may lie far behind the pool, and is searched for by itself. And limits,
 caps and pins where the reranker does not apply them.
 
-The bounds of these searches say how much what was left out could score with its boosts (`algorithms.rules`).
+The bounds of these searches say how much what was left out could score with its boosts
+(`algorithms.rules.ranking_rules`).
 """
 
 import math
@@ -11,9 +12,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from services.algorithms.diversity import select
-from services.algorithms.filters import MAX_CATEGORIES, MAX_IDS, ItemFilter
-from services.algorithms.rules import Rule, bound_with_boosts
+from services.algorithms.rules.diversity import select
+from services.algorithms.rules.filters import MAX_CATEGORIES, MAX_IDS, ItemFilter
+from services.algorithms.rules.ranking_rules import Rule, bound_with_boosts
 from services.gateway.domain import Pool, RecommendQuery, ScoredItem
 from services.gateway.recommend.popular import PopularItems
 

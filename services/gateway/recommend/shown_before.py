@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from services.algorithms import impressions
+from services.algorithms.scoring import impressions
 from services.gateway.domain import NotAgain, Ranking
 
 MAX_ANSWERS, MAX_ITEMS_OF_ANSWER = 50, 200

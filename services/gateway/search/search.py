@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from services.algorithms.rank_fusion import Fused, reciprocal_rank_fusion
+from services.algorithms.text.rank_fusion import Fused, reciprocal_rank_fusion
 from services.contracts.query_state import PackedQueryState
 from services.gateway.domain import Degradation, Pool, Ranking, Seen, ServedModel, now_ms
 from services.gateway.metrics import GatewayMetrics

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from services.algorithms.filters import ItemFilter
+from services.algorithms.rules.filters import ItemFilter
 from services.gateway.domain import Degradation
 
 # What finds items by words, as the wire names it, and the user's own model, which only orders what they found.

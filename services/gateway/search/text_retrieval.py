@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from services.algorithms.filters import ItemFilter
+from services.algorithms.rules.filters import ItemFilter
 from services.gateway.breaker import Breaker
 from services.gateway.ports import TextSources
 from services.gateway.search.searching import SOURCES, SourceHits, SourceTime

@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from services.algorithms.event_schema import EventSchema, Role
+from services.algorithms.bundles.event_schema import EventSchema, Role
 from services.contracts.topics.interactions import Interaction
 from services.gateway.domain import Impression, Receipt
 from services.gateway.recommend.exposures import Exposures

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import replace
 
-from services.algorithms.event_schema import EventSchema, Role
+from services.algorithms.bundles.event_schema import EventSchema, Role
 from services.contracts.topics.interactions import Interaction
 from services.gateway.breaker import Breaker
 from services.gateway.domain import FreshnessToken, Receipt, now_ms

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from services.algorithms.states import FloatArray
-from services.algorithms.word_pieces import WordPieces
+from services.algorithms.scoring.states import FloatArray
+from services.algorithms.text.word_pieces import WordPieces
 from services.platform.errors import PreconditionFailed
 
 INPUTS = ("input_ids", "attention_mask")

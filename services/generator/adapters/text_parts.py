@@ -12,13 +12,9 @@ import numpy as np
 import numpy.typing as npt
 import structlog
 
-from services.algorithms.attributes import AttributeTable
-from services.algorithms.catalogue import Catalogue
-from services.algorithms.manifest import BundleError
-from services.algorithms.native import instruction_set
-from services.algorithms.sealed_files import MANIFEST
-from services.algorithms.states import FloatArray
-from services.algorithms.text_bundle import (
+from services.algorithms.bundles.model_manifest import BundleError
+from services.algorithms.bundles.sealed_files import MANIFEST
+from services.algorithms.bundles.text_bundle import (
     PHRASE_ENCODER,
     PHRASES,
     TEXT_ENCODER,
@@ -26,7 +22,11 @@ from services.algorithms.text_bundle import (
     TextBundle,
     load_text_bundle,
 )
-from services.algorithms.word_pieces import WordPieces
+from services.algorithms.items.catalogue import Catalogue
+from services.algorithms.native import instruction_set
+from services.algorithms.rules.attributes import AttributeTable
+from services.algorithms.scoring.states import FloatArray
+from services.algorithms.text.word_pieces import WordPieces
 from services.generator.adapters.text_encoders import TextEncoder
 
 log = structlog.get_logger()

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.attributes import AttributeColumns, AttributeTable, Kinds, no_attributes
-from services.algorithms.filters import ItemFilter
+from services.algorithms.rules.attributes import AttributeColumns, AttributeTable, Kinds, no_attributes
+from services.algorithms.rules.filters import ItemFilter
 from services.contracts.topics.items import CatalogueItem
 
 Mask = npt.NDArray[np.bool_]

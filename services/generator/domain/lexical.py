@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from services.algorithms.lexical import LexicalIndex
+from services.algorithms.text.lexical import LexicalIndex
 from services.generator.domain.items import Changes, ItemTable
 from services.generator.domain.requests import Asked, Scored
 

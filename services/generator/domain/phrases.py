@@ -12,7 +12,7 @@ import structlog
 
 from services.algorithms.generation.generator import Answer, Generator
 from services.algorithms.generation.vocabulary import PhraseVocabulary
-from services.algorithms.states import FloatArray
+from services.algorithms.scoring.states import FloatArray
 from services.generator.domain.items import Changes, ItemTable
 from services.generator.domain.requests import Asked, Generated
 

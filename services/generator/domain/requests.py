@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from services.algorithms.filters import ItemFilter
 from services.algorithms.indexes.protocol import Certificate
+from services.algorithms.rules.filters import ItemFilter
 
 TEXT_MOL, PHRASES, LEXICAL = "text_mol", "phrases", "lexical"
 SOURCES = (TEXT_MOL, PHRASES, LEXICAL)

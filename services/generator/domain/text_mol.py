@@ -11,17 +11,17 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.catalogue import Catalogue
 from services.algorithms.indexes.exact.cheapest import Exact, carry_over
 from services.algorithms.indexes.mutable.background_merge import BackgroundMerge
 from services.algorithms.indexes.mutable.index import only
 from services.algorithms.indexes.protocol import EXACT
-from services.algorithms.live_catalogue import LiveCatalogue
+from services.algorithms.items.catalogue import Catalogue
+from services.algorithms.items.live_catalogue import LiveCatalogue
 from services.algorithms.pefa.policy import SharePolicy
 from services.algorithms.pefa.query_feedback import Click, Encode, QueryFeedback, SourcePosition
 from services.algorithms.pefa.votes import VotingIndex
-from services.algorithms.states import FloatArray, QueryStates
-from services.algorithms.voted_answers import joined_answer, num_negative
+from services.algorithms.scoring.states import FloatArray, QueryStates
+from services.algorithms.scoring.voted_answers import joined_answer, num_negative
 from services.contracts.retraction import ForgetUpTo, Undo
 from services.contracts.topics.index_deltas import ItemDelta
 from services.contracts.topics.items import CatalogueItem

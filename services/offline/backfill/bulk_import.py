@@ -18,7 +18,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.history import trim, windows
+from services.algorithms.encoding.history import trim, windows
 from services.contracts.pseudonyms import pseudonym_of
 from services.contracts.stored_history import RecentId, StoredEvent, hash_event_id
 from services.contracts.topics.attributions import Attribution

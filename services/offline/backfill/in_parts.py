@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from services.algorithms.bundle import BundleError, load_bundle
+from services.algorithms.bundles.model_bundle import BundleError, load_bundle
 from services.platform.errors import FreshetError, PreconditionFailed
 from services.stack.version import freshet_version
 

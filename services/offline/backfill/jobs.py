@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from services.algorithms.bundle import load_bundle
+from services.algorithms.bundles.model_bundle import load_bundle
 from services.contracts.pseudonyms import pseudonym_key, pseudonym_of
 from services.encoder.adapters.kafka_outbox import KafkaOutbox
 from services.encoder.bootstrap import (

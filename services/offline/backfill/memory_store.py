@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from services.algorithms import popularity
+from services.algorithms.items import popularity
 from services.contracts import stored_history
 from services.platform.errors import Conflict
 from services.user_state import layout as state_layout

@@ -15,10 +15,10 @@ from typing import Any, Self
 import pyarrow as pa
 from prometheus_client import CollectorRegistry
 
-from services.algorithms.bundle import load_bundle
-from services.algorithms.filters import ItemFilter
+from services.algorithms.bundles.model_bundle import load_bundle
 from services.algorithms.native.threads import set_compute_threads
-from services.algorithms.packed_state import after_absence, unpack_query_state
+from services.algorithms.rules.filters import ItemFilter
+from services.algorithms.scoring.packed_state import after_absence, unpack_query_state
 from services.candidates.bootstrap import Live, load_catalogue, make_follower, make_live
 from services.candidates.config import CandidatesSettings
 from services.candidates.domain import Found, SearchQuery, Stage

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.actions import MIN_EVENTS, Actions, action_name
-from services.algorithms.event_schema import EVENTS_YAML, EventSchema
+from services.algorithms.bundles.event_schema import EVENTS_YAML, EventSchema
+from services.algorithms.encoding.actions import MIN_EVENTS, Actions, action_name
 
 CodeArray = npt.NDArray[np.int32]
 TimeArray = npt.NDArray[np.int64]

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from services.algorithms.attributes import ARROW_TYPES, Kind, arrow_kinds
+from services.algorithms.rules.attributes import ARROW_TYPES, Kind, arrow_kinds
 
 MAX_TAG_BYTES = 128
 

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from services.algorithms.pefa.refresh import unit
-from services.algorithms.states import MAX_OWN_LENGTH
+from services.algorithms.scoring.states import MAX_OWN_LENGTH
 from services.offline.datasets.item_attributes import attribute_columns
 from services.offline.datasets.table import split_categories
 

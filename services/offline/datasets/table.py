@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
-from services.algorithms.event_schema import EventSchema
+from services.algorithms.bundles.event_schema import EventSchema
 
 from .interactions import from_columns
 from .timestamps import BoolArray, IntArray, TimestampError, parse_timestamps

@@ -15,7 +15,7 @@ from typing import Any, Literal, Self
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.event_schema import EventSchema
+from services.algorithms.bundles.event_schema import EventSchema
 from services.algorithms.pefa.policy import TypeWeight
 from services.contracts.topics.interactions import MAX_TYPE_BYTES, SEARCH_CLICK
 

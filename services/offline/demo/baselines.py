@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.bundle import Bundle
-from services.algorithms.states import QueryStates
+from services.algorithms.bundles.model_bundle import Bundle
+from services.algorithms.scoring.states import QueryStates
 from services.offline.datasets import Interactions
 from services.offline.demo.plan import HITS_AT, ReplayEvent
 from services.offline.evaluation.stream.baselines import NeighbourSettings, StreamingItemNeighbours, StreamingPopularity

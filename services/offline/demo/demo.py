@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from services.algorithms.bundle import Bundle
-from services.algorithms.states import QueryStates
+from services.algorithms.bundles.model_bundle import Bundle
+from services.algorithms.scoring.states import QueryStates
 from services.contracts.processes import HTTP_STEP
 from services.contracts.topics.interactions import INTERACTIONS
 from services.offline.datasets import GlobalTimeSplit, Interactions, global_time_split, load_dataset

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from freshet.v1 import events_pb2, gateway_pb2
 
-from services.algorithms.bundle import Bundle
+from services.algorithms.bundles.model_bundle import Bundle
 from services.offline.demo.calls import CallFailed, Gateway, connected
 
 TOP = 50

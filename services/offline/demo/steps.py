@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from services.algorithms.bundle import ENCODER_ONNX, Bundle, BundleError, load_bundle
+from services.algorithms.bundles.model_bundle import ENCODER_ONNX, Bundle, BundleError, load_bundle
 from services.offline.datasets import Interactions
 from services.offline.demo.display import Display, Stopwatch
 from services.offline.openmp import wait_without_spinning

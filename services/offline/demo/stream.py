@@ -14,8 +14,8 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from services.algorithms.packed_state import unpack_query_state
-from services.algorithms.states import QueryStates
+from services.algorithms.scoring.packed_state import unpack_query_state
+from services.algorithms.scoring.states import QueryStates
 from services.offline.datasets import Interactions
 from services.offline.demo.plan import ReplayEvent, ReplayPlan, ReplayResult
 from services.offline.demo.schedule import Schedule

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.bundle import Bundle
+from services.algorithms.bundles.model_bundle import Bundle
 from services.algorithms.ops.mol_scores import MolScorer
 from services.offline.datasets import Interactions, MeasuredSplit
 from services.offline.evaluation.actions.states import Person, ServedStates, stored_events

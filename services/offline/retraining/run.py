@@ -20,10 +20,10 @@ import numpy as np
 import pyarrow.parquet as pq
 from rich.console import Console
 
-from services.algorithms.bundle import ATTRIBUTES, Bundle, load_bundle
-from services.algorithms.event_schema import EVENTS_YAML
-from services.algorithms.manifest import BundleError, Manifest
-from services.algorithms.sealed_files import MANIFEST, read_table, require_target
+from services.algorithms.bundles.event_schema import EVENTS_YAML
+from services.algorithms.bundles.model_bundle import ATTRIBUTES, Bundle, load_bundle
+from services.algorithms.bundles.model_manifest import BundleError, Manifest
+from services.algorithms.bundles.sealed_files import MANIFEST, read_table, require_target
 from services.offline.archive.files import Archive, is_archive
 from services.offline.datasets import Interactions, load_dataset
 from services.offline.retraining.gate import Verdict, judge

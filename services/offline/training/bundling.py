@@ -9,10 +9,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 
-from services.algorithms.bundle import Bundle, BundleContent, write_bundle
-from services.algorithms.neighbours import ItemNeighbours
+from services.algorithms.bundles.model_bundle import Bundle, BundleContent, write_bundle
 from services.algorithms.pefa.contribution import mean_gate
-from services.algorithms.states import ItemStates
+from services.algorithms.scoring.neighbours import ItemNeighbours
+from services.algorithms.scoring.states import ItemStates
 from services.offline.datasets import Interactions
 from services.offline.training.codebooks.inverted_file import catalogue_codebooks
 from services.offline.training.loop import TrainReport

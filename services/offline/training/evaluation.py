@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from services.algorithms.absence import buckets_of
+from services.algorithms.encoding.absence import buckets_of
 from services.algorithms.ops.mol_scores import MolScorer
-from services.algorithms.states import QueryStates
+from services.algorithms.scoring.states import QueryStates
 from services.offline.datasets import Interactions
 from services.offline.evaluation.common.recall import Ranks, summary, target_ranks
 from services.offline.training.models.sequential import SequentialModel

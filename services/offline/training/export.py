@@ -19,8 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from services.algorithms import incremental_encoding
-from services.algorithms.bundle import (
+from services.algorithms.bundles.model_bundle import (
     ENCODER_ONNX,
     ENCODER_STEP_ONNX,
     INFERENCE_SERVER_MODEL,
@@ -28,6 +27,7 @@ from services.algorithms.bundle import (
     add_files,
     load_bundle,
 )
+from services.algorithms.encoding import incremental_encoding
 from services.offline.datasets import Interactions
 from services.offline.training.bundling import load_model
 from services.offline.training.models.sequential import SequentialModel

@@ -12,8 +12,8 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from services.algorithms.event_schema import EventSchema
-from services.algorithms.neighbours import ItemNeighbours
+from services.algorithms.bundles.event_schema import EventSchema
+from services.algorithms.scoring.neighbours import ItemNeighbours
 from services.offline.datasets import (
     Interactions,
     global_time_split,

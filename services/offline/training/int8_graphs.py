@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.states import FloatArray
-from services.algorithms.text_bundle import (
+from services.algorithms.bundles.text_bundle import (
     INT8,
     PHRASE_ENCODER,
     PHRASES,
@@ -27,6 +26,7 @@ from services.algorithms.text_bundle import (
     add_text_files,
     load_text_bundle,
 )
+from services.algorithms.scoring.states import FloatArray
 from services.offline.training.onnx_graphs import ExportError, quiet, session
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.algorithms.absence import buckets_of
-from services.algorithms.item_buckets import item_buckets
+from services.algorithms.encoding.absence import buckets_of
+from services.algorithms.encoding.item_buckets import item_buckets
 from services.offline.datasets import Interactions
 from services.offline.training import checkpoint
 from services.offline.training.loss import batch_loss

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy import sparse
 
-from services.algorithms.manifest import NeighbourShape
-from services.algorithms.neighbours import ItemNeighbours
+from services.algorithms.bundles.model_manifest import NeighbourShape
+from services.algorithms.scoring.neighbours import ItemNeighbours
 from services.offline.datasets import Interactions
 from services.offline.evaluation.common.recall import Ranks, ndcg, target_ranks
 from services.offline.training.evaluation import EventScorer, held_out_batches

@@ -11,12 +11,12 @@ Letters: B users, M positions of a history, n interactions, k items, q queries, 
 import numpy as np
 import torch
 
-from services.algorithms.actions import STRIDE
+from services.algorithms.encoding.actions import STRIDE
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.pefa.contribution import Contributions, cold_start_items, mean_gate
 from services.algorithms.pefa.refresh import refreshed
 from services.algorithms.pefa.share_choice import new_item_length
-from services.algorithms.states import FloatArray, ItemStates, QueryStates
+from services.algorithms.scoring.states import FloatArray, ItemStates, QueryStates
 from services.offline.datasets import Interactions
 from services.offline.training.models.sequential import SequentialModel
 from services.offline.training.sequences import Histories, IntArray, windows_before

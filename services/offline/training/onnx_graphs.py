@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from services.algorithms.word_pieces import Tokens, WordPieces
+from services.algorithms.text.word_pieces import Tokens, WordPieces
 
 TOLERANCE = 1e-4
 TEXT_INPUTS = ("input_ids", "attention_mask")

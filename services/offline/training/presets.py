@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from operator import attrgetter
 from typing import Any
 
-from services.algorithms.manifest import AbsenceShape, EncoderShape, HeadShape
+from services.algorithms.bundles.model_manifest import AbsenceShape, EncoderShape, HeadShape
 from services.offline.training.models.sequential import Dropouts
 
 # A mixture scored against the whole catalogue at every position would cost X / K times its sampled softmax.

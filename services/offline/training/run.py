@@ -16,9 +16,9 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from services.algorithms.event_schema import DEFAULT_EVENTS, EventSchema, default_schema
+from services.algorithms.bundles.event_schema import DEFAULT_EVENTS, EventSchema, default_schema
+from services.algorithms.bundles.sealed_files import require_target
 from services.algorithms.native.threads import set_compute_threads
-from services.algorithms.sealed_files import require_target
 from services.offline.datasets import (
     Interactions,
     Reading,

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.actions import STRIDE
-from services.algorithms.history import window_start
+from services.algorithms.encoding.actions import STRIDE
+from services.algorithms.encoding.history import window_start
 from services.offline.datasets import Interactions
 from services.offline.training.models.sequential import PADDING
 

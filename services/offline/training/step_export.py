@@ -3,7 +3,7 @@
 Inputs item_index, event_time, place (S,), position (M,) counted from the first new event, past_time and past_place
 (C,), per block keys_i (H, C, d_qk) and values_i (H, C, d_v), and user_index (1,) where the model has it; outputs
 components (M, P_q, d), gate (M, P) for a mixture, and of all blocks new_keys (N H, S, d_qk) and new_values (N H, S,
-d_v). S, C and M are dynamic. What keeps the arrays is `services.algorithms.incremental_encoding`, and the check here
+d_v). S, C and M are dynamic. What keeps the arrays is `algorithms.encoding.incremental_encoding`, and the check here
 runs it: over histories that grow, slide, and lose or gain an event in their middle.
 
 Letters: S new events, C kept events, M positions wanted, H heads, N blocks, d_qk and d_v widths per head.
@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from services.algorithms.actions import STRIDE
-from services.algorithms.history import window_start
-from services.algorithms.incremental_encoding import IncrementalEncoder
+from services.algorithms.encoding.actions import STRIDE
+from services.algorithms.encoding.history import window_start
+from services.algorithms.encoding.incremental_encoding import IncrementalEncoder
 from services.offline.training.models.hstu import HstuEncoder, Past
 from services.offline.training.models.sequential import SequentialModel
 from services.offline.training.onnx_graphs import write_graph

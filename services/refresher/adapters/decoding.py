@@ -11,7 +11,7 @@ import numpy as np
 from freshet.v1 import events_pb2
 from google.protobuf.message import DecodeError
 
-from services.algorithms.states import check_sizes
+from services.algorithms.scoring.states import check_sizes
 from services.contracts.query_state import PackedQueryState, from_message
 from services.contracts.topics.interactions import MAX_TYPE_BYTES
 from services.contracts.topics.items import decode_item

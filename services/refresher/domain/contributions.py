@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.states import QueryStates
+from services.algorithms.scoring.states import QueryStates
 from services.refresher.domain.records import Interaction
 from services.refresher.domain.rules import Rules
 

@@ -15,7 +15,7 @@ import numpy as np
 from services.algorithms.pefa.contribution import Contributions, cold_start_items, mean_gate
 from services.algorithms.pefa.decay import ForwardDecay
 from services.algorithms.pefa.policy import FeedbackPolicy
-from services.algorithms.states import FloatArray, ItemStates, PairGate
+from services.algorithms.scoring.states import FloatArray, ItemStates, PairGate
 
 
 @dataclass(frozen=True, kw_only=True)

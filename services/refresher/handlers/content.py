@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from services.algorithms.states import ItemStates
+from services.algorithms.scoring.states import ItemStates
 from services.refresher.domain.records import Listing
 
 

@@ -8,10 +8,10 @@ import pytest
 from bundle_scene import DOT, content, dot_content
 from retrieval_scene import unit
 
-from services.algorithms.absence import AbsenceRows, bucket_of, buckets_of
-from services.algorithms.bundle import BundleContent, BundleError, load_bundle, write_bundle
-from services.algorithms.manifest import AbsenceShape
-from services.algorithms.states import QueryStates
+from services.algorithms.bundles.model_bundle import BundleContent, BundleError, load_bundle, write_bundle
+from services.algorithms.bundles.model_manifest import AbsenceShape
+from services.algorithms.encoding.absence import AbsenceRows, bucket_of, buckets_of
+from services.algorithms.scoring.states import QueryStates
 
 SHAPE = AbsenceShape(floor_seconds=1024, num_buckets=18)
 DAY = 86_400

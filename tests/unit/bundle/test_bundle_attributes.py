@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from bundle_scene import content
 
-from services.algorithms.bundle import ATTRIBUTES, BundleError, load_bundle, write_bundle
+from services.algorithms.bundles.model_bundle import ATTRIBUTES, BundleError, load_bundle, write_bundle
 from services.offline.datasets.item_attributes import read_item_attributes
 
 IDS = [f"film-{row}" for row in range(5)]

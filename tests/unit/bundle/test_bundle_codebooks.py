@@ -8,9 +8,16 @@ import pytest
 from bundle_scene import content, dot_content
 from safetensors.numpy import save_file
 
-from services.algorithms.bundle import CODEBOOKS, BundleContent, BundleError, add_files, load_bundle, write_bundle
-from services.algorithms.catalogue import catalogue_from_bundle
+from services.algorithms.bundles.model_bundle import (
+    CODEBOOKS,
+    BundleContent,
+    BundleError,
+    add_files,
+    load_bundle,
+    write_bundle,
+)
 from services.algorithms.indexes.quantized.codebooks import Codebooks
+from services.algorithms.items.catalogue import catalogue_from_bundle
 from services.offline.training.codebooks.inverted_file import catalogue_codebooks
 
 

@@ -9,10 +9,10 @@ import pytest
 from bundle_scene import content
 from safetensors.numpy import save_file
 
-from services.algorithms.bundle import NEIGHBOURS, Bundle, BundleError, load_bundle, write_bundle
-from services.algorithms.manifest import Manifest, NeighbourShape
-from services.algorithms.neighbours import ItemNeighbours
-from services.algorithms.sealed_files import file_entry
+from services.algorithms.bundles.model_bundle import NEIGHBOURS, Bundle, BundleError, load_bundle, write_bundle
+from services.algorithms.bundles.model_manifest import Manifest, NeighbourShape
+from services.algorithms.bundles.sealed_files import file_entry
+from services.algorithms.scoring.neighbours import ItemNeighbours
 
 SHAPE = NeighbourShape(num_neighbours=2, decay=0.7, model_share=0.5)
 ARRAYS = {
@@ -56,7 +56,9 @@ def test_a_bad_file_is_refused_with_what_is_allowed(
     manifest = Manifest.read(root / "manifest.json")
     replace(manifest, files=manifest.files | {NEIGHBOURS: file_entry(root / NEIGHBOURS)}).write(root / "manifest.json")
     # Only the content is wrong: the version is what such a file makes it.
-    monkeypatch.setattr("services.algorithms.bundle._model_version", lambda *content: manifest.model_version)
+    monkeypatch.setattr(
+        "services.algorithms.bundles.model_bundle._model_version", lambda *content: manifest.model_version
+    )
     with pytest.raises(BundleError, match=message):
         _ = load_bundle(root).neighbours
 

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 from bundle_scene import content
 
-from services.algorithms import tensor_file
-from services.algorithms.bundle import Bundle, load_bundle, write_bundle
-from services.algorithms.manifest import NeighbourShape
-from services.algorithms.neighbours import ItemNeighbours
+from services.algorithms.bundles import tensor_file
+from services.algorithms.bundles.model_bundle import Bundle, load_bundle, write_bundle
+from services.algorithms.bundles.model_manifest import NeighbourShape
+from services.algorithms.scoring.neighbours import ItemNeighbours
 
 # Loads, cuts every file to nothing, and says what it has then.
 CUT = """
 import os, sys
-from services.algorithms.bundle import load_bundle
+from services.algorithms.bundles.model_bundle import load_bundle
 bundle = load_bundle(sys.argv[1])
 states = bundle.item_states
 held = [states.components, states.gate, bundle.pair_gate.hidden_weight, bundle.neighbours.weights]

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from bundle_scene import ENCODER, content
 
-from services.algorithms.bundle import load_bundle, write_bundle
-from services.algorithms.item_buckets import item_bucket, item_buckets
-from services.algorithms.manifest import BundleError, Manifest
+from services.algorithms.bundles.model_bundle import load_bundle, write_bundle
+from services.algorithms.bundles.model_manifest import BundleError, Manifest
+from services.algorithms.encoding.item_buckets import item_bucket, item_buckets
 
 
 def test_buckets_are_part_of_the_models_version(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from bundle_scene import ENCODER, MIXTURE
 
-from services.algorithms.manifest import AbsenceShape, BundleError, Manifest, NeighbourShape, build_part
+from services.algorithms.bundles.model_manifest import AbsenceShape, BundleError, Manifest, NeighbourShape, build_part
 
 SHAPES = (
     replace(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.algorithms.history import trim, window_start, windows
+from services.algorithms.encoding.history import trim, window_start, windows
 
 
 @pytest.mark.parametrize("max_history", [4, 8, 100])

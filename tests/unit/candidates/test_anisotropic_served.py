@@ -7,11 +7,11 @@ import pytest
 from prometheus_client import CollectorRegistry
 from retrieval_scene import make_bundle, make_items, make_queries
 
-from services.algorithms.bundle import CODEBOOKS, Bundle, add_files
+from services.algorithms.bundles.model_bundle import CODEBOOKS, Bundle, add_files
+from services.algorithms.bundles.sealed_files import save_tensors
 from services.algorithms.indexes.mutable.snapshot import snapshots
-from services.algorithms.live_catalogue import LiveCatalogue
-from services.algorithms.sealed_files import save_tensors
-from services.algorithms.states import QueryStates
+from services.algorithms.items.live_catalogue import LiveCatalogue
+from services.algorithms.scoring.states import QueryStates
 from services.candidates.bootstrap import Live, load_catalogue, load_shard_snapshot, make_live
 from services.candidates.config import CandidatesSettings
 from services.candidates.metrics import CandidatesMetrics

@@ -9,12 +9,12 @@ import pytest
 from prometheus_client import CollectorRegistry
 from retrieval_scene import make_items, make_pair_gate, make_queries
 
-from services.algorithms.catalogue import Catalogue
-from services.algorithms.filters import ItemFilter
 from services.algorithms.indexes.brute_force import BruteForce
 from services.algorithms.indexes.protocol import EXACT, Certificate
-from services.algorithms.live_catalogue import LiveCatalogue
+from services.algorithms.items.catalogue import Catalogue
+from services.algorithms.items.live_catalogue import LiveCatalogue
 from services.algorithms.ops.mol_scores.reference import mol_scores_reference
+from services.algorithms.rules.filters import ItemFilter
 from services.candidates.audit import TRUTH, Answered, Audit, Finding, examine
 from services.candidates.domain import Stage
 from services.candidates.metrics import CandidatesMetrics

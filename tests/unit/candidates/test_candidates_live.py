@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 from retrieval_scene import half, make_bundle, make_items, make_pair_gate, make_queries, state_fields, unit
 
-from services.algorithms.catalogue import Catalogue
-from services.algorithms.filters import ItemFilter
 from services.algorithms.indexes.by_name import parse_algorithm
 from services.algorithms.indexes.mutable.index import IndexFullError
-from services.algorithms.live_catalogue import LiveCatalogue
+from services.algorithms.items.catalogue import Catalogue
+from services.algorithms.items.live_catalogue import LiveCatalogue
 from services.algorithms.ops.mol_scores.reference import mol_scores_reference
-from services.algorithms.voted_answers import joined_answer, joined_pool, num_negative
+from services.algorithms.rules.filters import ItemFilter
+from services.algorithms.scoring.voted_answers import joined_answer, joined_pool, num_negative
 from services.candidates.audit import Answered, examine
 from services.candidates.bootstrap import host_build, load_catalogue, make_live
 from services.candidates.config import CandidatesSettings

@@ -14,12 +14,12 @@ from freshet.v1 import candidates_pb2, candidates_pb2_grpc, common_pb2
 from prometheus_client import CollectorRegistry
 from retrieval_scene import half, make_bundle, make_queries, state_fields
 
-from services.algorithms.bundle import Bundle
-from services.algorithms.catalogue import required_bytes
+from services.algorithms.bundles.model_bundle import Bundle
 from services.algorithms.indexes.by_name import parse_algorithm
-from services.algorithms.live_catalogue import LiveCatalogue
+from services.algorithms.items.catalogue import required_bytes
+from services.algorithms.items.live_catalogue import LiveCatalogue
 from services.algorithms.ops.mol_scores.reference import mol_scores_reference
-from services.algorithms.states import QueryStates
+from services.algorithms.scoring.states import QueryStates
 from services.candidates.bootstrap import load_catalogue, make_live
 from services.candidates.choice import Choice
 from services.candidates.config import CandidatesSettings

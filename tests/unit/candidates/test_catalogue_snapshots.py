@@ -14,12 +14,12 @@ from prometheus_client import CollectorRegistry
 from retrieval_scene import make_items, make_pair_gate
 from structlog.testing import capture_logs
 
-from services.algorithms.catalogue import Catalogue
 from services.algorithms.indexes.brute_force import BruteForce
 from services.algorithms.indexes.mutable.index import IndexFullError
 from services.algorithms.indexes.mutable.lookup import find_items
 from services.algorithms.indexes.mutable.snapshot import SnapshotError, load_snapshot, snapshots
-from services.algorithms.live_catalogue import LiveCatalogue
+from services.algorithms.items.catalogue import Catalogue
+from services.algorithms.items.live_catalogue import LiveCatalogue
 from services.candidates.bootstrap import load_shard_snapshot
 from services.catalogue.changes import CatalogueChanges
 from services.catalogue.follower import CatalogueFollower

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 from retrieval_scene import make_items, make_neighbours, make_pair_gate, make_queries, state_fields
 
-from services.algorithms.catalogue import Catalogue
-from services.algorithms.filters import ItemFilter
 from services.algorithms.indexes.by_name import Algorithm, known_algorithms, parse_algorithm
-from services.algorithms.live_catalogue import LiveCatalogue
-from services.algorithms.neighbours import MAX_VOTED, WINDOW
+from services.algorithms.items.catalogue import Catalogue
+from services.algorithms.items.live_catalogue import LiveCatalogue
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.ops.mol_scores.reference import mol_scores_reference
-from services.algorithms.states import QueryStates
+from services.algorithms.rules.filters import ItemFilter
+from services.algorithms.scoring.neighbours import MAX_VOTED, WINDOW
+from services.algorithms.scoring.states import QueryStates
 from services.candidates.audit import Audit
 from services.candidates.bootstrap import host_build
 from services.candidates.domain import Found, SearchQuery, Stage, VotesQuery

@@ -10,11 +10,11 @@ from freshet.v1 import events_pb2
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
-from services.algorithms.catalogue import Catalogue
 from services.algorithms.indexes.brute_force import BruteForce
 from services.algorithms.indexes.mutable.index import only
-from services.algorithms.live_catalogue import LiveCatalogue
-from services.algorithms.states import ItemStates, QueryStates
+from services.algorithms.items.catalogue import Catalogue
+from services.algorithms.items.live_catalogue import LiveCatalogue
+from services.algorithms.scoring.states import ItemStates, QueryStates
 from services.catalogue import follower as catalogue_follower
 from services.catalogue.changes import CatalogueChanges
 from services.catalogue.follower import CatalogueFollower, age_seconds

@@ -17,7 +17,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from typer.testing import CliRunner, Result
 
-from services.algorithms.bundle import BundleError, load_bundle
+from services.algorithms.bundles.model_bundle import BundleError, load_bundle
 from services.cli.main import app
 
 RNG = np.random.default_rng(0)

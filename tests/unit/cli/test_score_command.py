@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner, Result
 
-from services.algorithms.bundle import write_bundle
+from services.algorithms.bundles.model_bundle import write_bundle
 from services.cli.main import app
 from tests.unit.bundle.bundle_scene import content
 

@@ -20,7 +20,7 @@ import pytest
 from freshet.v1 import gateway_pb2, reranker_pb2
 from typer.testing import CliRunner, Result
 
-from services.algorithms.event_schema import default_schema
+from services.algorithms.bundles.event_schema import default_schema
 from services.cli.main import app
 from services.cli.output import CommandError, printable, report
 from services.encoder.config import EncoderSettings
@@ -291,7 +291,7 @@ def test_the_past_is_encoded_where_the_stack_has_what_encodes(tmp_path: Path, mo
 
     monkeypatch.setattr("services.offline.backfill.jobs.run_import", stop)
     bundle = SimpleNamespace(event_schema=default_schema())
-    monkeypatch.setattr("services.algorithms.bundle.load_bundle", lambda path: bundle)
+    monkeypatch.setattr("services.algorithms.bundles.model_bundle.load_bundle", lambda path: bundle)
     rows = [f"{number % 9},{number % 5},{1_600_000_000 + number}" for number in range(90)]
     (tmp_path / "past.csv").write_text("\n".join(["user,item,timestamp", *rows]))
     for profile in ("compact", "split"):

@@ -12,9 +12,9 @@ from freshet.v1 import candidates_pb2_grpc, reranker_pb2_grpc
 from prometheus_client import CollectorRegistry
 from retrieval_scene import make_bundle, make_queries, state_fields
 
-from services.algorithms.filters import ItemFilter
-from services.algorithms.live_catalogue import VERSIONS_KEPT
-from services.algorithms.rules import Rule
+from services.algorithms.items.live_catalogue import VERSIONS_KEPT
+from services.algorithms.rules.filters import ItemFilter
+from services.algorithms.rules.ranking_rules import Rule
 from services.candidates import bootstrap as candidates
 from services.candidates.config import CandidatesSettings
 from services.candidates.metrics import CandidatesMetrics

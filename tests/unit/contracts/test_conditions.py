@@ -7,7 +7,7 @@ from freshet.v1 import common_pb2
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.algorithms.attributes import Condition
+from services.algorithms.rules.attributes import Condition
 from services.contracts.attributes import Said, condition_message
 from services.contracts.conditions import parse_condition, parse_value
 from services.contracts.wire import conditions_of

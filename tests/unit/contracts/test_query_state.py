@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from freshet.v1 import common_pb2
 
-from services.algorithms.packed_state import pack_query_state, unpack_query_state
-from services.algorithms.states import QueryStates
+from services.algorithms.scoring.packed_state import pack_query_state, unpack_query_state
+from services.algorithms.scoring.states import QueryStates
 from services.contracts.query_state import PackedQueryState, from_message, to_message, unpacked
 from services.platform.errors import InvalidRequest
 

@@ -7,10 +7,10 @@ from freshet.v1 import common_pb2
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.algorithms.attributes import Comparison, Condition
-from services.algorithms.filters import ItemFilter
 from services.algorithms.indexes.protocol import ESTIMATE, EXACT, Certificate
-from services.algorithms.rules import Rule
+from services.algorithms.rules.attributes import Comparison, Condition
+from services.algorithms.rules.filters import ItemFilter
+from services.algorithms.rules.ranking_rules import Rule
 from services.contracts import wire
 from services.contracts.explanations import ExplainedPair, ExplainedScore, ItemVotes, VotingInteractions
 from services.platform.errors import InvalidRequest

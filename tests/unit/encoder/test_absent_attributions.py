@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from streams import VOCABULARY, Crash, append, drain, handler_on, interaction
 from test_bulk_import import MemoryWriter, past
 
-from services.algorithms.absence import AbsenceRows
-from services.algorithms.packed_state import after_absence
+from services.algorithms.encoding.absence import AbsenceRows
+from services.algorithms.scoring.packed_state import after_absence
 from services.contracts.topics.attributions import Attribution
 from services.contracts.topics.interactions import INTERACTIONS, Interaction
 from services.encoder.encoding import Vocabulary

@@ -7,9 +7,9 @@ import pytest
 from retrieval_scene import make_items, make_pair_gate
 from streams import NOW_MS, VOCABULARY
 
-from services.algorithms.aversion import DECAY, STEP, WINDOW, Aversion
+from services.algorithms.encoding.aversion import DECAY, STEP, WINDOW, Aversion
 from services.algorithms.ops.mol_scores import MolScorer
-from services.algorithms.states import ItemStates, PairGate, QueryStates
+from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
 from services.contracts.stored_history import StoredEvent
 from services.encoder.domain import EncodedStates
 from services.encoder.encoding import pack_state, user_state

@@ -2,7 +2,7 @@
 
 from prometheus_client import CollectorRegistry
 
-from services.algorithms.incremental_encoding import CacheCounts
+from services.algorithms.encoding.incremental_encoding import CacheCounts
 from services.encoder.metrics import EncoderMetrics
 
 

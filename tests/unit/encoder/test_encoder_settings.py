@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from services.algorithms.filters import MAX_IDS
+from services.algorithms.rules.filters import MAX_IDS
 from services.contracts.pseudonyms import DEVELOPMENT_PSEUDONYM_KEY, pseudonym_key
 from services.encoder.bootstrap import pseudonym_keys
 from services.encoder.config import MAX_SEEN, EncoderSettings

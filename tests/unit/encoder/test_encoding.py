@@ -7,9 +7,9 @@ import pytest
 from streams import VOCABULARY
 from tritonclient.utils import InferenceServerException
 
-from services.algorithms.actions import STRIDE, Actions
-from services.algorithms.event_schema import default_schema
-from services.algorithms.item_buckets import item_bucket
+from services.algorithms.bundles.event_schema import default_schema
+from services.algorithms.encoding.actions import STRIDE, Actions
+from services.algorithms.encoding.item_buckets import item_bucket
 from services.contracts.stored_history import StoredEvent
 from services.encoder.adapters.batches import length_buckets, pad_jobs
 from services.encoder.adapters.inference_server import InferenceServerEncoder

@@ -7,7 +7,7 @@ from fakes.encoder import MemoryOutbox, MemoryStream
 from prometheus_client import CollectorRegistry
 from streams import NOW_MS, VOCABULARY, append, drain, handler_on, interaction
 
-from services.algorithms.event_schema import EventSchema
+from services.algorithms.bundles.event_schema import EventSchema
 from services.contracts.topics.attributions import Attribution
 from services.encoder.encoding import Vocabulary
 from services.encoder.handlers.apply_records import Applied

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from streams import NOW_MS, VOCABULARY, Crash, append, drain, handler_on, interaction
 
-from services.algorithms.event_schema import EventSchema
-from services.algorithms.popularity import count_at
+from services.algorithms.bundles.event_schema import EventSchema
+from services.algorithms.items.popularity import count_at
 from services.contracts.retraction import ForgetUpTo, Undo
 from services.contracts.topics.attributions import Attributed, Attribution
 from services.contracts.topics.interactions import Interaction, decode_interaction

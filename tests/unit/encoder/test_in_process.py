@@ -12,7 +12,7 @@ from fakes.encoder import MemoryOutbox, MemoryStream
 from onnx import TensorProto, helper
 from streams import NOW_MS
 
-from services.algorithms.manifest import EncoderShape, HeadShape
+from services.algorithms.bundles.model_manifest import EncoderShape, HeadShape
 from services.contracts.topics.attributions import Attribution
 from services.contracts.topics.interactions import Interaction, encode_interaction
 from services.encoder.adapters.in_process import InProcessEncoder

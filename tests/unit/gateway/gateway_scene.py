@@ -21,9 +21,9 @@ from fakes.gateway import (
 )
 from prometheus_client import CollectorRegistry
 
-from services.algorithms.absence import AbsenceRows
-from services.algorithms.attributes import AttributeTable, Kind
-from services.algorithms.event_schema import EventSchema, default_schema
+from services.algorithms.bundles.event_schema import EventSchema, default_schema
+from services.algorithms.encoding.absence import AbsenceRows
+from services.algorithms.rules.attributes import AttributeTable, Kind
 from services.contracts.query_state import PackedQueryState
 from services.contracts.version_sets import VersionSet
 from services.gateway.domain import ServedModel, now_ms

@@ -10,9 +10,9 @@ from freshet.v1 import gateway_pb2
 from gateway_scene import STORED, Scene, query_state
 from test_by_http import doors
 
-from services.algorithms.absence import AbsenceRows
-from services.algorithms.packed_state import after_absence, pack_query_state
-from services.algorithms.states import QueryStates
+from services.algorithms.encoding.absence import AbsenceRows
+from services.algorithms.scoring.packed_state import after_absence, pack_query_state
+from services.algorithms.scoring.states import QueryStates
 from services.contracts.query_state import PackedQueryState
 from services.contracts.version_sets import VersionSet, VersionSets
 from services.gateway.domain import Degradation, HistoryEvent, Recommendation, RecommendQuery

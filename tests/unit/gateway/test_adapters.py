@@ -26,9 +26,9 @@ from grpc_health.v1 import health_pb2
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
-from services.algorithms.filters import ItemFilter
 from services.algorithms.indexes.protocol import Certificate
-from services.algorithms.rules import Rule
+from services.algorithms.rules.filters import ItemFilter
+from services.algorithms.rules.ranking_rules import Rule
 from services.gateway.adapters.peer import Remote
 from services.gateway.adapters.processes import (
     RemoteCandidates,

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from gateway_scene import Scene
 
-from services.algorithms.event_schema import EventSchema
+from services.algorithms.bundles.event_schema import EventSchema
 from services.contracts.topics.interactions import Interaction
 from services.gateway.domain import Impression, RecommendQuery, SimilarQuery
 from services.gateway.recommend.exposures import Exposures

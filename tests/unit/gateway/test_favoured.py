@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_rules import Real, X, real
 
-from services.algorithms.filters import ItemFilter
 from services.algorithms.indexes.protocol import ESTIMATE, EXACT, Certificate
+from services.algorithms.rules.filters import ItemFilter
 from services.gateway.domain import HistoryEvent, Ranking, RecommendQuery, ScoredItem
 from services.gateway.recommend.favoured import WEIGHT, favours, with_favours
 from services.gateway.stages import Limits, Preferences

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from services.algorithms.filters import ItemFilter
-from services.algorithms.popularity import level_of
+from services.algorithms.items.popularity import level_of
+from services.algorithms.rules.filters import ItemFilter
 from services.gateway.recommend.popular import PopularItems
 from services.gateway.recommend.popular_now import FollowedPopularity
 from services.platform.errors import DependencyUnavailable

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 from gateway_scene import Scene
 
-from services.algorithms.filters import ItemFilter
+from services.algorithms.rules.filters import ItemFilter
 from services.contracts.topics.items import CatalogueItem
 from services.gateway.domain import RecommendQuery, now_ms
 from services.gateway.recommend.catalogue import DescribedItems

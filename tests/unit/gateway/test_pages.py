@@ -7,8 +7,8 @@ from gateway_scene import ITEMS, Scene
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.algorithms.filters import ItemFilter
 from services.algorithms.indexes.protocol import Certificate
+from services.algorithms.rules.filters import ItemFilter
 from services.contracts.topics.items import CatalogueItem
 from services.gateway.domain import (
     Degradation,

@@ -9,8 +9,8 @@ from gateway_scene import ATTRIBUTES, CATEGORIES, COUNTS, ITEMS, POPULAR, Scene
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.algorithms.attributes import Comparison, Condition
-from services.algorithms.filters import ItemFilter
+from services.algorithms.rules.attributes import Comparison, Condition
+from services.algorithms.rules.filters import ItemFilter
 from services.contracts.topics.items import CatalogueItem
 from services.gateway.domain import Degradation, RecommendQuery
 from services.gateway.recommend.catalogue import DescribedItems

@@ -6,8 +6,8 @@ import time
 import pytest
 from gateway_scene import ITEMS, POPULAR, STORED, Scene
 
-from services.algorithms.filters import ItemFilter
 from services.algorithms.indexes.protocol import ESTIMATE, EXACT
+from services.algorithms.rules.filters import ItemFilter
 from services.gateway.domain import Degradation, FreshnessToken, HistoryEvent, Recommendation, RecommendQuery
 from services.gateway.recommend.explanation import ExplainQuery
 from services.gateway.stages import COMPONENTS, Limits

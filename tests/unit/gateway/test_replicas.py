@@ -12,7 +12,7 @@ from freshet.v1 import candidates_pb2, candidates_pb2_grpc, encoder_pb2, encoder
 from gateway_scene import query_state
 from prometheus_client import CollectorRegistry
 
-from services.algorithms.filters import ItemFilter
+from services.algorithms.rules.filters import ItemFilter
 from services.contracts.processes import PROCESSES
 from services.contracts.shards import WHOLE, Shard
 from services.gateway.adapters.peer import Remote

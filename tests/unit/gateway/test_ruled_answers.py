@@ -14,12 +14,12 @@ from gateway_scene import STORED, Scene
 from prometheus_client import CollectorRegistry
 from retrieval_scene import half, make_bundle, make_queries, state_fields
 
-from services.algorithms.attributes import Comparison, Condition
-from services.algorithms.filters import ItemFilter
 from services.algorithms.indexes.protocol import ESTIMATE, EXACT
-from services.algorithms.live_catalogue import VERSIONS_KEPT
+from services.algorithms.items.live_catalogue import VERSIONS_KEPT
 from services.algorithms.ops.mol_scores.reference import mol_scores_reference
-from services.algorithms.rules import Rule
+from services.algorithms.rules.attributes import Comparison, Condition
+from services.algorithms.rules.filters import ItemFilter
+from services.algorithms.rules.ranking_rules import Rule
 from services.candidates import bootstrap as candidates
 from services.candidates.config import CandidatesSettings
 from services.candidates.metrics import CandidatesMetrics

@@ -15,11 +15,11 @@ from prometheus_client import CollectorRegistry
 from retrieval_scene import CATEGORIES, half, make_bundle, make_queries, state_fields
 from test_server import gateway
 
-from services.algorithms.filters import ItemFilter
 from services.algorithms.indexes.protocol import ESTIMATE, EXACT
-from services.algorithms.live_catalogue import VERSIONS_KEPT
+from services.algorithms.items.live_catalogue import VERSIONS_KEPT
 from services.algorithms.ops.mol_scores.reference import mol_scores_reference
-from services.algorithms.rules import Rule
+from services.algorithms.rules.filters import ItemFilter
+from services.algorithms.rules.ranking_rules import Rule
 from services.candidates import bootstrap as candidates
 from services.candidates.config import CandidatesSettings
 from services.candidates.metrics import CandidatesMetrics

@@ -8,7 +8,7 @@ import pytest
 from fakes.gateway import MemoryTextSources
 from gateway_scene import FOUND, Scene, query_state
 
-from services.algorithms.filters import ItemFilter
+from services.algorithms.rules.filters import ItemFilter
 from services.gateway.domain import Degradation, HistoryEvent, RecommendQuery
 from services.gateway.search.search import RECENT
 from services.gateway.search.searching import SearchAnswer, SearchQuery

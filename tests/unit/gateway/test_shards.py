@@ -14,10 +14,10 @@ from prometheus_client import CollectorRegistry
 from retrieval_scene import make_items, make_neighbours, make_pair_gate, make_queries, state_fields
 from structlog.testing import capture_logs
 
-from services.algorithms.catalogue import Catalogue
-from services.algorithms.filters import ItemFilter
 from services.algorithms.indexes.mutable.index import IndexFullError
 from services.algorithms.indexes.protocol import ESTIMATE, EXACT
+from services.algorithms.items.catalogue import Catalogue
+from services.algorithms.rules.filters import ItemFilter
 from services.candidates.bootstrap import Live, make_live
 from services.candidates.config import CandidatesSettings
 from services.candidates.metrics import CandidatesMetrics

@@ -10,7 +10,7 @@ from gateway_scene import ITEMS, Scene
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.algorithms.filters import ItemFilter
+from services.algorithms.rules.filters import ItemFilter
 from services.contracts.query_state import PackedQueryState
 from services.contracts.topics.interactions import Interaction
 from services.gateway.domain import Degradation, Impression, NotAgain, Ranking, RecommendQuery, ScoredItem, now_ms

@@ -3,7 +3,7 @@
 import pytest
 from gateway_scene import Scene
 
-from services.algorithms.filters import ItemFilter
+from services.algorithms.rules.filters import ItemFilter
 from services.gateway.domain import Degradation, SimilarQuery
 from services.platform.errors import DependencyUnavailable, InvalidRequest, NotFound
 

@@ -9,8 +9,8 @@ from gateway_scene import Scene
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.algorithms.attributes import Comparison, Condition
-from services.algorithms.filters import ItemFilter
+from services.algorithms.rules.attributes import Comparison, Condition
+from services.algorithms.rules.filters import ItemFilter
 from services.gateway.domain import FreshnessToken, HistoryEvent, NotAgain, RecommendQuery
 from services.gateway.validation import check_query, with_times
 from services.platform.errors import InvalidRequest

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from services.algorithms.bundles.model_manifest import BundleError
 from services.algorithms.generation.decoding import decode
 from services.algorithms.generation.trie import IdentifierTrie
-from services.algorithms.manifest import BundleError
 
 NUM_TOKENS = 6
 SEQUENCES = st.lists(st.integers(1, NUM_TOKENS - 1), min_size=1, max_size=4)

@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from services.algorithms.bundles.model_manifest import BundleError
 from services.algorithms.generation.identifiers import IdentifierTable
 from services.algorithms.generation.output_layer import OutputLayer
 from services.algorithms.generation.shortlist import Shortlist
-from services.algorithms.manifest import BundleError
 
 
 def normal(*shape: int, seed: int = 0) -> np.ndarray:

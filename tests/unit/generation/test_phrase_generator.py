@@ -8,13 +8,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from identifier_scene import small_generator
 
+from services.algorithms.bundles.model_manifest import BundleError
 from services.algorithms.generation.generator import FILES, Generated, Generator, GeneratorSettings
 from services.algorithms.generation.identifiers import IdentifierTable
 from services.algorithms.generation.locality import locality_order
 from services.algorithms.generation.output_layer import OutputLayer
 from services.algorithms.generation.shortlist import Shortlist
 from services.algorithms.generation.trie import IdentifierTrie
-from services.algorithms.manifest import BundleError
 
 POSITIONS, WIDTH, COUNT = 4, 24, 300
 

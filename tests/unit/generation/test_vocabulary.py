@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from services.algorithms.bundles.model_manifest import BundleError
 from services.algorithms.generation.vocabulary import (
     FIXED_TOKENS,
     PAD,
@@ -20,7 +21,6 @@ from services.algorithms.generation.vocabulary_text import (
     normalised,
     usual_space,
 )
-from services.algorithms.manifest import BundleError
 from services.offline.training.phrases.vocabulary_candidates import Corpus, candidates
 from services.offline.training.phrases.vocabulary_fit import build_vocabulary
 

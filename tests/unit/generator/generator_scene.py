@@ -13,12 +13,12 @@ from freshet.v1 import generator_pb2_grpc
 from onnx import TensorProto, helper, numpy_helper
 from prometheus_client import CollectorRegistry
 
-from services.algorithms.bundle import BundleContent, EncoderShape, HeadShape, write_bundle
+from services.algorithms.bundles.model_bundle import BundleContent, EncoderShape, HeadShape, write_bundle
+from services.algorithms.bundles.text_bundle import TextBundle, TextBundleWriter
 from services.algorithms.generation.generator import Generator
 from services.algorithms.generation.phrases_part import PhraseParts, save_phrases
-from services.algorithms.states import ItemStates, PairGate
-from services.algorithms.text_bundle import TextBundle, TextBundleWriter
-from services.algorithms.word_pieces import WordPieces
+from services.algorithms.scoring.states import ItemStates, PairGate
+from services.algorithms.text.word_pieces import WordPieces
 from services.contracts.retraction import ForgetUpTo, Undo
 from services.contracts.topics.items import CatalogueItem
 from services.contracts.topics.search_clicks import SearchClick, encode_click

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from services.algorithms.filters import ItemFilter
+from services.algorithms.rules.filters import ItemFilter
 from services.contracts.topics.search_clicks import SearchClick
 from services.generator.clicks import ClicksFollower
 from services.generator.domain.requests import Asked, TextScored

@@ -1,6 +1,6 @@
 """The items by row: what each is found by, and who may be answered."""
 
-from services.algorithms.filters import ItemFilter
+from services.algorithms.rules.filters import ItemFilter
 from services.contracts.topics.items import CatalogueItem
 from services.generator.domain.items import ItemTable
 

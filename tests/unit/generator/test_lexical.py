@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.algorithms import lexical
-from services.algorithms.lexical import LexicalIndex, words_of
+from services.algorithms.text import lexical
+from services.algorithms.text.lexical import LexicalIndex, words_of
 
 TITLES = ["Toy Story", "Space Jam", "2001: A Space Odyssey", "Amélie", "The Space Between Us", "千と千尋の神隠し", ""]
 WORDS = st.lists(st.sampled_from(["red", "blue", "green", "dog", "cat", "sun"]), max_size=6).map(" ".join)

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from generator_scene import POSITIONS, WORDS
 
+from services.algorithms.bundles.model_manifest import BundleError
+from services.algorithms.bundles.text_bundle import TextBundle, TextBundleWriter, load_text_bundle
 from services.algorithms.generation.phrases_part import PhraseParts, load_phrases, save_phrases
-from services.algorithms.manifest import BundleError
-from services.algorithms.text_bundle import TextBundle, TextBundleWriter, load_text_bundle
 from services.offline.training.phrases.vocabulary_fit import build_vocabulary
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.algorithms.rank_fusion import Fused, reciprocal_rank_fusion
+from services.algorithms.text.rank_fusion import Fused, reciprocal_rank_fusion
 
 RANKINGS = st.dictionaries(
     st.sampled_from(["text_mol", "phrases", "lexical"]), st.lists(st.sampled_from("abcdefgh"), unique=True), max_size=3

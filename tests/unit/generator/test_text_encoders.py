@@ -14,9 +14,9 @@ from generator_scene import POSITIONS, WIDTH, WORDS, bag_of_words
 from onnx import numpy_helper
 from prometheus_client import CollectorRegistry
 
-from services.algorithms.filters import ItemFilter
-from services.algorithms.text_bundle import SHARED_INT8, add_text_files
-from services.algorithms.word_pieces import WordPieces
+from services.algorithms.bundles.text_bundle import SHARED_INT8, add_text_files
+from services.algorithms.rules.filters import ItemFilter
+from services.algorithms.text.word_pieces import WordPieces
 from services.generator.adapters import text_parts
 from services.generator.adapters.text_encoders import InProcessText, OneOutput, SharedText
 from services.generator.adapters.text_parts import Queries, open_text_bundle

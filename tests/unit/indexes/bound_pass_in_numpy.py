@@ -14,7 +14,7 @@ from services.algorithms.ops.mol_bounds import BoundPass, Survivors
 from services.algorithms.ops.mol_bounds.int8_network import Int8Network
 from services.algorithms.ops.mol_bounds.items import BoundItems
 from services.algorithms.ops.mol_bounds.tables import TURN, QueryTables
-from services.algorithms.states import QueryStates
+from services.algorithms.scoring.states import QueryStates
 
 Floats = npt.NDArray[Any]  # float32, or float64 in tests
 FloatArray = npt.NDArray[np.float32]

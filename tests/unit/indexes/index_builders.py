@@ -35,7 +35,7 @@ from services.algorithms.indexes.top_k_per_embedding import TopKPerEmbedding
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.ops.mol_scores.device import DeviceScorer
 from services.algorithms.ops.quantized_scan import Cells, Visit
-from services.algorithms.states import ItemStates, PairGate
+from services.algorithms.scoring.states import ItemStates, PairGate
 from services.offline.evaluation.retrieval.adaptive import AdaptiveTopK
 from services.offline.training.codebooks.inverted_file import catalogue_codebooks
 

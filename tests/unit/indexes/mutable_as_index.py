@@ -12,14 +12,14 @@ from unittest.mock import patch
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.filters import ItemFilter
 from services.algorithms.indexes.mutable import index as mutable
 from services.algorithms.indexes.mutable.index import MutableIndex, only
 from services.algorithms.indexes.mutable.item_batch import ItemBatch
 from services.algorithms.indexes.mutable.version import Version
 from services.algorithms.indexes.protocol import Index, Mask, Pool, TopK, check_request, check_tie_ranks
 from services.algorithms.ops.mol_scores import MolScorer
-from services.algorithms.states import ItemStates, PairGate, QueryStates
+from services.algorithms.rules.filters import ItemFilter
+from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
 
 
 class MutableAsIndex:

@@ -9,8 +9,6 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from retrieval_scene import make_items, make_pair_gate, make_queries
 
-from services.algorithms.attributes import Kind, Values
-from services.algorithms.filters import ItemFilter
 from services.algorithms.indexes.mutable.index import Build as BuildAll
 from services.algorithms.indexes.mutable.index import MutableIndex
 from services.algorithms.indexes.mutable.item_batch import ItemBatch
@@ -18,7 +16,9 @@ from services.algorithms.indexes.mutable.snapshot import Snapshot
 from services.algorithms.indexes.protocol import Index
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.ops.mol_scores.reference import mol_scores_reference
-from services.algorithms.states import ItemStates, PairGate, QueryStates
+from services.algorithms.rules.attributes import Kind, Values
+from services.algorithms.rules.filters import ItemFilter
+from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
 
 CATEGORIES = ("a", "b", "c", "d", "e")
 KINDS = {"price": Kind.NUMBER, "language": Kind.TAG}

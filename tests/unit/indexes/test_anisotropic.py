@@ -17,7 +17,7 @@ from services.algorithms.indexes.quantized.anisotropic import Anisotropic, FastS
 from services.algorithms.indexes.quantized.inverted_codes import InvertedCodes
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.ops.quantized_scan import Visit
-from services.algorithms.states import ItemStates, PairGate, QueryStates
+from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
 from services.offline.training.codebooks.inverted_file import catalogue_codebooks, train_inverted_file
 
 pytest.importorskip("faiss", reason="faiss is an optional extra")
@@ -117,7 +117,7 @@ def test_serving_codes_without_pytorch_and_names_faiss_where_it_is_not_installed
         import numpy as np
         from services.algorithms.indexes.quantized.anisotropic import Anisotropic
         from services.algorithms.indexes.quantized.codebooks import Codebooks
-        from services.algorithms.states import ItemStates, QueryStates
+        from services.algorithms.scoring.states import ItemStates, QueryStates
         arrays = dict(np.load(sys.argv[1]))
         items = ItemStates(components=arrays.pop("components"))
         index = Anisotropic(items, codebooks=Codebooks(**arrays), pool_size=5)

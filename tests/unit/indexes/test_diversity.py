@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from services.algorithms.diversity import likeness_vectors, select
+from services.algorithms.rules.diversity import likeness_vectors, select
 
 SCORES = np.array([0.9, 0.8, 0.7, 0.6, 0.5])
 # Items 0-2 are alike, 3 and 4 are not like anything.

@@ -15,7 +15,7 @@ from services.algorithms.ops.mol_bounds.network import NetworkBounds
 from services.algorithms.ops.mol_bounds.tables import TURN
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.ops.mol_scores.reference import mol_scores_reference
-from services.algorithms.states import ItemStates, PairGate, QueryStates
+from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
 
 
 def survivors(

@@ -18,7 +18,7 @@ from services.algorithms.indexes.exact.two_pass import (
 from services.algorithms.indexes.mutable.index import only
 from services.algorithms.indexes.protocol import EXACT, Certificate, TopK
 from services.algorithms.ops.mol_scores import MolScorer
-from services.algorithms.states import ItemStates, PairGate, QueryStates
+from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
 from services.offline.evaluation.retrieval.proof import prove_at_scale, prove_on_small_catalogues, wrong_answers
 
 STRATEGIES = [ExactAlgorithm1, ExactGateBounds, ExactLowPrecision, ExactExpandedGates, ExactClusters, Exact]

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.algorithms.attributes import AttributeTable, Comparison, Condition, Kind
-from services.algorithms.filters import ItemFilter, passing
 from services.algorithms.indexes.mutable.segment import HashedFilter, Segment, hash_ids, rows_of
-from services.algorithms.states import ItemStates
+from services.algorithms.rules.attributes import AttributeTable, Comparison, Condition, Kind
+from services.algorithms.rules.filters import ItemFilter, passing
+from services.algorithms.scoring.states import ItemStates
 
 IDS = [f"i{row}" for row in range(12)]
 CATEGORIES = [("a",), ("a", "b"), ("b",), (), ("c",), ("a", "c"), ("b", "b"), ("c",), ("a",), (), ("b",), ("d",)]

@@ -12,7 +12,7 @@ from retrieval_scene import make_items, make_pair_gate, make_queries
 from services.algorithms.indexes.protocol import Pass, Pool, TopK
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.ops.mol_scores.reference import mol_scores_reference
-from services.algorithms.states import ItemStates, PairGate, QueryStates
+from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
 
 every_index = pytest.mark.parametrize("builder", BUILDERS, ids=lambda builder: builder.name)
 every_exact_index = pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def take(root: Path, made: Made, *, of: str = "items-1", cells: Coding[Any] = CE
     ids=lambda cells: f"{cells.kind.__name__} {cells.text}",
 )
 def test_codes_are_made_once(tmp_path: Path, cells: Coding[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.algorithms.tensor_file.LOADED_BYTES", 0)
+    monkeypatch.setattr("services.algorithms.bundles.tensor_file.LOADED_BYTES", 0)
     made = Made()
     wanted = cells.coded(made.vectors, seed=0)
     assert same(take(tmp_path / "new", made, cells=cells), wanted)

@@ -11,16 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from retrieval_scene import make_items, make_pair_gate, make_queries, unit
 
-from services.algorithms.attributes import AttributeTable, Comparison, Condition, Kind, Values
-from services.algorithms.catalogue import Catalogue
-from services.algorithms.filters import ItemFilter
 from services.algorithms.indexes.brute_force import BruteForce
 from services.algorithms.indexes.mutable.index import IndexFullError, only
 from services.algorithms.indexes.mutable.lookup import find_items
 from services.algorithms.indexes.mutable.snapshot import SnapshotError, load_snapshot
-from services.algorithms.live_catalogue import NO_CHANGE, LiveCatalogue
+from services.algorithms.items.catalogue import Catalogue
+from services.algorithms.items.live_catalogue import NO_CHANGE, LiveCatalogue
 from services.algorithms.ops.mol_scores.reference import mol_scores_reference
-from services.algorithms.states import ItemStates
+from services.algorithms.rules.attributes import AttributeTable, Comparison, Condition, Kind, Values
+from services.algorithms.rules.filters import ItemFilter
+from services.algorithms.scoring.states import ItemStates
 
 P_Q, P_X, D = 2, 2, 4
 GATE = make_pair_gate(np.random.default_rng(0), P_Q * P_X, 6)
@@ -170,7 +170,7 @@ def test_a_reader_finds_a_version_at_each_moment_of_a_reset() -> None:
     def read() -> None:
         found.add((catalogue.served.name, catalogue.version_named(before)[0].name, catalogue.may_come("elsewhere", 3)))
 
-    read_between_lines(catalogue.reset, read, file="algorithms/live_catalogue.py")
+    read_between_lines(catalogue.reset, read, file="algorithms/items/live_catalogue.py")
     read()
     plain = catalogue.base.index_version
     assert found == {(before, before, True), (plain, plain, True)}

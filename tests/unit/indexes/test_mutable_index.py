@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from mutable_scene import MODEL, Build, States
 
-from services.algorithms.filters import ItemFilter
 from services.algorithms.indexes.brute_force import BruteForce
 from services.algorithms.indexes.mutable import index as mutable
 from services.algorithms.indexes.mutable.background_merge import BackgroundMerge
@@ -16,7 +15,8 @@ from services.algorithms.indexes.protocol import Index
 from services.algorithms.indexes.top_k_avg import TopKAvg
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.ops.mol_scores.reference import mol_scores_reference
-from services.algorithms.states import ItemStates, PairGate, QueryStates
+from services.algorithms.rules.filters import ItemFilter
+from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
 
 
 @pytest.fixture

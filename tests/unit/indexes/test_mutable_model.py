@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 from mutable_scene import CATEGORIES, KINDS, MODEL, Build, Oracle, States, restore
 
-from services.algorithms.attributes import AttributeTable, Comparison, Condition
-from services.algorithms.filters import ItemFilter
 from services.algorithms.indexes.brute_force import BruteForce
 from services.algorithms.indexes.exact.cheapest import Exact
 from services.algorithms.indexes.mutable import index as mutable
@@ -22,6 +20,8 @@ from services.algorithms.indexes.mutable.version import Version
 from services.algorithms.indexes.quantized.dot_products import Quantized
 from services.algorithms.indexes.top_k_avg import TopKAvg
 from services.algorithms.native.threads import compute_threads, set_compute_threads
+from services.algorithms.rules.attributes import AttributeTable, Comparison, Condition
+from services.algorithms.rules.filters import ItemFilter
 
 SEED = 20261121
 IDS = [f"item-{number}" for number in range(700)] + ["å", "日本", "Z" * 128, "item-1 "]

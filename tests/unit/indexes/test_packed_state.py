@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from retrieval_scene import half, make_queries
 
-from services.algorithms.absence import AbsenceRows
-from services.algorithms.packed_state import after_absence, pack_query_state, unpack_query_state
-from services.algorithms.states import QueryStates
+from services.algorithms.encoding.absence import AbsenceRows
+from services.algorithms.scoring.packed_state import after_absence, pack_query_state, unpack_query_state
+from services.algorithms.scoring.states import QueryStates
 from services.contracts.query_state import PackedQueryState
 
 

@@ -12,7 +12,7 @@ from services.algorithms.indexes.gate_bounds import GateBounds, largest_mixture,
 from services.algorithms.indexes.top_k_per_embedding import TopKPerEmbedding
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.ops.mol_scores.reference import mol_scores_reference
-from services.algorithms.states import ItemStates, QueryStates
+from services.algorithms.scoring.states import ItemStates, QueryStates
 
 
 def best_corner(values: np.ndarray, low: np.ndarray, high: np.ndarray) -> float:

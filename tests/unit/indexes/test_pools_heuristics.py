@@ -15,7 +15,7 @@ from services.algorithms.indexes.top_k_avg import TopKAvg
 from services.algorithms.indexes.top_k_per_embedding import TopKPerEmbedding
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.ops.mol_scores.reference import mol_scores_reference
-from services.algorithms.states import ItemStates, PairGate, QueryStates
+from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
 from services.offline.evaluation.retrieval.adaptive import AdaptiveTopK, Target, parse_target
 from services.offline.evaluation.retrieval.recall_estimate import agreement, calibrate
 

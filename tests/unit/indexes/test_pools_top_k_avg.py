@@ -5,7 +5,7 @@ import pytest
 from retrieval_scene import make_items, make_pair_gate, make_queries, unit
 
 from services.algorithms.indexes.top_k_avg import TopKAvg
-from services.algorithms.states import ItemStates
+from services.algorithms.scoring.states import ItemStates
 
 
 def test_close_components_make_the_average_provably_exact() -> None:

@@ -13,7 +13,7 @@ from services.algorithms.indexes.quantized.pools import QuantizedTopKAvg, Quanti
 from services.algorithms.indexes.top_k_avg import TopKAvg
 from services.algorithms.indexes.top_k_per_embedding import TopKPerEmbedding
 from services.algorithms.ops.quantized_scan import Cells, CellScan, Visit, coded
-from services.algorithms.states import ItemStates, QueryStates
+from services.algorithms.scoring.states import ItemStates, QueryStates
 
 COUNT, WIDTH = 4_000, 24
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.algorithms.reserved import MAX_POSITIONS, draw_slots
+from services.algorithms.rules.reserved_positions import MAX_POSITIONS, draw_slots
 
 
 @pytest.mark.parametrize(("k", "num_new", "share"), [(5, 3, 0.3), (4, 1, 0.5), (6, 9, 0.5), (3, 2, 1.0)])

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.algorithms.diversity import select
-from services.algorithms.filters import ItemFilter
-from services.algorithms.rules import Rule, added, bound_with_boosts
+from services.algorithms.rules.diversity import select
+from services.algorithms.rules.filters import ItemFilter
+from services.algorithms.rules.ranking_rules import Rule, added, bound_with_boosts
 
 NOTHING = ItemFilter()
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from retrieval_scene import make_items, make_pair_gate, make_queries, unit
 
-from services.algorithms.explanation import score_parts
 from services.algorithms.ops.mol_scores.reference import mol_scores_reference
-from services.algorithms.states import ItemStates
+from services.algorithms.scoring.explanation import score_parts
+from services.algorithms.scoring.states import ItemStates
 
 GATE = make_pair_gate(np.random.default_rng(0), 8, 6)
 QUERY = make_queries(np.random.default_rng(1), 1, 4, 2, 5)

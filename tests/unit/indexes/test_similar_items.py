@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 from mutable_scene import CATEGORIES, MODEL, States
 
-from services.algorithms.attributes import AttributeTable, Comparison, Condition, Kind
-from services.algorithms.filters import ItemFilter
 from services.algorithms.indexes.brute_force import BruteForce
 from services.algorithms.indexes.mutable.index import MutableIndex, only
 from services.algorithms.indexes.mutable.item_batch import ItemBatch
 from services.algorithms.indexes.mutable.similar import SimilarItems, components_of, similar_items
-from services.algorithms.states import ItemStates
+from services.algorithms.rules.attributes import AttributeTable, Comparison, Condition, Kind
+from services.algorithms.rules.filters import ItemFilter
+from services.algorithms.scoring.states import ItemStates
 
 EVERYTHING = ItemFilter()
 KINDS = {"number": Kind.NUMBER}

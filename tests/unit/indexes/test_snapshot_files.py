@@ -15,7 +15,9 @@ import numpy as np
 import pytest
 from mutable_scene import MODEL, States, restore
 
-from services.algorithms import tensor_file
+from services.algorithms.bundles import tensor_file
+from services.algorithms.bundles.tensor_file import read_tensors
+from services.algorithms.bundles.tensor_writer import SlicedTensor, write_tensors
 from services.algorithms.indexes.brute_force import BruteForce
 from services.algorithms.indexes.mutable.index import MutableIndex, only
 from services.algorithms.indexes.mutable.item_batch import ItemBatch
@@ -25,8 +27,6 @@ from services.algorithms.indexes.mutable.snapshot import (
     snapshots,
     write_snapshot,
 )
-from services.algorithms.tensor_file import read_tensors
-from services.algorithms.tensor_writer import SlicedTensor, write_tensors
 
 FILES = ("manifest.json", "items.safetensors", "item_states.safetensors")
 
@@ -186,7 +186,7 @@ from services.algorithms.indexes.brute_force import BruteForce
 from services.algorithms.indexes.mutable.item_batch import ItemBatch
 from services.algorithms.indexes.mutable.index import MutableIndex, only
 from services.algorithms.indexes.mutable.snapshot import write_snapshot
-from services.algorithms.states import ItemStates
+from services.algorithms.scoring.states import ItemStates
 rng = np.random.default_rng(0)
 items = ItemStates(components=rng.normal(size=(20_000, 1, 32)).astype(np.float32))
 ids = [f"item-{row}" for row in range(len(items))]

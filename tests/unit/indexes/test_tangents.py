@@ -9,7 +9,7 @@ from services.algorithms.indexes.quantized.pools import QuantizedTopKAvg
 from services.algorithms.indexes.quantized.tangents import QuantizedTangents, Slopes
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.ops.mol_scores.reference import mol_scores_reference
-from services.algorithms.states import ItemStates, PairGate, QueryStates
+from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
 
 SHAPES = [(1, 1, 6), (2, 3, 5), (4, 2, 8)]
 

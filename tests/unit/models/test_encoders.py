@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.algorithms.manifest import EncoderShape, HeadShape
+from services.algorithms.bundles.model_manifest import EncoderShape, HeadShape
 from services.offline.training.models.hstu import HstuBlock, HstuEncoder, Past, time_buckets
 from services.offline.training.models.sequential import PADDING, SequentialModel
 

@@ -9,10 +9,10 @@ import torch
 from hypothesis import given, settings
 from step_session import StepSession
 
-from services.algorithms.actions import STRIDE
-from services.algorithms.history import trim
-from services.algorithms.incremental_encoding import IncrementalEncoder
-from services.algorithms.manifest import EncoderShape, HeadShape
+from services.algorithms.bundles.model_manifest import EncoderShape, HeadShape
+from services.algorithms.encoding.actions import STRIDE
+from services.algorithms.encoding.history import trim
+from services.algorithms.encoding.incremental_encoding import IncrementalEncoder
 from services.offline.training.models.sequential import SequentialModel
 
 L = 16

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from services.algorithms.manifest import EncoderShape, HeadShape
+from services.algorithms.bundles.model_manifest import EncoderShape, HeadShape
 from services.algorithms.ops.mol_scores.reference import mol_scores_reference
-from services.algorithms.states import ItemStates, PairGate, QueryStates
+from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
 from services.offline.training.models.hstu import unit_rows
 from services.offline.training.models.mol import DotHead, MolHead, PairGateMlp
 from services.offline.training.models.sequential import SequentialModel

@@ -15,7 +15,7 @@ from services.algorithms.native.threads import compute_threads, set_compute_thre
 from services.algorithms.ops.mol_scores import MolScorer, mol_scores
 from services.algorithms.ops.mol_scores.reference import mol_scores_reference
 from services.algorithms.ops.mol_scores.scorer import NativeScores
-from services.algorithms.states import ItemStates, PairGate, QueryStates
+from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
 
 # Queries, items, P_q, P_x, d, G: around the widths of vectors (4, 8, 16), row blocks (4, 8) and tiles (12, 24, 48).
 SHAPES = [

@@ -7,7 +7,7 @@ from retrieval_scene import half, make_items, make_pair_gate, make_queries
 
 from services.algorithms.pefa.contribution import Contributions
 from services.algorithms.pefa.memory import MemoryEntry
-from services.algorithms.states import ItemStates, PairGate, QueryStates
+from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
 
 
 @dataclass(frozen=True, kw_only=True)

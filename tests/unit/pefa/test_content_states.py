@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from services.algorithms.pefa.content import _RIDGES, ContentMap, TextStates, _Decomposition, _unit, fit_content_map
-from services.algorithms.states import ItemStates
+from services.algorithms.scoring.states import ItemStates
 
 
 def once(num_items: int) -> np.ndarray:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from services.algorithms.actions import Actions, action_name
-from services.algorithms.event_schema import MAX_BYTES, EventSchema, Role, SchemaError, default_schema
+from services.algorithms.bundles.event_schema import MAX_BYTES, EventSchema, Role, SchemaError, default_schema
+from services.algorithms.encoding.actions import Actions, action_name
 from services.algorithms.pefa.policy import FeedbackPolicy
 
 EARLIER = FeedbackPolicy.parse("rating:0.5@3,dislike:-1,*:1")

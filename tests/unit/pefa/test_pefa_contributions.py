@@ -15,7 +15,7 @@ from retrieval_scene import make_items, make_pair_gate, make_queries
 
 from services.algorithms.pefa.contribution import SCALE, Contributions, cold_start_items, mean_gate
 from services.algorithms.pefa.exact_floats import exp_of_negative, silu, spare_bits, to_multiples
-from services.algorithms.states import ItemStates, PairGate, QueryStates
+from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
 
 
 def softmax(x: np.ndarray) -> np.ndarray:

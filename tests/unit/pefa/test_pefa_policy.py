@@ -23,7 +23,7 @@ from services.algorithms.pefa.share_choice import (
     share_of_length,
 )
 from services.algorithms.pefa.sums import SumsOf
-from services.algorithms.states import ItemStates
+from services.algorithms.scoring.states import ItemStates
 
 half_lives = st.one_of(st.just(math.inf), st.floats(1, 1e9))
 policies = st.one_of(

@@ -11,7 +11,7 @@ from services.algorithms.pefa.contribution import SCALE, cold_start_items, mean_
 from services.algorithms.pefa.policy import DEFAULT_SHARE, NEW_ITEM_SHARE, SharePolicy
 from services.algorithms.pefa.refresh import refreshed, unit
 from services.algorithms.pefa.sums import ItemSums
-from services.algorithms.states import ItemStates, QueryStates
+from services.algorithms.scoring.states import ItemStates, QueryStates
 from services.offline.evaluation.pefa.paper import Pairs, xs_passages
 
 

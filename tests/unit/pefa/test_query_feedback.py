@@ -13,7 +13,7 @@ from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.pefa.policy import PAPER, SharePolicy
 from services.algorithms.pefa.query_feedback import Click, QueryFeedback
 from services.algorithms.pefa.votes import VotingIndex
-from services.algorithms.states import ItemStates, PairGate, QueryStates
+from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
 from services.offline.evaluation.pefa.paper import Pairs, xl_votes, xs_passages
 
 WIDTH = 16

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 import services.candidates.__main__
 import services.generator.__main__
 import services.reranker.__main__
-from services.algorithms.states import QueryStates
+from services.algorithms.scoring.states import QueryStates
 from services.candidates.bootstrap import load_catalogue, make_live
 from services.candidates.config import CandidatesSettings
 from services.candidates.metrics import CandidatesMetrics

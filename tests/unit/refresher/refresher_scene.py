@@ -10,11 +10,11 @@ from fakes.leases import LeaseTable, MemoryLeases
 from fakes.refresher import MemoryCheckpoints, MemoryLog, MemoryOutbox
 from prometheus_client import CollectorRegistry
 
-from services.algorithms.event_schema import default_schema
-from services.algorithms.packed_state import pack_query_state
+from services.algorithms.bundles.event_schema import default_schema
 from services.algorithms.pefa.decay import ForwardDecay
 from services.algorithms.pefa.policy import DEFAULT_SHARE, SharePolicy
-from services.algorithms.states import ItemStates, PairGate, QueryStates
+from services.algorithms.scoring.packed_state import pack_query_state
+from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
 from services.contracts.query_state import PackedQueryState
 from services.contracts.topics.index_deltas import Batches, IndexDelta, ItemDelta, MemoryDelta
 from services.platform.leases import Leases

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from refresher_scene import D, World, interaction, make_rules, readers_view, unit
 
-from services.algorithms.bundle import load_bundle, write_bundle
-from services.algorithms.event_schema import default_schema
+from services.algorithms.bundles.event_schema import default_schema
+from services.algorithms.bundles.model_bundle import load_bundle, write_bundle
 from services.algorithms.ops.mol_scores import mol_scores
-from services.algorithms.packed_state import pack_query_state
 from services.algorithms.pefa.decay import ForwardDecay
 from services.algorithms.pefa.policy import SharePolicy
-from services.algorithms.states import ItemStates, QueryStates
+from services.algorithms.scoring.packed_state import pack_query_state
+from services.algorithms.scoring.states import ItemStates, QueryStates
 from services.contracts.query_state import PackedQueryState
 from services.refresher.bootstrap import new_item_policy
 from services.refresher.config import RefresherSettings

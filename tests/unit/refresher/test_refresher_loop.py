@@ -29,7 +29,7 @@ from refresher_scene import (
 from structlog.testing import capture_logs
 
 from services.algorithms.pefa.policy import SharePolicy
-from services.algorithms.states import ItemStates
+from services.algorithms.scoring.states import ItemStates
 from services.platform.errors import DependencyUnavailable
 from services.platform.stream.kafka import partition_for
 from services.platform.stream.record import DeadLetter, SourceRecord

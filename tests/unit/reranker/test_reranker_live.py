@@ -15,9 +15,9 @@ from prometheus_client import CollectorRegistry
 from retrieval_scene import half, make_bundle, make_queries, state_fields, unit
 
 from services.algorithms.indexes.mutable.index import IndexFullError
-from services.algorithms.live_catalogue import VERSIONS_KEPT
+from services.algorithms.items.live_catalogue import VERSIONS_KEPT
 from services.algorithms.ops.mol_scores.reference import mol_scores_reference
-from services.algorithms.states import ItemStates
+from services.algorithms.scoring.states import ItemStates
 from services.catalogue.changes import CatalogueChanges
 from services.contracts.topics.index_deltas import Batch, IndexDelta, ItemDelta
 from services.contracts.topics.items import CatalogueItem

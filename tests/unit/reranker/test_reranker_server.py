@@ -13,7 +13,7 @@ from freshet.v1 import common_pb2, reranker_pb2, reranker_pb2_grpc
 from prometheus_client import CollectorRegistry
 from retrieval_scene import half, make_bundle, make_queries, state_fields
 
-from services.algorithms.bundle import Bundle
+from services.algorithms.bundles.model_bundle import Bundle
 from services.algorithms.ops.mol_scores.reference import mol_scores_reference
 from services.platform.rpc.server import RpcServer
 from services.reranker.bootstrap import load_catalogue

@@ -16,7 +16,7 @@ from fakes import certificates
 from freshet.v1 import candidates_pb2, candidates_pb2_grpc, reranker_pb2, reranker_pb2_grpc
 from prometheus_client import CollectorRegistry
 
-from services.algorithms.bundle import BundleError, write_bundle
+from services.algorithms.bundles.model_bundle import BundleError, write_bundle
 from services.cli.doctor.examine import examine
 from services.cli.doctor.findings import Finding
 from services.cli.doctor.running import COSTS

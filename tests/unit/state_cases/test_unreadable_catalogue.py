@@ -15,8 +15,8 @@ from gateway.gateway_scene import Scene
 from prometheus_client import CollectorRegistry
 from retrieval_scene import half, make_bundle, make_queries
 
-from services.algorithms.filters import ItemFilter
 from services.algorithms.indexes.mutable.index import IndexFullError
+from services.algorithms.rules.filters import ItemFilter
 from services.candidates import bootstrap as candidates
 from services.candidates.config import CandidatesSettings
 from services.candidates.domain import SearchQuery, Stage

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from services.algorithms.text_bundle import BundleError, TextBundleWriter, add_text_files, load_text_bundle
+from services.algorithms.bundles.text_bundle import BundleError, TextBundleWriter, add_text_files, load_text_bundle
 from tests.unit.text.text_scene import (
     HEAD,
     ITEM_IDS,

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
+from services.algorithms.bundles.model_manifest import HeadShape
 from services.algorithms.indexes.by_name import make_index, parse_algorithm
-from services.algorithms.manifest import HeadShape
 from services.algorithms.models.text_model_folder import load_body
 from services.algorithms.ops.mol_scores import MolScorer
-from services.algorithms.states import ItemStates, QueryStates
+from services.algorithms.scoring.states import ItemStates, QueryStates
 from services.offline.training.models.text_mol import TextMol
 from tests.unit.text.model_folder_scene import bert_folder
 

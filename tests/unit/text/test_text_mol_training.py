@@ -11,9 +11,9 @@ import onnx
 import pytest
 import torch
 
+from services.algorithms.bundles.text_bundle import TextBundle, load_text_bundle
 from services.algorithms.indexes.brute_force import BruteForce
 from services.algorithms.ops.mol_scores import MolScorer
-from services.algorithms.text_bundle import TextBundle, load_text_bundle
 from services.generator.adapters import text_parts
 from services.generator.adapters.text_encoders import InProcessText
 from services.offline.training import int8_graphs, onnx_graphs

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from services.algorithms.models.sentence_encoder import model_folder
-from services.algorithms.word_pieces import WordPieces
+from services.algorithms.text.word_pieces import WordPieces
 from tests.unit.text.text_scene import WORDS
 
 REAL = WordPieces.read(model_folder() / "vocab.txt")

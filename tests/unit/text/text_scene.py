@@ -4,8 +4,8 @@ from pathlib import Path
 
 import numpy as np
 
-from services.algorithms.states import ItemStates, PairGate
-from services.algorithms.text_bundle import HeadShape, TextBundle, TextBundleWriter
+from services.algorithms.bundles.text_bundle import HeadShape, TextBundle, TextBundleWriter
+from services.algorithms.scoring.states import ItemStates, PairGate
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "space", "movie", "##s", "cat", "dog", "a", "the", "!", "中", "##c"]
 ITEM_IDS = ["film-0", "film-1", "film-2"]

@@ -30,7 +30,7 @@ from services.algorithms.indexes.protocol import Index, Mask, Pass, Pool, TopK
 from services.algorithms.indexes.scored_index import ScoredIndex
 from services.algorithms.ops.mol_bounds import AverageItems, BoundItems
 from services.algorithms.ops.mol_scores import MolScorer
-from services.algorithms.states import ItemStates, PairGate, QueryStates
+from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
 
 # The quickest turn counts, in CPU time of the calling thread: whatever else the machine does only ever adds time, and
 # on two cores with six times as much to do three turns by the clock chose what cost 1.7 times as much. The first turn

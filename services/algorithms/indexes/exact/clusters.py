@@ -18,7 +18,7 @@ from services.algorithms.indexes.exact.two_pass import TwoPass
 from services.algorithms.indexes.protocol import Mask, Pass
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.ops.quantized_scan.cells import assign, nearest, sums_of_groups
-from services.algorithms.states import QueryStates
+from services.algorithms.scoring.states import QueryStates
 
 _ITEMS_PER_CLUSTER = 256
 _LARGEST_SAMPLE = 65_536

@@ -29,7 +29,7 @@ from services.algorithms.indexes.rescoring import finish
 from services.algorithms.indexes.scored_index import ScoredIndex
 from services.algorithms.ops.mol_bounds import AverageItems, BoundItems, BoundPass, best_averages
 from services.algorithms.ops.mol_scores import MolScorer
-from services.algorithms.states import ItemStates, PairGate, QueryStates
+from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
 
 # At the Books shape (K = 100) a pool of 1,000 finds a threshold within 0.005 of the exact K-th score. Of few items it
 # would be a large part: over 3,706 films 240 leave as many survivors as 1,000, in three quarters of the time.

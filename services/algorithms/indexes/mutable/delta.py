@@ -15,14 +15,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from services.algorithms.attributes import Columns
 from services.algorithms.indexes.mutable.merged_answer import PartialAnswer
 from services.algorithms.indexes.mutable.segment import Hashes, Segment, rows_of
 from services.algorithms.indexes.mutable.segment_merge import Source, gather, order_by_id
 from services.algorithms.indexes.protocol import Indices, Mask, Scores
 from services.algorithms.indexes.rescoring import within_reach
 from services.algorithms.lazy import lazy_property
-from services.algorithms.states import ItemShape, ItemStates, PairGate, QueryStates
+from services.algorithms.rules.attributes import Columns
+from services.algorithms.scoring.states import ItemShape, ItemStates, PairGate, QueryStates
 
 TAIL_ROWS = 256
 _GROWTH = 8

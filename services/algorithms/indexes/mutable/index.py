@@ -16,8 +16,6 @@ from typing import Protocol
 
 import numpy as np
 
-from services.algorithms.attributes import Columns, Kinds, no_attributes
-from services.algorithms.filters import ItemFilter
 from services.algorithms.indexes.mutable.delta import TAIL_ROWS, Tail, TailView, join_blocks
 from services.algorithms.indexes.mutable.item_batch import Change, ItemBatch, check_ids
 from services.algorithms.indexes.mutable.merged_answer import Answer, PoolAnswer
@@ -26,7 +24,9 @@ from services.algorithms.indexes.mutable.segment_merge import Pause, Source, gat
 from services.algorithms.indexes.mutable.version import Version
 from services.algorithms.indexes.protocol import Index, Indices
 from services.algorithms.ops.mol_scores import MolScorer
-from services.algorithms.states import PairGate, QueryStates, shape_of
+from services.algorithms.rules.attributes import Columns, Kinds, no_attributes
+from services.algorithms.rules.filters import ItemFilter
+from services.algorithms.scoring.states import PairGate, QueryStates, shape_of
 
 # A merge is wanted when this share of the main segment's rows are delta or dead: searches score at most so much more
 # than needed, and an update pays for the copying and building of 10 rows.

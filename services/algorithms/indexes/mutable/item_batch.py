@@ -9,8 +9,8 @@ Letters: n items of the batch.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from services.algorithms.attributes import AttributeTable
-from services.algorithms.states import ItemStates
+from services.algorithms.rules.attributes import AttributeTable
+from services.algorithms.scoring.states import ItemStates
 
 MAX_ID_BYTES = 128
 

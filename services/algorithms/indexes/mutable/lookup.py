@@ -14,7 +14,7 @@ import numpy as np
 from services.algorithms.indexes.mutable.segment import Segment, hash_ids
 from services.algorithms.indexes.mutable.version import Version
 from services.algorithms.indexes.protocol import Indices, Scores
-from services.algorithms.states import FloatArray, ItemStates, QueryStates
+from services.algorithms.scoring.states import FloatArray, ItemStates, QueryStates
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,12 +18,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.attributes import Columns, Condition, Kinds, mask_of
-from services.algorithms.filters import ItemFilter
 from services.algorithms.indexes.protocol import Index, Indices, Mask
 from services.algorithms.lazy import lazy_property
 from services.algorithms.ops.mol_scores import MolScorer
-from services.algorithms.states import ItemStates, PairGate
+from services.algorithms.rules.attributes import Columns, Condition, Kinds, mask_of
+from services.algorithms.rules.filters import ItemFilter
+from services.algorithms.scoring.states import ItemStates, PairGate
 
 Ids = npt.NDArray[np.object_]
 Hashes = npt.NDArray[np.int64]

@@ -14,10 +14,10 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.attributes import Columns
 from services.algorithms.indexes.mutable.segment import CategoryLists, Ids, Rows, Segment
 from services.algorithms.indexes.protocol import Indices
-from services.algorithms.states import ItemStates
+from services.algorithms.rules.attributes import Columns
+from services.algorithms.scoring.states import ItemStates
 
 Pause = Callable[[], None]
 

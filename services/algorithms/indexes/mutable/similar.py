@@ -14,12 +14,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.filters import ItemFilter
 from services.algorithms.indexes.mutable.lookup import find_items
 from services.algorithms.indexes.mutable.segment import HashedFilter
 from services.algorithms.indexes.mutable.version import Version
 from services.algorithms.pefa.refresh import unit
-from services.algorithms.states import FloatArray
+from services.algorithms.rules.filters import ItemFilter
+from services.algorithms.scoring.states import FloatArray
 
 _CHUNK = 65_536
 

@@ -24,15 +24,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from services.algorithms.bundles.model_manifest import BundleError, FileEntry, build_files, build_part, check_types
+from services.algorithms.bundles.sealed_files import MANIFEST, check_file
+from services.algorithms.bundles.tensor_file import read_tensors, tensor_places
+from services.algorithms.bundles.tensor_writer import SlicedTensor, write_tensors
 from services.algorithms.indexes.mutable.index import MutableIndex
 from services.algorithms.indexes.mutable.item_batch import ItemBatch
 from services.algorithms.indexes.mutable.segment_merge import gather_categories, gather_ids, state_slices
 from services.algorithms.indexes.mutable.version import Version
-from services.algorithms.manifest import BundleError, FileEntry, build_files, build_part, check_types
-from services.algorithms.sealed_files import MANIFEST, check_file
-from services.algorithms.states import ItemShape, ItemStates
-from services.algorithms.tensor_file import read_tensors, tensor_places
-from services.algorithms.tensor_writer import SlicedTensor, write_tensors
+from services.algorithms.scoring.states import ItemShape, ItemStates
 
 ITEMS = "items.safetensors"
 ITEM_STATES = "item_states.safetensors"

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from services.algorithms.attributes import Kinds
-from services.algorithms.filters import ItemFilter
 from services.algorithms.indexes.mutable.delta import TailView, all_scores, candidates
 from services.algorithms.indexes.mutable.merged_answer import (
     Answer,
@@ -28,7 +26,9 @@ from services.algorithms.indexes.mutable.merged_answer import (
 from services.algorithms.indexes.mutable.segment import HashedFilter, Segment
 from services.algorithms.indexes.mutable.segment_merge import Order, Pause, Source, order_by_id
 from services.algorithms.indexes.protocol import Index, Mask, Pass, TopK, check_request, empty_answer
-from services.algorithms.states import ItemShape, QueryStates
+from services.algorithms.rules.attributes import Kinds
+from services.algorithms.rules.filters import ItemFilter
+from services.algorithms.scoring.states import ItemShape, QueryStates
 
 Wanted = tuple[HashedFilter | None, ...]  # one for all queries, or one per query
 

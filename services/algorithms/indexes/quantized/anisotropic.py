@@ -24,7 +24,7 @@ from services.algorithms.native.threads import compute_threads
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.ops.quantized_scan import CellAnswer, Visit
 from services.algorithms.ops.top_rows import count_passing
-from services.algorithms.states import FloatArray, ItemStates, PairGate
+from services.algorithms.scoring.states import FloatArray, ItemStates, PairGate
 
 
 class Anisotropic(TangentIndex):

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from services.algorithms.indexes.quantized.inverted_codes import InvertedCodes
 from services.algorithms.ops.quantized_scan.cells import nearest
-from services.algorithms.states import FloatArray
+from services.algorithms.scoring.states import FloatArray
 
 _CHUNK = 8192
 _TABLE_BYTES = 8 << 20  # of 1,024 vectors in 64 subspaces of 16 codewords: four times as many are half as quick

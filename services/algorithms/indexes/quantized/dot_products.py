@@ -31,7 +31,7 @@ from services.algorithms.indexes.protocol import (
 from services.algorithms.indexes.scored_index import ScoredIndex
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.ops.quantized_scan import Cells, CellScan, Coder, Visit, default_cells, vectors_coded
-from services.algorithms.states import FloatArray, ItemStates, PairGate, QueryStates
+from services.algorithms.scoring.states import FloatArray, ItemStates, PairGate, QueryStates
 
 # Added to an error bound for products of denormal numbers.
 _SMALLEST = 1e-35

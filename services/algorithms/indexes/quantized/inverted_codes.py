@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.states import FloatArray
+from services.algorithms.scoring.states import FloatArray
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.manifest import BundleError, FileEntry
+from services.algorithms.bundles.model_manifest import BundleError, FileEntry
+from services.algorithms.bundles.sealed_files import check_file
+from services.algorithms.bundles.tensor_file import read_tensors
+from services.algorithms.bundles.tensor_writer import SlicedTensor, write_tensors
 from services.algorithms.ops.quantized_scan import Codes, Coding
 from services.algorithms.ops.quantized_scan.cells import FloatMatrix
-from services.algorithms.sealed_files import check_file
-from services.algorithms.tensor_file import read_tensors
-from services.algorithms.tensor_writer import SlicedTensor, write_tensors
 
 FORMAT = 1
 KEPT = 2  # sets of items whose codes stay: those in use, and those to go back to

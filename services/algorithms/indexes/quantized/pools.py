@@ -33,7 +33,7 @@ from services.algorithms.indexes.scored_index import ScoredIndex
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.ops.quantized_scan import Cells, CellScan, Coder, Visit, default_cells, vectors_coded
 from services.algorithms.ops.top_rows import count_passing
-from services.algorithms.states import FloatArray, ItemStates, PairGate, QueryStates
+from services.algorithms.scoring.states import FloatArray, ItemStates, PairGate, QueryStates
 
 _CHUNK = 65_536
 

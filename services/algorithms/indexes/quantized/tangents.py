@@ -32,7 +32,7 @@ from services.algorithms.indexes.rescoring import rescore
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.ops.quantized_scan import CellAnswer, Cells, Visit, default_cells
 from services.algorithms.ops.top_rows import count_passing
-from services.algorithms.states import ItemStates, QueryStates
+from services.algorithms.scoring.states import ItemStates, QueryStates
 
 DoubleArray = npt.NDArray[np.float64]
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.states import PairGate
+from services.algorithms.scoring.states import PairGate
 
 Doubles = npt.NDArray[np.float64]
 

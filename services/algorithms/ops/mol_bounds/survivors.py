@@ -16,7 +16,7 @@ from services.algorithms.ops.mol_bounds.items import LEVELS, AverageItems, Bound
 from services.algorithms.ops.mol_bounds.network import NetworkBounds
 from services.algorithms.ops.mol_bounds.tables import ARRAYS, TURN, QueryTables, query_tables
 from services.algorithms.ops.mol_scores import MolScorer
-from services.algorithms.states import QueryStates
+from services.algorithms.scoring.states import QueryStates
 
 _ITEM_ARRAYS = ("codes", "scales", "component_errors", "item_errors", "gates")
 _WORD = 64  # items per word of the kernel's answer

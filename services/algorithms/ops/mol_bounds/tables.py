@@ -20,7 +20,7 @@ from services.algorithms.native import aligned_zeros
 from services.algorithms.ops.mol_bounds.int8_network import Int8Network
 from services.algorithms.ops.mol_bounds.items import LEVELS, BoundItems, bounded
 from services.algorithms.ops.mol_bounds.network import NetworkBounds
-from services.algorithms.states import QueryStates
+from services.algorithms.scoring.states import QueryStates
 
 Doubles = npt.NDArray[np.float64]
 Floats = npt.NDArray[np.float32]

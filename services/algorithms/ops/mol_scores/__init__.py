@@ -8,7 +8,7 @@ Letters: B queries, X items, P_q, P_x query and item components, P = P_q * P_x, 
 """
 
 from services.algorithms.ops.mol_scores.scorer import FloatMatrix, MolScorer
-from services.algorithms.states import ItemStates, PairGate, QueryStates
+from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
 
 __all__ = ["MolScorer", "mol_scores"]
 

@@ -18,7 +18,7 @@ import torch
 
 from services.algorithms.ops.mol_scores import rounding
 from services.algorithms.ops.mol_scores.kernel_error import LARGEST, KernelErrorModel, StoredItems
-from services.algorithms.states import FloatArray, ItemStates, PairGate, QueryStates, shape_of
+from services.algorithms.scoring.states import FloatArray, ItemStates, PairGate, QueryStates, shape_of
 
 if TYPE_CHECKING:
     from services.algorithms.ops.mol_scores.fused import FusedItems

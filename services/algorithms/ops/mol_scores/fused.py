@@ -14,7 +14,7 @@ import torch
 import triton
 
 from services.algorithms.ops.mol_scores.kernel import cosines_kernel, mol_scores_kernel
-from services.algorithms.states import PairGate
+from services.algorithms.scoring.states import PairGate
 
 TILE = 64  # items of one program: the rows of one warpgroup's matrix instruction
 _WARPS = 4

@@ -26,7 +26,7 @@ import numpy.typing as npt
 import torch
 
 from services.algorithms.ops.mol_scores.rounding import DoubleArray
-from services.algorithms.states import FloatArray, PairGate, QueryStates
+from services.algorithms.scoring.states import FloatArray, PairGate, QueryStates
 
 UNIT = {"float16": 2.0**-11, "bfloat16": 2.0**-8}  # half the gap between neighbours, relative
 _SMALLEST = {"float16": 2.0**-25, "bfloat16": 2.0**-134}  # ... and absolute, below the normal numbers

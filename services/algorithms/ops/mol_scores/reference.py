@@ -8,7 +8,7 @@ Letters: B queries, X items, P_q, P_x query and item components, P = P_q * P_x, 
 
 import torch
 
-from services.algorithms.states import ItemStates, PairGate, QueryStates, check_shapes
+from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates, check_shapes
 
 
 def mol_scores_reference(

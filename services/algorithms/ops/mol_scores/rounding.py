@@ -24,7 +24,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.states import PairGate, QueryStates
+from services.algorithms.scoring.states import PairGate, QueryStates
 
 DoubleArray = npt.NDArray[np.float64]
 

@@ -18,7 +18,7 @@ from services.algorithms.lazy import lazy_property
 from services.algorithms.native import address, load_kernels
 from services.algorithms.native.threads import compute_threads
 from services.algorithms.ops.mol_scores import rounding
-from services.algorithms.states import ItemStates, PairGate, QueryStates, shape_of
+from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates, shape_of
 
 Rows = npt.NDArray[np.int64]
 

@@ -32,7 +32,7 @@ def refresher(
 
     import structlog
 
-    from services.algorithms.bundle import BundleError, load_bundle
+    from services.algorithms.bundles.model_bundle import BundleError, load_bundle
     from services.cli.refresher_rate import measure
 
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.bundle import Bundle
+from services.algorithms.bundles.model_bundle import Bundle
 from services.algorithms.ops.mol_scores import MolScorer
 from services.contracts.stored_history import StoredEvent
 from services.offline.datasets import Interactions

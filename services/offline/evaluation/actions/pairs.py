@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.bundle import Bundle
+from services.algorithms.bundles.model_bundle import Bundle
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.pefa.contribution import SCALE, Contributions
 from services.algorithms.pefa.policy import DEFAULT_SHARE
 from services.algorithms.pefa.refresh import refreshed, unit
-from services.algorithms.states import ItemStates, QueryStates
+from services.algorithms.scoring.states import ItemStates, QueryStates
 from services.contracts.stored_history import StoredEvent
 from services.offline.evaluation.actions.states import Person, ServedStates
 

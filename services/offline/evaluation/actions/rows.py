@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.aversion import DECAY, STEP
-from services.algorithms.bundle import Bundle, BundleError, load_bundle
+from services.algorithms.bundles.model_bundle import Bundle, BundleError, load_bundle
+from services.algorithms.encoding.aversion import DECAY, STEP
 from services.algorithms.native.threads import set_compute_threads
 from services.offline.datasets import Interactions, load_dataset
 from services.offline.evaluation.actions.next_liked import Asked, asked_after, ranks_by_arm

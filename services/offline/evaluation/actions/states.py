@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.bundle import ENCODER_ONNX, Bundle
-from services.algorithms.history import trim
-from services.algorithms.packed_state import after_absence, unpack_query_state
-from services.algorithms.states import QueryStates
+from services.algorithms.bundles.model_bundle import ENCODER_ONNX, Bundle
+from services.algorithms.encoding.history import trim
+from services.algorithms.scoring.packed_state import after_absence, unpack_query_state
+from services.algorithms.scoring.states import QueryStates
 from services.contracts.query_state import PackedQueryState
 from services.contracts.stored_history import StoredEvent
 from services.encoder.adapters.in_process import InProcessEncoder

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.states import FloatArray, ItemStates, PairGate, QueryStates
+from services.algorithms.scoring.states import FloatArray, ItemStates, PairGate, QueryStates
 from services.offline.evaluation.catalogues.fitted import PAPER, Fitted
 from services.offline.evaluation.catalogues.scene import Scene, Shape
 

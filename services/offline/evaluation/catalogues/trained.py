@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from services.algorithms.bundle import Bundle, load_bundle
-from services.algorithms.states import QueryStates
+from services.algorithms.bundles.model_bundle import Bundle, load_bundle
+from services.algorithms.scoring.states import QueryStates
 from services.offline.datasets import Interactions, load_dataset
 from services.offline.evaluation.catalogues.scene import IntArray, Scene
 from services.offline.training.bundling import load_model

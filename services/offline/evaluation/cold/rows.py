@@ -1,7 +1,7 @@
 """`freshet bench cold`: what is popular now for people of whom nothing or little is known.
 
 A model is trained on the first four fifths of time; then events come one by one. Each is predicted from what happened
-before it: by training's counts, by the counts of the stream (`services.algorithms.popularity`, as the encoder process
+before it: by training's counts, by the counts of the stream (`algorithms.items.popularity`, as the encoder process
 keeps them), by the model, and by the model with popular items favoured for everybody
 (`services.gateway.recommend.favoured`).
 
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.event_schema import default_schema
+from services.algorithms.bundles.event_schema import default_schema
 from services.gateway.domain import ScoredItem
 from services.gateway.recommend.favoured import MAX_FAVOURED, favours
 from services.gateway.recommend.popular import TRAINING_COUNTS

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow.parquet as pq
 
 from services.algorithms.models.sentence_encoder import WIDTH, MiniLM, model_folder
-from services.algorithms.states import FloatArray
+from services.algorithms.scoring.states import FloatArray
 from services.offline.datasets.locate import Locator
 
 

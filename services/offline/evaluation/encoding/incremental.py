@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.bundle import ENCODER_ONNX, ENCODER_STEP_ONNX, Bundle, load_bundle
-from services.algorithms.history import trim
-from services.algorithms.incremental_encoding import IncrementalEncoder
+from services.algorithms.bundles.model_bundle import ENCODER_ONNX, ENCODER_STEP_ONNX, Bundle, load_bundle
+from services.algorithms.encoding.history import trim
+from services.algorithms.encoding.incremental_encoding import IncrementalEncoder
 from services.offline.evaluation.common.report import Report, Request, Say, plain_page, report_of, written
 from services.offline.evaluation.common.timing import Times
 

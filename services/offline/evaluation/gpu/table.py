@@ -29,7 +29,7 @@ from services.algorithms.indexes.protocol import TopK, take_queries
 from services.algorithms.indexes.top_k_avg import TopKAvg
 from services.algorithms.indexes.top_k_per_embedding import TopKPerEmbedding
 from services.algorithms.ops.mol_scores.device import DeviceScorer, gate_weights, mixture
-from services.algorithms.states import QueryStates
+from services.algorithms.scoring.states import QueryStates
 from services.offline.evaluation.catalogues.generator import generate
 from services.offline.evaluation.catalogues.scene import Scene, Shape, shape_named
 from services.offline.evaluation.common.recall import recall

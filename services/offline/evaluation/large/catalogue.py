@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 
-from services.algorithms.bundle import ENCODER_ONNX, Bundle, BundleContent, write_bundle
-from services.algorithms.states import ItemStates, QueryStates
+from services.algorithms.bundles.model_bundle import ENCODER_ONNX, Bundle, BundleContent, write_bundle
+from services.algorithms.scoring.states import ItemStates, QueryStates
 from services.offline.training.codebooks.inverted_file import catalogue_codebooks
 
 _NOISE = 0.1 * 32**0.5  # its norm, beside components of 1: a copy has a cosine of about .87 with its original

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from services.algorithms.bundle import Bundle, load_bundle
+from services.algorithms.bundles.model_bundle import Bundle, load_bundle
 from services.algorithms.indexes.brute_force import BruteForce
 from services.algorithms.indexes.by_name import make_index, parse_algorithm
 from services.algorithms.native.threads import set_compute_threads
 from services.algorithms.ops.mol_scores import MolScorer
-from services.algorithms.states import QueryStates
+from services.algorithms.scoring.states import QueryStates
 from services.offline.evaluation.common.report import Report, Request, plain_page, report_of, written
 from services.offline.evaluation.common.timing import Times
 from services.offline.evaluation.large.catalogue import enlarged, queries

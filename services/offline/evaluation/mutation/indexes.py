@@ -15,7 +15,7 @@ from services.algorithms.indexes.by_name import make_index, parse_algorithm
 from services.algorithms.indexes.mutable.background_merge import BackgroundMerge
 from services.algorithms.indexes.mutable.index import MutableIndex, only
 from services.algorithms.indexes.mutable.item_batch import ItemBatch
-from services.algorithms.states import ItemStates, PairGate, QueryStates
+from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float32]

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from services.algorithms.ops.mol_scores import mol_scores
-from services.algorithms.states import ItemStates, PairGate, QueryStates
+from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
 from services.offline.evaluation.catalogues.generator import generate
 from services.offline.evaluation.catalogues.scene import Shape, shape_named
 from services.offline.evaluation.common.report import Report, Request, plain_page, report_of, written

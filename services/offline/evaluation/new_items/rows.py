@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.bundle import load_bundle
+from services.algorithms.bundles.model_bundle import load_bundle
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.pefa.content import TextEncoder, TextStates
-from services.algorithms.states import ItemStates
+from services.algorithms.scoring.states import ItemStates
 from services.offline.evaluation.catalogues.scene import Scene
 from services.offline.evaluation.catalogues.trained import trained_scene
 from services.offline.evaluation.common.recall import pair_ranks

@@ -17,20 +17,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.bundle import load_bundle
-from services.algorithms.catalogue import Catalogue, catalogue_from_bundle
-from services.algorithms.filters import ItemFilter
+from services.algorithms.bundles.model_bundle import load_bundle
 from services.algorithms.indexes.brute_force import BruteForce
 from services.algorithms.indexes.by_name import make_indexes, parse_algorithm
 from services.algorithms.indexes.mutable.index import Build
 from services.algorithms.indexes.protocol import Index, take_queries
-from services.algorithms.live_catalogue import LiveCatalogue
+from services.algorithms.items.catalogue import Catalogue, catalogue_from_bundle
+from services.algorithms.items.live_catalogue import LiveCatalogue
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.pefa.memory import MemoryEntry
 from services.algorithms.pefa.refresh import unit
 from services.algorithms.pefa.votes import VotingIndex
-from services.algorithms.states import PairGate, QueryStates
-from services.algorithms.voted_answers import joined_answer, num_negative
+from services.algorithms.rules.filters import ItemFilter
+from services.algorithms.scoring.states import PairGate, QueryStates
+from services.algorithms.scoring.voted_answers import joined_answer, num_negative
 from services.offline.evaluation.catalogues.trained import trained_scene
 from services.offline.evaluation.common.recall import recall
 from services.offline.evaluation.common.report import Report, Request, plain_page, report_of, written

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.states import FloatArray
+from services.algorithms.scoring.states import FloatArray
 from services.offline.datasets.locate import Locator
 from services.offline.datasets.texts import Question, TextCollection, load_texts
 from services.offline.evaluation.common.embeddings import EmbeddingSource, sentence_vectors

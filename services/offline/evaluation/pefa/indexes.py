@@ -21,7 +21,7 @@ from services.algorithms.indexes.by_name import make_index, parse_algorithm
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.pefa.memory import MemoryEntry
 from services.algorithms.pefa.votes import VotingIndex
-from services.algorithms.states import FloatArray, ItemStates, QueryStates
+from services.algorithms.scoring.states import FloatArray, ItemStates, QueryStates
 from services.offline.evaluation.pefa.data import Judged
 from services.offline.evaluation.pefa.paper import Pairs, xl_votes
 

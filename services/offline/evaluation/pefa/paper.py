@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from services.algorithms.pefa.refresh import unit
-from services.algorithms.states import FloatArray
+from services.algorithms.scoring.states import FloatArray
 
 Rows = npt.NDArray[np.int64]
 Scores = npt.NDArray[np.float64]

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from services.algorithms.ops.quantized_scan import default_cells
-from services.algorithms.states import FloatArray
+from services.algorithms.scoring.states import FloatArray
 from services.offline.evaluation.common.recall import ranks_of_answers, recalls
 from services.offline.evaluation.common.timing import Times, use_threads
 from services.offline.evaluation.pefa.data import TextSet

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.states import FloatArray
+from services.algorithms.scoring.states import FloatArray
 from services.offline.evaluation.common.recall import pair_ranks, recalls
 from services.offline.evaluation.pefa.data import Judged, TextSet, folds
 from services.offline.evaluation.pefa.paper import Pairs, nearest_queries, xl_scores, xl_votes, xs_passages

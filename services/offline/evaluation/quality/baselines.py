@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.neighbours import ItemNeighbours
+from services.algorithms.scoring.neighbours import ItemNeighbours
 from services.offline.datasets import Interactions
 from services.offline.training.neighbours import learn_neighbours, votes_before
 from services.offline.training.sequences import Histories, IntArray

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from services.algorithms.manifest import EncoderShape, HeadShape
+from services.algorithms.bundles.model_manifest import EncoderShape, HeadShape
 from services.offline.datasets import Interactions, load_dataset
 from services.offline.datasets.splits import leave_one_out_split
 from services.offline.evaluation.common.recall import summary, target_ranks

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.states import FloatArray
+from services.algorithms.scoring.states import FloatArray
 from services.offline.evaluation.common.embeddings import EmbeddingSet, EmbeddingSource, minilm_queries, mnist, sift
 from services.offline.evaluation.common.plots import panels, titled
 from services.offline.evaluation.common.report import Report, Request, plain_page, report_of, tables, written

@@ -20,7 +20,7 @@ import torch
 from services.algorithms.indexes.quantized.dot_products import Quantized
 from services.algorithms.indexes.quantized.faiss_indexes import inverted_fast_scan
 from services.algorithms.ops.quantized_scan import Cells, CellScan, Visit, coded, default_cells
-from services.algorithms.states import FloatArray, ItemStates, QueryStates
+from services.algorithms.scoring.states import FloatArray, ItemStates, QueryStates
 from services.offline.evaluation.catalogues.fitted import QUICK
 from services.offline.evaluation.catalogues.generator import World, average_items, make_queries
 from services.offline.evaluation.catalogues.scene import SHAPES

@@ -17,14 +17,14 @@ from typing import Any
 
 import numpy as np
 
-from services.algorithms.bundle import load_bundle
+from services.algorithms.bundles.model_bundle import load_bundle
 from services.algorithms.indexes.brute_force import BruteForce
 from services.algorithms.indexes.by_name import make_index, parse_algorithm
 from services.algorithms.indexes.protocol import Indices
 from services.algorithms.indexes.quantized.tangents import QuantizedTangents, Slopes
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.ops.quantized_scan import CellCodes, Cells, coded, default_cells
-from services.algorithms.states import FloatArray, ItemStates, QueryStates
+from services.algorithms.scoring.states import FloatArray, ItemStates, QueryStates
 from services.offline.evaluation.catalogues.trained import trained_scene
 from services.offline.evaluation.common.recall import recall
 from services.offline.evaluation.common.report import Report, Request, plain_page, report_of, written

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from services.algorithms.bundle import load_bundle
+from services.algorithms.bundles.model_bundle import load_bundle
 from services.offline.datasets import Interactions
 from services.offline.datasets.simulator import SimulatorConfig, simulate
 from services.offline.evaluation.common.report import Report, Request, filled, report_of, written

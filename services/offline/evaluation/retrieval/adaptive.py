@@ -31,7 +31,7 @@ from services.algorithms.indexes.protocol import (
     empty_answer,
 )
 from services.algorithms.indexes.rescoring import finish
-from services.algorithms.states import QueryStates
+from services.algorithms.scoring.states import QueryStates
 from services.offline.evaluation.retrieval.recall_estimate import RecallEstimate, agreement
 
 _AHEAD = 8  # a scan goes this many times deeper than the pool it is for: longer lists cost far less than a second scan

@@ -32,7 +32,7 @@ from services.algorithms.indexes.quantized.tangents import QuantizedTangents
 from services.algorithms.indexes.top_k_avg import TopKAvg
 from services.algorithms.indexes.top_k_per_embedding import TopKPerEmbedding
 from services.algorithms.ops.mol_scores import MolScorer
-from services.algorithms.states import ItemStates, QueryStates
+from services.algorithms.scoring.states import ItemStates, QueryStates
 from services.offline.evaluation.catalogues.scene import Shape
 from services.offline.evaluation.common.roofline import Work, average_scan, pair_scan, searched
 from services.offline.evaluation.retrieval.adaptive import AdaptiveTopK

@@ -17,7 +17,7 @@ import psutil
 from services.algorithms.indexes.protocol import Index, take_queries
 from services.algorithms.indexes.quantized.dot_products import Quantized
 from services.algorithms.indexes.top_k_avg import TopKAvg
-from services.algorithms.states import ItemStates, QueryStates
+from services.algorithms.scoring.states import ItemStates, QueryStates
 from services.offline.evaluation.catalogues.generator import average_items, generate
 from services.offline.evaluation.catalogues.scene import SHAPES
 from services.offline.evaluation.common.recall import recall

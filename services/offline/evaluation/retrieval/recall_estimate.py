@@ -16,7 +16,7 @@ import numpy.typing as npt
 from services.algorithms.indexes.brute_force import BruteForce
 from services.algorithms.indexes.pools import PooledIndex
 from services.algorithms.indexes.protocol import Indices, take_queries
-from services.algorithms.states import QueryStates
+from services.algorithms.scoring.states import QueryStates
 
 DoubleArray = npt.NDArray[np.float64]
 

@@ -23,7 +23,7 @@ from services.algorithms.indexes.brute_force import BruteForce
 from services.algorithms.indexes.exact.cheapest import Exact
 from services.algorithms.indexes.protocol import TopK, take_queries
 from services.algorithms.ops.mol_scores import MolScorer
-from services.algorithms.states import QueryStates
+from services.algorithms.scoring.states import QueryStates
 from services.offline.evaluation.catalogues.generator import generate
 from services.offline.evaluation.catalogues.scene import SHAPES, SYNTHETIC, IntArray, Scene, Shape
 from services.offline.evaluation.catalogues.trained import trained_scene

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from services.algorithms.states import FloatArray, ItemStates, PairGate, QueryStates
+from services.algorithms.scoring.states import FloatArray, ItemStates, PairGate, QueryStates
 
 # Floats of one (b, x, max(P, G)) intermediate, the best of 2^22 to 2^26 at 8x8x32, B = 32, 100,000 items on two cores:
 # 12.0 s against 19.0, 17.3, 23.3 and 23.3 (a shared machine). At batch 1, 2^20 was a fifth faster: .18 against .23 s.

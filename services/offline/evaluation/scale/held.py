@@ -6,7 +6,7 @@ from pathlib import Path
 
 import psutil
 
-from services.algorithms.bundle import load_bundle
+from services.algorithms.bundles.model_bundle import load_bundle
 from services.gateway.recommend.catalogue import DescribedItems
 from services.gateway.recommend.popular import PopularItems
 

@@ -13,8 +13,8 @@ from uuid import UUID
 import redis
 from freshet.v1 import candidates_pb2
 
-from services.algorithms.bundle import Bundle
-from services.algorithms.packed_state import pack_query_state
+from services.algorithms.bundles.model_bundle import Bundle
+from services.algorithms.scoring.packed_state import pack_query_state
 from services.contracts.query_state import PackedQueryState, to_message
 from services.contracts.stored_history import RecentId, StoredEvent, pack_history
 from services.contracts.topics.attributions import Attribution, encode_attribution

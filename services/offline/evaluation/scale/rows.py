@@ -14,9 +14,9 @@ from statistics import quantiles
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from services.algorithms.bundle import Bundle, load_bundle
+from services.algorithms.bundles.model_bundle import Bundle, load_bundle
 from services.algorithms.native.threads import set_compute_threads
-from services.algorithms.states import QueryStates
+from services.algorithms.scoring.states import QueryStates
 from services.offline.evaluation.common.report import Report, Request, filled, report_of, written
 from services.offline.evaluation.large.catalogue import enlarged, queries
 from services.offline.evaluation.large.rows import Serve, Served

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import psutil
 
-from services.algorithms.bundle import Bundle
-from services.algorithms.filters import ItemFilter
-from services.algorithms.packed_state import pack_query_state
-from services.algorithms.states import QueryStates
+from services.algorithms.bundles.model_bundle import Bundle
+from services.algorithms.rules.filters import ItemFilter
+from services.algorithms.scoring.packed_state import pack_query_state
+from services.algorithms.scoring.states import QueryStates
 from services.contracts.processes import PROCESSES
 from services.contracts.query_state import PackedQueryState
 from services.contracts.shards import Shard

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from services.algorithms.bundle import load_bundle
+from services.algorithms.bundles.model_bundle import load_bundle
 from services.offline.evaluation.common.report import Report, Request, filled, report_of, written
 from services.offline.evaluation.large.catalogue import queries
 from services.offline.evaluation.shards.compare import (

@@ -13,9 +13,9 @@ from random import Random
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.aversion import STEP
-from services.algorithms.impressions import discount
-from services.algorithms.reserved import draw_slots
+from services.algorithms.encoding.aversion import STEP
+from services.algorithms.rules.reserved_positions import draw_slots
+from services.algorithms.scoring.impressions import discount
 
 Floats = npt.NDArray[np.float64]
 

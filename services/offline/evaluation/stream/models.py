@@ -14,11 +14,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from services.algorithms.absence import AbsenceRows, buckets_of
-from services.algorithms.history import windows
-from services.algorithms.item_buckets import item_buckets
+from services.algorithms.encoding.absence import AbsenceRows, buckets_of
+from services.algorithms.encoding.history import windows
+from services.algorithms.encoding.item_buckets import item_buckets
 from services.algorithms.ops.mol_scores import MolScorer
-from services.algorithms.states import ItemStates, PairGate, QueryStates
+from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
 from services.offline.datasets import Interactions
 from services.offline.evaluation.stream.walk import (
     BoolArray,

@@ -21,7 +21,7 @@ from services.algorithms.pefa.policy import NEW_ITEM_SHARE, FeedbackPolicy, Shar
 from services.algorithms.pefa.refresh import refreshed, unit
 from services.algorithms.pefa.sums import ItemSums, SumsOf
 from services.algorithms.pefa.votes import VotingIndex
-from services.algorithms.states import ItemStates, PairGate, QueryStates
+from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
 from services.offline.evaluation.stream.models import StreamModel
 from services.offline.evaluation.stream.walk import BoolArray, EventBatch, IntArray, Ranker, Scores, StreamSetting
 

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.lexical import LexicalIndex
 from services.algorithms.models.sentence_encoder import MiniLM, model_folder
-from services.algorithms.states import FloatArray
+from services.algorithms.scoring.states import FloatArray
+from services.algorithms.text.lexical import LexicalIndex
 from services.offline.datasets.texts import TextCollection
 from services.offline.evaluation.common.embeddings import EmbeddingSource, sentence_vectors
 from services.offline.evaluation.common.recall import MOST

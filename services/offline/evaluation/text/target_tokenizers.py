@@ -19,7 +19,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from services.algorithms.generation.vocabulary import FIXED_TOKENS, PhraseVocabulary, ascii_pieces
 from services.algorithms.generation.vocabulary_segments import Integers
 from services.algorithms.generation.vocabulary_text import normalised, spelled
-from services.algorithms.word_pieces import WordPieces
+from services.algorithms.text.word_pieces import WordPieces
 from services.offline.training.phrases.vocabulary_candidates import LONGEST_PART, Corpus, frequent
 
 PADDING = "[PAD]"

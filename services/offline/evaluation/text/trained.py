@@ -19,7 +19,7 @@ from services.algorithms.generation.generator import Generator
 from services.algorithms.indexes.by_name import make_index, parse_algorithm
 from services.algorithms.models.sentence_encoder import model_folder
 from services.algorithms.ops.mol_scores import MolScorer
-from services.algorithms.states import FloatArray
+from services.algorithms.scoring.states import FloatArray
 from services.offline.datasets.locate import Locator
 from services.offline.datasets.texts import IDENTIFIER_TEXTS, identifier_texts
 from services.offline.evaluation.common.recall import MOST

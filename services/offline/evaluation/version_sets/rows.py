@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from services.algorithms.bundle import load_bundle
+from services.algorithms.bundles.model_bundle import load_bundle
 from services.offline.backfill.jobs import import_interactions
 from services.offline.datasets import global_time_split, load_dataset
 from services.offline.evaluation.common.plots import panels

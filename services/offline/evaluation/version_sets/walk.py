@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from services.algorithms.bundle import Bundle
+from services.algorithms.bundles.model_bundle import Bundle
 from services.algorithms.ops.mol_scores import mol_scores
-from services.algorithms.packed_state import unpack_query_state
+from services.algorithms.scoring.packed_state import unpack_query_state
 from services.contracts.version_sets import VersionSet, VersionSets
 from services.offline.evaluation.version_sets.traffic import PROGRAM, Answer, Load
 from services.stack import Stack

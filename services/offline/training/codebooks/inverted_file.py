@@ -18,7 +18,7 @@ from services.algorithms.indexes.quantized.codebooks import Codebooks
 from services.algorithms.indexes.quantized.tangents import Slopes
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.ops.quantized_scan import default_cells
-from services.algorithms.states import ItemStates, PairGate
+from services.algorithms.scoring.states import ItemStates, PairGate
 from services.offline.training.codebooks.product_quantizer import DEFAULT_THRESHOLD, train_product_quantizer
 from services.offline.training.codebooks.score_aware import threshold_weights
 from services.offline.training.codebooks.targets import checked_points

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from services.algorithms.states import FloatArray
+from services.algorithms.scoring.states import FloatArray
 from services.offline.training.codebooks.codebook_solve import solve_codebooks
 from services.offline.training.codebooks.encoding import decode, encode
 from services.offline.training.codebooks.k_means import product_k_means

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from services.algorithms.states import FloatArray
+from services.algorithms.scoring.states import FloatArray
 from services.offline.training.codebooks.score_aware import ErrorWeights, threshold_weights
 
 # Next to |x| = T eta has a pole, where float32 costs would lose the part across; such points hardly weigh anything.

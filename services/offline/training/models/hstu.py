@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from services.algorithms.manifest import EncoderShape
+from services.algorithms.bundles.model_manifest import EncoderShape
 
 # Width of a time bucket in log-seconds, as in the authors' code: 64 buckets reach 5.5 years.
 _LOG_SECONDS_PER_BUCKET = 0.301

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from services.algorithms.manifest import HeadShape
+from services.algorithms.bundles.model_manifest import HeadShape
 from services.offline.training.models.hstu import unit_rows
 
 

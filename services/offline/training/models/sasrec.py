@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from services.algorithms.manifest import EncoderShape
+from services.algorithms.bundles.model_manifest import EncoderShape
 from services.offline.training.models.hstu import normalized_states
 
 

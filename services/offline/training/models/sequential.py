@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from services.algorithms.absence import AbsenceRows
-from services.algorithms.actions import STRIDE
-from services.algorithms.manifest import AbsenceShape, EncoderShape, HeadShape
-from services.algorithms.states import ItemStates, PairGate
+from services.algorithms.bundles.model_manifest import AbsenceShape, EncoderShape, HeadShape
+from services.algorithms.encoding.absence import AbsenceRows
+from services.algorithms.encoding.actions import STRIDE
+from services.algorithms.scoring.states import ItemStates, PairGate
 from services.offline.training.models.hstu import HstuEncoder, Past
 from services.offline.training.models.mol import DotHead, MolHead
 from services.offline.training.models.sasrec import SasRecEncoder

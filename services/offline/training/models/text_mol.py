@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from services.algorithms.manifest import HeadShape
+from services.algorithms.bundles.model_manifest import HeadShape
 from services.algorithms.models.text_bodies import BertBody
 from services.algorithms.models.text_model_folder import mean_of_tokens
-from services.algorithms.states import PairGate
+from services.algorithms.scoring.states import PairGate
 from services.offline.training.models.mol import PairGateMlp
 
 

@@ -27,7 +27,7 @@ from services.algorithms.generation.output_layer import OutputLayer
 from services.algorithms.generation.shortlist import Shortlist
 from services.algorithms.generation.trie import IdentifierTrie
 from services.algorithms.models.sentence_encoder import model_folder
-from services.algorithms.word_pieces import WordPieces
+from services.algorithms.text.word_pieces import WordPieces
 from services.offline.training.models.phrase_nar import PhraseEncoder, from_minilm
 from services.offline.training.phrases.identifiers import Identifiers, TargetTokenizer, identifiers_of
 from services.offline.training.phrases.losses import PAD, LossSettings, Sampling, phrase_losses

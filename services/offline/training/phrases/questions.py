@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from services.algorithms.word_pieces import WordPieces, padded
+from services.algorithms.text.word_pieces import WordPieces, padded
 from services.offline.training.models.phrase_nar import PhraseEncoder
 from services.offline.training.phrases.identifiers import Identifiers
 

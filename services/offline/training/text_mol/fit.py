@@ -19,11 +19,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from services.algorithms.manifest import HeadShape
+from services.algorithms.bundles.model_manifest import HeadShape
 from services.algorithms.models.sentence_encoder import model_folder
 from services.algorithms.models.text_model_folder import load_body
-from services.algorithms.states import FloatArray, ItemStates, PairGate, QueryStates
-from services.algorithms.word_pieces import WordPieces
+from services.algorithms.scoring.states import FloatArray, ItemStates, PairGate, QueryStates
+from services.algorithms.text.word_pieces import WordPieces
 from services.offline.training.loss import mutual_information
 from services.offline.training.models.text_mol import Aggregation, TextMol
 from services.offline.training.seeded import seeded

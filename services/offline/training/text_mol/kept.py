@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from services.algorithms.models.text_bodies import BertBody
-from services.algorithms.word_pieces import WordPieces
+from services.algorithms.text.word_pieces import WordPieces
 
 _BATCH_TOKENS = 8192
 _TEXTS_AT_ONCE = 4096

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from services.algorithms.bundle import load_bundle, write_bundle
+from services.algorithms.bundles.model_bundle import load_bundle, write_bundle
 from services.offline.backfill.in_parts import _on_worker, run_parts
 from services.platform.errors import PreconditionFailed
 from services.stack.version import freshet_version

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from services.algorithms.bundle import load_bundle
-from services.algorithms.manifest import BundleError, Manifest
+from services.algorithms.bundles.model_bundle import load_bundle
+from services.algorithms.bundles.model_manifest import BundleError, Manifest
 from services.offline.datasets import Interactions
 from services.offline.retraining.gate import MIN_EVENTS, Compared, ServedScorer, _verdict, judge
 from services.offline.retraining.run import retrain

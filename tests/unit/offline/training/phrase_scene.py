@@ -2,7 +2,7 @@
 
 import torch
 
-from services.algorithms.word_pieces import WordPieces
+from services.algorithms.text.word_pieces import WordPieces
 from services.offline.training.models.phrase_nar import PhraseEncoder, PhraseShape
 
 COLOURS = ("red", "green", "blue", "white", "black")

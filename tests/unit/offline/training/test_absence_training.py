@@ -8,12 +8,12 @@ import pytest
 import torch
 from training_scene import CONFIG, WITH_USERS, cyclic_interactions
 
-from services.algorithms.absence import buckets_of
-from services.algorithms.bundle import load_bundle
-from services.algorithms.history import window_start
-from services.algorithms.manifest import AbsenceShape
+from services.algorithms.bundles.model_bundle import load_bundle
+from services.algorithms.bundles.model_manifest import AbsenceShape
+from services.algorithms.encoding.absence import buckets_of
+from services.algorithms.encoding.history import window_start
 from services.algorithms.ops.mol_scores import MolScorer
-from services.algorithms.states import QueryStates
+from services.algorithms.scoring.states import QueryStates
 from services.offline.datasets import Interactions
 from services.offline.training import TrainConfig, preset, train
 from services.offline.training.bundling import load_model, save_bundle

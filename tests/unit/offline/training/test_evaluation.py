@@ -5,9 +5,9 @@ import pytest
 import torch
 from training_scene import CONFIG, cyclic_interactions
 
-from services.algorithms.history import window_start
+from services.algorithms.encoding.history import window_start
 from services.algorithms.ops.mol_scores.reference import mol_scores_reference
-from services.algorithms.states import QueryStates
+from services.algorithms.scoring.states import QueryStates
 from services.offline.training.evaluation import evaluate
 from services.offline.training.models.sequential import SequentialModel
 

@@ -8,7 +8,7 @@ import numpy.typing as npt
 import pytest
 from training_scene import CONFIG, cyclic_interactions
 
-from services.algorithms.bundle import load_bundle
+from services.algorithms.bundles.model_bundle import load_bundle
 from services.offline.datasets import Interactions
 from services.offline.training import PRESETS, neighbours
 from services.offline.training.evaluation import rank_events

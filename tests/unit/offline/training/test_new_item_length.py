@@ -7,7 +7,7 @@ import pytest
 import torch
 from training_scene import CONFIG, WITH_USERS, cyclic_interactions
 
-from services.algorithms.states import ItemStates
+from services.algorithms.scoring.states import ItemStates
 from services.offline.training import TrainConfig, train
 from services.offline.training.models.sequential import SequentialModel
 from services.offline.training.new_items import measure_new_item_length

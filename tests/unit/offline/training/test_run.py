@@ -11,9 +11,9 @@ import torch
 from rich.console import Console
 from training_scene import CONFIG, WITH_USERS, cyclic_interactions
 
-from services.algorithms.actions import STRIDE
-from services.algorithms.bundle import load_bundle
-from services.algorithms.event_schema import default_schema
+from services.algorithms.bundles.event_schema import default_schema
+from services.algorithms.bundles.model_bundle import load_bundle
+from services.algorithms.encoding.actions import STRIDE
 from services.offline.datasets import Interactions
 from services.offline.training import PRESETS, TrainConfig, preset, train
 from services.offline.training.bundling import load_model, save_bundle

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from training_scene import cyclic_interactions
 
-from services.algorithms.actions import STRIDE
-from services.algorithms.event_schema import default_schema
+from services.algorithms.bundles.event_schema import default_schema
+from services.algorithms.encoding.actions import STRIDE
 from services.offline.training.sequences import EpochBatches, Histories, StandIns
 
 

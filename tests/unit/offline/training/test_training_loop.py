@@ -9,7 +9,7 @@ import pytest
 import torch
 from training_scene import CONFIG, WITH_USERS, cyclic_interactions
 
-from services.algorithms.manifest import AbsenceShape
+from services.algorithms.bundles.model_manifest import AbsenceShape
 from services.offline.training import Step, TrainConfig, train
 from services.offline.training.evaluation import evaluate
 from services.offline.training.loop import PARTS, rate_factor

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from services.algorithms.manifest import EncoderShape, HeadShape
+from services.algorithms.bundles.model_manifest import EncoderShape, HeadShape
 from services.offline.datasets import Interactions
 from services.offline.training import TrainConfig
 from services.offline.training.models.sequential import Dropouts

@@ -9,7 +9,7 @@ from retrieval_scene import make_items, make_pair_gate, make_queries
 
 from services.algorithms.ops.mol_scores.device import DeviceScorer, Precision
 from services.algorithms.ops.mol_scores.reference import mol_scores_reference
-from services.algorithms.states import ItemStates, PairGate, QueryStates
+from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
 from services.offline.evaluation.catalogues.generator import generate
 from services.offline.evaluation.catalogues.scene import shape_named
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from services.algorithms.bundle import Bundle, BundleError, load_bundle
-from services.algorithms.manifest import AbsenceShape
+from services.algorithms.bundles.model_bundle import Bundle, BundleError, load_bundle
+from services.algorithms.bundles.model_manifest import AbsenceShape
 from services.algorithms.ops.mol_scores import MolScorer
 from services.offline.datasets import Interactions
 from services.offline.evaluation.actions import rows

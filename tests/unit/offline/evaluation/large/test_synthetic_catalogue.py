@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from retrieval_scene import make_bundle
 
-from services.algorithms.bundle import Bundle, load_bundle
+from services.algorithms.bundles.model_bundle import Bundle, load_bundle
 from services.algorithms.indexes.brute_force import BruteForce
 from services.algorithms.ops.mol_scores import MolScorer
-from services.algorithms.states import QueryStates
+from services.algorithms.scoring.states import QueryStates
 from services.offline.evaluation.common.report import Request
 from services.offline.evaluation.large import rows
 from services.offline.evaluation.large.catalogue import enlarged, queries

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from services.algorithms.states import ItemStates, QueryStates
+from services.algorithms.scoring.states import ItemStates, QueryStates
 from services.offline.evaluation.catalogues.scene import Scene
 from services.offline.evaluation.new_items.rows import withheld_rows
 

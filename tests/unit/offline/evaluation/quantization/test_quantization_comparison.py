@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from embedding_scene import clustered
 
-from services.algorithms.word_pieces import WordPieces
+from services.algorithms.text.word_pieces import WordPieces
 from services.offline.evaluation.common.embeddings import EmbeddingSet, EmbeddingSource, sentence_vectors, sift
 from services.offline.evaluation.quantization.codes import (
     FAISS_PQ,

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from services.algorithms.impressions import discount
+from services.algorithms.scoring.impressions import discount
 from services.offline.evaluation.common.report import Request
 from services.offline.evaluation.shown import rows
 from services.offline.evaluation.shown.world import Policy, World, run

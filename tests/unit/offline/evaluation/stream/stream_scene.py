@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from services.algorithms.manifest import AbsenceShape, EncoderShape, HeadShape
+from services.algorithms.bundles.model_manifest import AbsenceShape, EncoderShape, HeadShape
 from services.offline.datasets import Interactions
 from services.offline.training.models.sequential import SequentialModel
 

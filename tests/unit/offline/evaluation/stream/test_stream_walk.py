@@ -7,12 +7,12 @@ import pytest
 import torch
 from stream_scene import WINDOW, ordered_events, untrained
 
-from services.algorithms.history import window_start
-from services.algorithms.item_buckets import item_bucket
-from services.algorithms.manifest import AbsenceShape
+from services.algorithms.bundles.model_manifest import AbsenceShape
+from services.algorithms.encoding.history import window_start
+from services.algorithms.encoding.item_buckets import item_bucket
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.pefa.policy import FeedbackPolicy, SharePolicy
-from services.algorithms.states import QueryStates
+from services.algorithms.scoring.states import QueryStates
 from services.offline.evaluation.stream.baselines import (
     NeighbourSettings,
     StreamingItemNeighbours,

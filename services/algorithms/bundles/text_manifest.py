@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from services.algorithms.manifest import (
+from services.algorithms.bundles.model_manifest import (
     BundleError,
     FileEntry,
     HeadShape,

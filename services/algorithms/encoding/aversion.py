@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from services.algorithms.pefa.contribution import Contributions
-from services.algorithms.states import FloatArray, ItemStates, PairGate, QueryStates
+from services.algorithms.scoring.states import FloatArray, ItemStates, PairGate, QueryStates
 
 STEP = 0.05
 DECAY = 0.7

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.manifest import FileEntry
+from services.algorithms.bundles.model_manifest import FileEntry
 
 _NAMES = {"float32": "F32", "float16": "F16", "float64": "F64", "int64": "I64", "int32": "I32", "uint8": "U8"}
 _ALIGNMENT = 64  # of the first array, so that mapped rows are aligned for the vector units

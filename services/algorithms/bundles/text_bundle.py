@@ -21,8 +21,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from services.algorithms.manifest import BundleError, HeadShape
-from services.algorithms.sealed_files import (
+from services.algorithms.bundles.model_manifest import BundleError, HeadShape
+from services.algorithms.bundles.sealed_files import (
     MANIFEST,
     check_file,
     check_pair_gate,
@@ -38,9 +38,9 @@ from services.algorithms.sealed_files import (
     save_tensors,
     swap,
 )
-from services.algorithms.states import FloatArray, ItemStates, PairGate
-from services.algorithms.text_manifest import PhrasesPart, TextManifest, TextMolPart
-from services.algorithms.word_pieces import WordPieces
+from services.algorithms.bundles.text_manifest import PhrasesPart, TextManifest, TextMolPart
+from services.algorithms.scoring.states import FloatArray, ItemStates, PairGate
+from services.algorithms.text.word_pieces import WordPieces
 
 __all__ = [
     "BundleError",

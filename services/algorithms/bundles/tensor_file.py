@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.manifest import BundleError
+from services.algorithms.bundles.model_manifest import BundleError
 
 # Item states of some 150,000 items. Several processes of one machine have a copy each.
 LOADED_BYTES = 64 << 20

@@ -13,7 +13,7 @@ from collections.abc import Hashable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.filters import Mask
+from services.algorithms.rules.filters import Mask
 
 Positions = npt.NDArray[np.int64]
 

@@ -21,11 +21,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from services.algorithms.absence import AbsenceRows
-from services.algorithms.attributes import AttributeTable, no_attributes
-from services.algorithms.event_schema import EVENTS_YAML, EventSchema, SchemaError, default_schema
-from services.algorithms.indexes.quantized.codebooks import Codebooks
-from services.algorithms.manifest import (
+from services.algorithms.bundles.event_schema import EVENTS_YAML, EventSchema, SchemaError, default_schema
+from services.algorithms.bundles.model_manifest import (
     AbsenceShape,
     BundleError,
     EncoderShape,
@@ -33,8 +30,7 @@ from services.algorithms.manifest import (
     Manifest,
     NeighbourShape,
 )
-from services.algorithms.neighbours import ItemNeighbours
-from services.algorithms.sealed_files import (
+from services.algorithms.bundles.sealed_files import (
     MANIFEST,
     check_file,
     check_pair_gate,
@@ -50,8 +46,12 @@ from services.algorithms.sealed_files import (
     save_tensors,
     swap,
 )
-from services.algorithms.states import MAX_LENGTH, MAX_OWN_LENGTH, FloatArray, ItemStates, PairGate
-from services.algorithms.tensor_file import read_tensors
+from services.algorithms.bundles.tensor_file import read_tensors
+from services.algorithms.encoding.absence import AbsenceRows
+from services.algorithms.indexes.quantized.codebooks import Codebooks
+from services.algorithms.rules.attributes import AttributeTable, no_attributes
+from services.algorithms.scoring.neighbours import ItemNeighbours
+from services.algorithms.scoring.states import MAX_LENGTH, MAX_OWN_LENGTH, FloatArray, ItemStates, PairGate
 
 __all__ = [
     "AbsenceShape",

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from services.algorithms.filters import ItemFilter
 from services.algorithms.indexes.mutable.lookup import find_items, score_error
 from services.algorithms.indexes.protocol import Certificate, Scores, certificate
 from services.algorithms.indexes.ranking import order_by_score_then_id
-from services.algorithms.live_catalogue import LiveCatalogue, Served
+from services.algorithms.items.live_catalogue import LiveCatalogue, Served
 from services.algorithms.pefa.votes import with_votes
-from services.algorithms.states import QueryStates
+from services.algorithms.rules.filters import ItemFilter
+from services.algorithms.scoring.states import QueryStates
 
 Votes = Mapping[str, float]
 

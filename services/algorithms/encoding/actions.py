@@ -12,7 +12,7 @@ sequences has nothing to know of actions, and a model without them has the numbe
 from collections.abc import Sequence
 from functools import lru_cache
 
-from services.algorithms.event_schema import EventSchema, EventType
+from services.algorithms.bundles.event_schema import EventSchema, EventType
 
 # Above every dense index and bucket of an item.
 STRIDE = 1 << 32

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.states import ItemStates, PairGate, QueryStates, check_shapes
+from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates, check_shapes
 
 Doubles = npt.NDArray[np.float64]
 

@@ -150,7 +150,7 @@ class EventSchema:
 
 @cache
 def default_schema() -> EventSchema:
-    """Ratings, commerce and media, as `services/algorithms/events.yaml` says."""
+    """Ratings, commerce and media, as `services/algorithms/bundles/events.yaml` says."""
     return EventSchema.read(DEFAULT_EVENTS)
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.attributes import MAX_CONDITIONS, Condition, Kinds, Values
+from services.algorithms.rules.attributes import MAX_CONDITIONS, Condition, Kinds, Values
 
 Mask = npt.NDArray[np.bool_]
 

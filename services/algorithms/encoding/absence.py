@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.manifest import AbsenceShape
-from services.algorithms.states import FloatArray, QueryStates
+from services.algorithms.bundles.model_manifest import AbsenceShape
+from services.algorithms.scoring.states import FloatArray, QueryStates
 
 IntArray = npt.NDArray[np.int64]
 HalfArray = npt.NDArray[np.float16]

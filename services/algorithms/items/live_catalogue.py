@@ -19,15 +19,15 @@ from typing import Protocol
 
 import numpy as np
 
-from services.algorithms.attributes import AttributeTable, Values
-from services.algorithms.catalogue import Catalogue
-from services.algorithms.filters import ItemFilter, Mask, passing
 from services.algorithms.indexes.mutable.index import Build, MutableIndex
 from services.algorithms.indexes.mutable.item_batch import ItemBatch
 from services.algorithms.indexes.mutable.lookup import find_items
 from services.algorithms.indexes.mutable.snapshot import Snapshot, SnapshotError, write_snapshot
 from services.algorithms.indexes.mutable.version import Version
-from services.algorithms.states import FloatArray, ItemStates, QueryStates, check_sizes
+from services.algorithms.items.catalogue import Catalogue
+from services.algorithms.rules.attributes import AttributeTable, Values
+from services.algorithms.rules.filters import ItemFilter, Mask, passing
+from services.algorithms.scoring.states import FloatArray, ItemStates, QueryStates, check_sizes
 
 NO_CHANGE = -1  # the position before any
 # Where others speak of a version: two seconds at 30 batches a second; what they say is here within milliseconds.

@@ -17,9 +17,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from safetensors.numpy import save_file
 
-from services.algorithms.manifest import BundleError, FileEntry, HeadShape
-from services.algorithms.states import MAX_LENGTH, ItemStates, PairGate, check_sizes
-from services.algorithms.tensor_file import read_tensors, tensor_places
+from services.algorithms.bundles.model_manifest import BundleError, FileEntry, HeadShape
+from services.algorithms.bundles.tensor_file import read_tensors, tensor_places
+from services.algorithms.scoring.states import MAX_LENGTH, ItemStates, PairGate, check_sizes
 
 MANIFEST = "manifest.json"
 _PAIR_GATE_ARRAYS = ("hidden_weight", "hidden_bias", "out_weight", "out_bias")

@@ -13,11 +13,11 @@ from functools import cached_property
 
 import numpy as np
 
-from services.algorithms.attributes import AttributeTable, no_attributes
-from services.algorithms.bundle import Bundle, BundleError, Manifest
+from services.algorithms.bundles.model_bundle import Bundle, BundleError, Manifest
 from services.algorithms.indexes.quantized.codebooks import Codebooks
-from services.algorithms.neighbours import ItemNeighbours
-from services.algorithms.states import ItemStates, PairGate
+from services.algorithms.rules.attributes import AttributeTable, no_attributes
+from services.algorithms.scoring.neighbours import ItemNeighbours
+from services.algorithms.scoring.states import ItemStates, PairGate
 
 # Ids and titles as Python objects, their index, hashes and category lists: measured 500 bytes per item on
 # MovieLens-1M, rounded up.

@@ -9,8 +9,8 @@ from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
 
-from services.algorithms.absence import HALF, AbsenceRows
-from services.algorithms.states import QueryStates
+from services.algorithms.encoding.absence import HALF, AbsenceRows
+from services.algorithms.scoring.states import QueryStates
 
 
 class Packed(Protocol):

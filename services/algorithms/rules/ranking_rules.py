@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.filters import ItemFilter
+from services.algorithms.rules.filters import ItemFilter
 
 MAX_RULES = 16
 Mask = npt.NDArray[np.bool_]

@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from types import NoneType, UnionType
 from typing import Any, Self, TypeVar, get_args, get_origin
 
-from services.algorithms.history import check_max_history
+from services.algorithms.encoding.history import check_max_history
 
 FORMAT = 1
 ENCODER_KINDS = ("hstu", "sasrec")
@@ -47,11 +47,11 @@ class EncoderShape:
     """Everything that fixes the encoder's weights and its inputs. `width` is D, `d_qk` and `d_v` are per head.
 
     `num_item_buckets` rows of the item embedding, behind the items', stand for items that training never saw
-    (`algorithms.item_buckets` says which); 0 where the model has none.
+    (`algorithms.encoding.item_buckets` says which); 0 where the model has none.
     `norm_epsilon` is added to a variance inside a block. `output_norm`: states divided by their "length", or "layer"
     normalised. `residual_of_norm`: a SASRec block in the authors' form, which normalises the query alone and adds the
     attention to it. The authors' models have 1e-6, "layer" for a mixture, and true.
-    `actions`: what the rows of the action embedding stand for, from row 1 on (`algorithms.actions`); none without it.
+    `actions`: what the rows of the action embedding are, from row 1 (`algorithms.encoding.actions`); none without.
     """
 
     kind: str
@@ -147,7 +147,7 @@ class NeighbourShape:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AbsenceShape:
-    """How the time since a user's last event is cut into buckets (`algorithms.absence`).
+    """How the time since a user's last event is cut into buckets (`algorithms.encoding.absence`).
 
     Bucket 0 is all below `floor_seconds`, bucket b > 0 begins at floor_seconds * 2^(b - 1). The last of 18 buckets
     begins at 2.1 years.

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.manifest import NeighbourShape
-from services.algorithms.states import FloatArray
+from services.algorithms.bundles.model_manifest import NeighbourShape
+from services.algorithms.scoring.states import FloatArray
 
 Rows = npt.NDArray[np.int64]
 

@@ -1,0 +1,1 @@
+"""States and what their scores are made of: model, votes, impressions."""

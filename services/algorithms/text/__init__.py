@@ -1,0 +1,1 @@
+"""Words: BM25, word pieces, and one ranking of several."""
