@@ -230,8 +230,8 @@ def _lists(items: GroupedTopK, request: CpuRequest, vectors: FloatArray, size: i
     best = items.search(vectors, size, request.allowed)
     lists = (len(vectors), vectors.shape[1] * items.num_groups)
     return Lists(
-        rows=best.rows.reshape(*lists, -1),
-        scores=best.scores.reshape(*lists, -1),
+        rows=best.rows.reshape(*lists, best.rows.shape[-1]),
+        scores=best.scores.reshape(*lists, best.rows.shape[-1]),
         following=best.following.reshape(lists),
         seconds=time.perf_counter() - started,
     )
