@@ -40,8 +40,8 @@ def _nothing(*_: Any, **__: Any) -> None:
 _apply, _advance = StateWriter.apply, StateWriter.advance
 
 
-def _apply_unfenced(self: StateWriter, updates: Any, epoch: str, watermarks: Any) -> None:
-    _apply(self, updates, epoch, {})
+def _apply_unfenced(self: StateWriter, updates: Any, epoch: str, watermarks: Any, beside: Any = ()) -> None:
+    _apply(self, updates, epoch, {}, beside)
 
 
 def _advance_unfenced(self: StateWriter, steps: Any, epoch: str) -> None:
@@ -51,9 +51,9 @@ def _advance_unfenced(self: StateWriter, steps: Any, epoch: str) -> None:
 _end, _described = Breaker.end, DescribedItems.__init__
 
 
-def _ended_by_outage(self: Breaker, error: BaseException | None, *, probe: bool, patient: bool) -> None:
+def _ended_by_outage(self: Breaker, error: BaseException | None, **how: Any) -> None:
     is_refusal = isinstance(error, PreconditionFailed)
-    _end(self, DependencyUnavailable("an outage") if is_refusal else error, probe=probe, patient=patient)
+    _end(self, DependencyUnavailable("an outage") if is_refusal else error, **how)
 
 
 def _knows_at_once(self: DescribedItems, titles: Any, popular: Any) -> None:
@@ -85,7 +85,7 @@ REVERTED: dict[str, tuple[str, Callable[[], AbstractContextManager[Any]]]] = {
     ),
     "4 model versions": (
         "a stored state counts as reaching its history",
-        _patches((layout, "reaches", lambda state, partition, offset, history: bool(history))),
+        _patches((layout, "reaches", lambda state, history: bool(history))),
     ),
     "4 rolling deploy": (
         "a refusal of another model's replica counts as an outage",
