@@ -8,7 +8,7 @@ where the reranker can't. Reads the catalogue once; keeps ids, counts and catego
 import heapq
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -33,6 +33,38 @@ class _Now:
     total: float = 0.0
 
 
+class _CategoryRows:
+    """The rows of each category, ascending. Rows that left it stay until they are half of its list: who reads looks at
+    each row's own categories. What is longer than a number is replaced or added to, so that others may read."""
+
+    def __init__(self, categories: Sequence[Sequence[str]]) -> None:
+        self._categories = categories
+        self._rows: dict[str, list[int]] = {}
+        self._num_left: Counter[str] = Counter()
+        for row, names in enumerate(categories):
+            for name in names:
+                self._rows.setdefault(name, []).append(row)
+
+    def of(self, name: str) -> Sequence[int]:
+        """Every row of the category, and some that were."""
+        return self._rows.get(name, ())
+
+    def moved(self, row: int, old: Collection[str], new: Collection[str]) -> None:
+        """The row left these categories, and came into those."""
+        for name in old:
+            self._num_left[name] += 1
+            if 2 * self._num_left[name] > len(rows := self._rows[name]):
+                self._rows[name] = [other for other in rows if name in self._categories[other]]
+                del self._num_left[name]
+        for name in new:
+            rows = self._rows.setdefault(name, [])
+            at = bisect_left(rows, row)
+            if rows[at : at + 1] == [row]:
+                self._num_left[name] -= 1
+            else:
+                rows.insert(at, row)
+
+
 class PopularItems:
     """The catalogue in order of popularity (ties: as training had them, by item id), then items that are new.
 
@@ -54,12 +86,7 @@ class PopularItems:
         self._categories = [tuple(categories[index]) for index in order]
         self._row = {item_id: row for row, item_id in enumerate(self._item_ids)}
         self._attributes = AttributeColumns((attributes or no_attributes(len(item_ids))).take(order))
-        # By category, ascending. Rows that left it stay until they are half of its list: `top` looks at each row's own.
-        self._by_category: dict[str, list[int]] = {}
-        self._num_left: Counter[str] = Counter()
-        for row, names in enumerate(self._categories):
-            for name in names:
-                self._by_category.setdefault(name, []).append(row)
+        self._by_category = _CategoryRows(self._categories)
         self.knows_withdrawn = True
         # By row: 1 where the catalogue says that the item may not be answered.
         self._is_hidden = bytearray(len(self._item_ids))
@@ -109,18 +136,7 @@ class PopularItems:
             self._item_ids.append(item_id)  # readers go through these
             self._row[item_id] = row
             self._new.append((written_ms, row))
-        for name in old - new:
-            self._num_left[name] += 1
-            if 2 * self._num_left[name] > len(rows := self._by_category[name]):
-                self._by_category[name] = [other for other in rows if name in self._categories[other]]
-                del self._num_left[name]
-        for name in new - old:
-            rows = self._by_category.setdefault(name, [])
-            at = bisect_left(rows, row)
-            if rows[at : at + 1] == [row]:
-                self._num_left[name] -= 1
-            else:
-                rows.insert(at, row)
+        self._by_category.moved(row, old - new, new - old)
 
     def newest(self, since_ms: int, most: int) -> list[str]:
         """Items that training never saw, first heard of since then and not withdrawn: the newest so many."""
@@ -182,7 +198,7 @@ class PopularItems:
         if wanted.allow_categories:
             names = set(wanted.allow_categories)
             lists = [iter(now.by_category.get(name, ())) for name in names]
-            lists += [self._counted(self._by_category.get(name, ())) for name in names]
+            lists += [self._counted(self._by_category.of(name)) for name in names]
             return _once(heapq.merge(*lists), now)
         return _once(heapq.merge(now.counts, self._counted(range(len(self._item_ids)))), now)
 
