@@ -42,7 +42,6 @@ from services.cli.commands import (
     train_text,
     watch,
 )
-from services.stack.version import freshet_version
 
 # The panels of `freshet --help`, in this order: what one uses every day first, what takes minutes to hours last.
 _FIRST = "Start here"
@@ -64,6 +63,8 @@ app = typer.Typer(
 
 def _print_version(asked: bool) -> None:
     if asked:
+        from services.stack.version import freshet_version
+
         typer.echo(f"freshet {freshet_version()}")
         raise typer.Exit
 
