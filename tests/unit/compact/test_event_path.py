@@ -170,4 +170,5 @@ async def test_one_event_passes_through_the_files_that_are_listed(monkeypatch: p
         stream.consumer.finish()
     epoch = stream.records.progress.epoch
     assert [event.item_id for event in store.load_users(["ann"], epoch)["ann"].events] == ["c"] * 4
-    assert sorted(calls.found) == sorted(listed("one event", 2))
+    library = {path for path in calls.found if path.startswith("algorithms/")}
+    assert sorted(calls.found.keys() - library) == sorted(listed("one event", 2))
