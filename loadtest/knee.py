@@ -178,7 +178,7 @@ def main(arguments: Sequence[str]) -> int:
     add_options(parser, OPTIONS)
     add_target(parser, "knee")
     parser.add_argument("--items", type=Path, default=Path(".freshet/bundle"), metavar="PATH",
-                        help="bundle folder, items.parquet or a text file with one item id per line")  # fmt: skip
+                        help="bundle folder, items.arrow or a text file with one item id per line")  # fmt: skip
     parser.add_argument("--kafka", default="127.0.0.1:19092", metavar="HOST:PORT",
                         help="where acknowledged events are looked for; empty: nowhere")  # fmt: skip
     parser.add_argument(

@@ -1,7 +1,7 @@
 """Who asks and for what: user and item ids for a scenario, from files that the caller names or made up.
 
-Reads an item table (Parquet with item_id and, if there, count: events follow the real popularity) or a text file with
-one id per line. It imports no service: a bundle is only a path to it.
+Reads an item table (Arrow or Parquet with item_id and, if there, count: events follow the real popularity) or a text
+file with one id per line. It imports no service: a bundle is only a path to it.
 """
 
 from dataclasses import dataclass
@@ -27,12 +27,12 @@ class Population:
 
 
 def read_items(path: Path) -> tuple[list[str], npt.NDArray[np.float64]]:
-    """Item ids and how often each is to be drawn. `path`: items.parquet, a bundle folder, or a text file.
+    """Item ids and how often each is to be drawn. `path`: items.arrow, a bundle folder, or a text file.
 
     Raises: ValueError naming the path when there is nothing usable.
     """
     if path.is_dir():
-        path = path / "items.parquet"
+        path = path / "items.arrow"
     table = _read_ids(path, "item_id")
     item_ids: list[str] = table["item_id"].to_pylist()
     if "count" in table.column_names:
@@ -55,9 +55,9 @@ def made_up_users(number: int) -> list[str]:
 
 def title_words(path: Path) -> list[list[str]]:
     """The words of each title. Raises: ValueError naming the path when there are no titles."""
-    path = path / "items.parquet" if path.is_dir() else path
+    path = path / "items.arrow" if path.is_dir() else path
     try:
-        table = pq.read_table(path, columns=["title"])
+        table = _read_table(path).select(["title"])
     except (OSError, pa.ArrowException, KeyError) as exc:
         raise ValueError(f"--items={path} has no titles to take words from: {exc}; --queries names a file") from exc
     titles = [(title or "").split() for title in table["title"].to_pylist()]
@@ -87,14 +87,24 @@ class Draws:
         return self._population.user_ids[user], self._population.item_ids[item]
 
 
+def _read_table(path: Path) -> pa.Table:
+    """Raises: OSError and ArrowException."""
+    if path.suffix == ".parquet":
+        return pq.read_table(path)
+    with pa.memory_map(str(path)) as file:
+        return pa.ipc.open_file(file).read_all()
+
+
 def _read_ids(path: Path, column: str) -> pa.Table:
     if not path.is_file():
-        raise ValueError(f"{path} is not there; name a Parquet file with {column}, or a text file with one id per line")
-    if path.suffix == ".parquet":
+        raise ValueError(
+            f"{path} is not there; name an Arrow or Parquet file with {column}, or a text file with one id per line"
+        )
+    if path.suffix in (".arrow", ".parquet"):
         try:
-            table = pq.read_table(path)
+            table = _read_table(path)
         except (pa.ArrowException, OSError) as exc:
-            raise ValueError(f"{path} cannot be read as Parquet: {exc}") from exc
+            raise ValueError(f"{path} cannot be read as {path.suffix[1:].title()}: {exc}") from exc
         if column not in table.column_names:
             raise ValueError(f"{path} has no column {column}; it has: {', '.join(table.column_names)}")
     else:
@@ -118,7 +128,7 @@ def read_vectors(bundle: Path) -> tuple[list[str], npt.NDArray[np.float32]]:
         raise ValueError(f"{path} cannot be read: {exc}") from exc
     item_ids, _ = read_items(bundle)
     if len(item_ids) != len(components):
-        raise ValueError(f"{path} has {len(components)} items, items.parquet has {len(item_ids)}; they must agree")
+        raise ValueError(f"{path} has {len(components)} items, items.arrow has {len(item_ids)}; they must agree")
     vectors = components.mean(axis=1, dtype=np.float32)
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     return item_ids, vectors / np.maximum(lengths, 1e-12)

@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(parser, _OPTIONS)
     parser.add_argument("--arrivals", choices=ARRIVALS, default="poisson", help="how calls are spread over time")
     parser.add_argument("--items", type=Path, default=Path(".freshet/bundle"), metavar="PATH",
-                        help="bundle folder, items.parquet or a text file with one item id per line")  # fmt: skip
+                        help="bundle folder, items.arrow or a text file with one item id per line")  # fmt: skip
     parser.add_argument("--users", type=Path, metavar="PATH",
                         help="users.parquet or a text file; without it, users are made up")  # fmt: skip
 

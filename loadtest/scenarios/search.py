@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(parser, _OPTIONS)
     parser.add_argument("--arrivals", choices=ARRIVALS, default="poisson", help="how calls are spread over time")
     parser.add_argument("--items", type=Path, default=Path(".freshet/bundle"), metavar="PATH",
-                        help="bundle folder or items.parquet: users' histories, titles to take words from")  # fmt: skip
+                        help="bundle folder or items.arrow: users' histories, titles to take words from")  # fmt: skip
     parser.add_argument("--queries", type=Path, metavar="PATH",
                         help="a text file with one query per line, instead of words of titles")  # fmt: skip
 

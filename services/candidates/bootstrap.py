@@ -114,7 +114,7 @@ def make_live(
     whole = base
     if not settings.shard.is_all:
         rows = settings.shard.rows(base.item_ids)
-        if not rows:
+        if not len(rows):
             raise ConfigError(f"FRESHET_CANDIDATES_SHARD={str(settings.shard)!r}: none of {len(base.item_ids)} items")
         base = base.part(rows)
     text = "exact" if (settings.algorithms, settings.device) == ("auto", "cuda") else settings.algorithms

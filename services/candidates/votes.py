@@ -49,7 +49,7 @@ class RememberedVotes:
         """Remember nothing."""
         order = self.index.index.version.in_order(lambda: None)
         rows = zip(order.source.tolist(), order.row.tolist(), strict=True)
-        self.index.apply(removals=[order.sources[source].segment.rows.ids[row] for source, row in rows])
+        self.index.apply(removals=[order.sources[source].segment.rows.ids.strings[row] for source, row in rows])
 
     def of(self, queries: QueryStates) -> list[dict[str, float]]:
         """Each query's votes by item."""
@@ -135,13 +135,12 @@ class Voting:
         neighbours, rows = self._base.neighbours, self._base.rows
         if neighbours is None:
             return votes
-        known = [row for one in dict.fromkeys(seen) if (row := rows.get(one)) is not None]
+        known = [row for row in rows.find(list(dict.fromkeys(seen))).tolist() if row >= 0]
         kept = rows.get(but)
         left_out = [row for row in known if row != kept] if leaves_out else []
-        silent = {rows.get(one) for one in against}
+        silent = set(rows.find(list(against)).tolist())
         voted, near = neighbours.votes([row for row in known if row not in silent], left_out)
-        for row, vote in zip(voted.tolist(), near.tolist(), strict=True):
-            item_id = self._base.item_ids[row]
+        for item_id, vote in zip(rows.strings.take(voted), near.tolist(), strict=True):
             votes[item_id] = votes.get(item_id, 0.0) + self._of_neighbours * vote
         return votes
 

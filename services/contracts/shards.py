@@ -4,9 +4,12 @@ Shard i of n holds the ids whose 64-bit hash lies in [i, i + 1) * 2^64 / n. Whoe
 alike, so no map of it is kept anywhere. n is an installation's constant: another n is another set of processes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from hashlib import blake2b
+
+import numpy as np
+import numpy.typing as npt
 
 MAX_SHARDS = 256
 
@@ -41,9 +44,9 @@ class Shard:
     def holds(self, item_id: str) -> bool:
         return self.count == 1 or home_shard(item_id, self.count) == self.index
 
-    def rows(self, item_ids: Sequence[str]) -> list[int]:
+    def rows(self, item_ids: Iterable[str]) -> npt.NDArray[np.int64]:
         """The rows of those ids that it holds."""
-        return [row for row, item_id in enumerate(item_ids) if self.holds(item_id)]
+        return np.fromiter((row for row, item_id in enumerate(item_ids) if self.holds(item_id)), np.int64)
 
 
 WHOLE = Shard(0, 1)

@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
+import numpy as np
 import structlog
 from freshet.v1 import refresher_pb2_grpc
 
@@ -131,11 +132,11 @@ def content_states(settings: RefresherSettings, bundle: Bundle) -> ContentStates
         encoder = MiniLM(model_folder())
     except ValueError as exc:
         raise ConfigError(f"FRESHET_REFRESHER_TEXT_ENCODER={settings.text_encoder!r}: {exc}") from exc
-    trained = [row for row, item_id in enumerate(bundle.item_ids) if item_id not in bundle.untrained]
+    trained = np.flatnonzero(bundle.counts > 0) if bundle.counts.any() else np.arange(bundle.num_items)
     texts = TextStates(
         encoder,
-        titles=[bundle.titles[row] for row in trained],
-        categories=[bundle.categories[row] for row in trained],
+        titles=bundle.titles.take(trained),
+        categories=list(bundle.categories.take(trained)),
         items=bundle.item_states.take(trained),
         counts=bundle.counts[trained],
     )

@@ -274,7 +274,7 @@ def edit(path: Path, **changes: Any) -> None:
 
 
 def _bundle(folder: Path) -> Any:
-    edit(folder / "backup/bundle/manifest.json", format=2)
+    edit(folder / "backup/bundle/manifest.json", format=3)
     return lambda: load_bundle(folder / "backup/bundle")
 
 
@@ -292,7 +292,7 @@ def _vocabulary(folder: Path) -> Any:
 
 def _snapshot(folder: Path) -> Any:
     path = folder / "snapshots" / SNAPSHOT.name
-    edit(path / "manifest.json", format=3)
+    edit(path / "manifest.json", format=4)
     return lambda: load_snapshot(path, model_version="m")
 
 
@@ -318,10 +318,10 @@ def _backup(folder: Path) -> Any:
 @pytest.mark.parametrize(
     ("change", "where", "message"),
     [
-        (_bundle, "backup/bundle/manifest.json", "format=2; this program reads format 1"),
+        (_bundle, "backup/bundle/manifest.json", "format=3; this program reads format 2"),
         (_text, "text/manifest.json", "format=2; this program reads format 1"),
         (_vocabulary, "text/phrases/vocabulary", "version=9; allowed: "),
-        (_snapshot, f"snapshots/{SNAPSHOT.name}/manifest.json", "format=3; this program reads format 2"),
+        (_snapshot, f"snapshots/{SNAPSHOT.name}/manifest.json", "format=4; this program reads format 3"),
         (_training, "training/000000000156", "format=2; this program reads format 1"),
         (_archive, "archive/archive.json", "in format 2; this version reads 'interactions' in format 1"),
         (_backup, "backup", "has format 2; this version reads 1"),

@@ -155,10 +155,10 @@ def test_process_that_ends_while_starting_is_named_with_the_end_of_its_log(
     broken.mkdir()
     for file in small_bundle.iterdir():
         (broken / file.name).symlink_to(file)
-    (broken / "items.parquet").unlink()
-    (broken / "items.parquet").write_bytes(b"not these bytes")
+    (broken / "items.arrow").unlink()
+    (broken / "items.arrow").write_bytes(b"not these bytes")
     other_stack.use_bundle(broken)
-    with pytest.raises(StackError, match=r"(?s)candidates: ended while starting.*items\.parquet"):
+    with pytest.raises(StackError, match=r"(?s)candidates: ended while starting.*items\.arrow"):
         other_stack.up(["candidates"], timeout_s=60)
 
 

@@ -49,6 +49,10 @@ from services.algorithms.bundles.sealed_files import (
 from services.algorithms.bundles.tensor_file import read_tensors
 from services.algorithms.encoding.absence import AbsenceRows
 from services.algorithms.indexes.quantized.codebooks import Codebooks
+from services.algorithms.item_table.categories import Categories
+from services.algorithms.item_table.file import ItemColumns, read_items, write_items
+from services.algorithms.item_table.ids import ItemIds
+from services.algorithms.item_table.strings import Strings
 from services.algorithms.rules.attributes import AttributeTable, no_attributes
 from services.algorithms.scoring.neighbours import ItemNeighbours
 from services.algorithms.scoring.states import MAX_LENGTH, MAX_OWN_LENGTH, FloatArray, ItemStates, PairGate
@@ -72,16 +76,13 @@ ITEM_STATES = "item_states.safetensors"
 PAIR_GATE = "pair_gate.safetensors"
 NEIGHBOURS = "neighbours.safetensors"
 CODEBOOKS = "codebooks.safetensors"
-ITEMS = "items.parquet"
+ITEMS = "items.arrow"
 ATTRIBUTES = "attributes.parquet"
 USERS = "users.parquet"
 ENCODER_ONNX = "encoder.onnx"
 ENCODER_STEP_ONNX = "encoder_step.onnx"
 INFERENCE_SERVER_MODEL = "inference_server/encoder"
 
-_ITEM_SCHEMA = pa.schema(
-    [("item_id", pa.string()), ("title", pa.string()), ("categories", pa.list_(pa.string())), ("count", pa.int64())]
-)
 _USER_SCHEMA = pa.schema([("user_id", pa.string())])
 
 
@@ -123,36 +124,37 @@ class Bundle:
         return self.manifest.head.tau
 
     @cached_property
-    def _items(self) -> pa.Table:
-        return read_table(self.path / ITEMS)
+    def _items(self) -> ItemColumns:
+        return read_items(self.path / ITEMS, self.num_items)
 
-    @cached_property
-    def item_ids(self) -> list[str]:
+    @property
+    def item_ids(self) -> Strings:
         """Item id of each dense index."""
-        return list(self._items.column("item_id").to_pylist())
+        return self._items.ids.strings
 
-    @cached_property
-    def titles(self) -> list[str]:
-        return list(self._items.column("title").to_pylist())
+    @property
+    def item_index(self) -> ItemIds:
+        """The dense index of each id."""
+        return self._items.ids
 
-    @cached_property
-    def categories(self) -> list[tuple[str, ...]]:
-        return [tuple(names) for names in self._items.column("categories").to_pylist()]
+    @property
+    def titles(self) -> Strings:
+        return self._items.titles
 
-    @cached_property
+    @property
+    def categories(self) -> Categories:
+        return self._items.categories
+
+    @property
     def counts(self) -> npt.NDArray[np.int64]:
         """Training interactions of each item (X,)."""
-        return np.asarray(self._items.column("count").to_numpy(), dtype=np.int64)
+        return self._items.counts
 
     @cached_property
     def untrained(self) -> frozenset[str]:
         """Items that training never saw: their states say nothing. Empty where the bundle counts no interactions."""
         counts = self.counts
-        return frozenset(self.item_ids[row] for row in np.flatnonzero(counts == 0)) if counts.any() else frozenset()
-
-    @cached_property
-    def item_index(self) -> dict[str, int]:
-        return {item_id: index for index, item_id in enumerate(self.item_ids)}
+        return frozenset(self.item_ids.take(np.flatnonzero(counts == 0))) if counts.any() else frozenset()
 
     @cached_property
     def user_index(self) -> dict[str, int]:
@@ -358,7 +360,7 @@ def _check_shapes(bundle: Bundle) -> None:
         expected["gate"] = (manifest.num_items, head.num_pairs)
         check_pair_gate(root / PAIR_GATE, head)
     check_tensors(root / ITEM_STATES, expected)
-    check_table(root / ITEMS, _ITEM_SCHEMA, manifest.num_items)
+    bundle.item_ids  # noqa: B018
     check_table(root / USERS, _USER_SCHEMA, manifest.num_users)
     bundle.absence  # noqa: B018
     bundle.event_schema  # noqa: B018
@@ -403,13 +405,7 @@ def _write_content(root: Path, content: BundleContent) -> None:
     near = None if content.neighbours is None else content.neighbours.shape
     if content.neighbours is not None:
         save_tensors({"items": content.neighbours.items, "weights": content.neighbours.weights}, root / NEIGHBOURS)
-    columns = {
-        "item_id": list(content.item_ids),
-        "title": list(content.titles),
-        "categories": [list(names) for names in content.categories],
-        "count": np.asarray(content.counts, dtype=np.int64),
-    }
-    pq.write_table(pa.table(columns, schema=_ITEM_SCHEMA), root / ITEMS)
+    write_items(root / ITEMS, content.item_ids, content.titles, content.categories, content.counts)
     pq.write_table(pa.table({"user_id": list(content.user_ids)}, schema=_USER_SCHEMA), root / USERS)
     if content.events_yaml is not None:
         (root / EVENTS_YAML).write_bytes(content.events_yaml)

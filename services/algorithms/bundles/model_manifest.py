@@ -13,7 +13,7 @@ from typing import Any, Self, TypeVar, get_args, get_origin
 
 from services.algorithms.encoding.history import check_max_history
 
-FORMAT = 1
+FORMAT = 2
 ENCODER_KINDS = ("hstu", "sasrec")
 HEAD_KINDS = ("mol", "dot")
 OUTPUT_NORMS = ("length", "layer")

@@ -1,9 +1,9 @@
-"""Reading safetensors files, with NumPy alone: small ones into memory, large ones by memory mapping.
+"""Reading files of arrays, safetensors with NumPy alone: small ones into memory, large ones by memory mapping.
 
 Mapped pages are shared between processes, but they are the file's: who writes into it changes this process's arrays,
 and who truncates it kills the process. So only files are mapped whose copies would cost memory, and `changed_in_place`
 says when one was written to. Replacing a file by renaming another one to its name harms neither.
-The format: 8 bytes of header length, a JSON header, then the arrays.
+The format of safetensors: 8 bytes of header length, a JSON header, then the arrays.
 """
 
 import json
@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from services.algorithms.bundles.model_manifest import BundleError
 
@@ -36,6 +37,15 @@ def read_tensors(path: Path, *, only: Collection[str] = ()) -> dict[str, npt.NDA
         _mapped[path] = written
     places = {name: place for name, place in tensor_places(path).items() if not only or name in only}
     return {name: _read_tensor(path, *place, is_mapped=is_mapped) for name, place in places.items()}
+
+
+def mapped_or_read(path: Path) -> pa.NativeFile:
+    """A file of Arrow's: mapped where it has more than LOADED_BYTES, else read into memory. Raises: OSError."""
+    written = _written(path)
+    if written[1] <= LOADED_BYTES:
+        return pa.BufferReader(path.read_bytes())
+    _mapped[path] = written
+    return pa.memory_map(str(path))
 
 
 def changed_in_place() -> str:

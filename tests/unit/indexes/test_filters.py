@@ -5,7 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.algorithms.indexes.mutable.segment import HashedFilter, Segment, hash_ids, rows_of
+from services.algorithms.indexes.mutable.segment import HashedFilter, Segment, rows_of
+from services.algorithms.item_table.categories import CategoryLists
+from services.algorithms.item_table.ids import ItemIds
 from services.algorithms.rules.attributes import AttributeTable, Comparison, Condition, Kind
 from services.algorithms.rules.filters import ItemFilter, passing
 from services.algorithms.scoring.states import ItemStates
@@ -27,10 +29,9 @@ ATTRIBUTES = [
 ORDER = sorted(range(12), key=IDS.__getitem__)
 SEGMENT = Segment(
     rows_of(
-        IDS,
-        hash_ids(IDS),
+        ItemIds.of(IDS),
         ItemStates(components=np.ones((12, 1, 2), dtype=np.float32)),
-        [tuple({CODES[name] for name in names}) for names in CATEGORIES],
+        CategoryLists.of([tuple({CODES[name] for name in names}) for names in CATEGORIES]),
         AttributeTable.of(KINDS, ATTRIBUTES).recoded(CODES),
     ),
     None,

@@ -141,7 +141,7 @@ class Run:
                 self.remove() if self.rng.random() < 0.3 else self.upsert()
 
         merge(change if self.rng.random() < 0.8 else lambda: None)
-        if next(arrivals) == 0:
+        if next(arrivals, None) == 0:
             assert self.index.version.name == before
 
     def restart(self) -> None:

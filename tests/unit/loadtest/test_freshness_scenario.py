@@ -18,9 +18,9 @@ import grpc
 import numpy as np
 import psutil
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from freshet.v1 import gateway_pb2, gateway_pb2_grpc
+from pyarrow import feather
 from safetensors.numpy import save_file
 
 from loadtest.command import main
@@ -101,7 +101,7 @@ def lagging_gateway() -> Iterator[LaggingGateway]:
 def bundle(tmp_path: Path) -> Path:
     folder = tmp_path / "bundle"
     folder.mkdir()
-    pq.write_table(pa.table({"item_id": ITEMS, "count": list(range(len(ITEMS), 0, -1))}), folder / "items.parquet")
+    feather.write_feather(pa.table({"item_id": ITEMS, "count": list(range(len(ITEMS), 0, -1))}), folder / "items.arrow")
     components = np.random.default_rng(0).normal(size=(len(ITEMS), 2, 8)).astype(np.float32)
     save_file({"components": components}, folder / "item_states.safetensors")
     return folder

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from grpc_health.v1 import health, health_pb2_grpc
+from pyarrow import feather
 
 from loadtest import machine, path
 from loadtest.compiled import NOT_SENT, OK, PlannedCall, build, send
@@ -78,8 +78,8 @@ def test_each_subject_is_measured_and_the_table_stands_beside_an_empty_call(
     monkeypatch.setattr(path, "_REST_S", 0.2)
     health_pb2_grpc.add_HealthServicer_to_server(health.HealthServicer(), small_gateway.server)
     table = pa.table({"item_id": ["a", "b"], "title": ["Toy Story", "Heat"]})
-    pq.write_table(table, stack / "items.parquet")
-    options = argparse.Namespace(items=stack / "items.parquet", num_users=20, seed=0, seconds=0.3, turns=1)
+    feather.write_feather(table, stack / "items.arrow")
+    options = argparse.Namespace(items=stack / "items.arrow", num_users=20, seed=0, seconds=0.3, turns=1)
     stacks = [path._Stack(name="this", target=f"127.0.0.1:{small_gateway.port}", pids=machine.processes(stack))]
     turns = path._measure(options, stacks)
     of_recommend = [turn for turn in turns if turn.subject == "Recommend"]

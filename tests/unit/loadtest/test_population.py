@@ -6,12 +6,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyarrow import feather
 
 from loadtest.population import Draws, Population, made_up_users, read_items, read_users
 
 
 def test_a_bundle_folder_gives_items_weighted_by_their_counts(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"item_id": ["a", "b"], "count": [8, 0]}), tmp_path / "items.parquet")
+    feather.write_feather(pa.table({"item_id": ["a", "b"], "count": [8, 0]}), tmp_path / "items.arrow")
     item_ids, weights = read_items(tmp_path)
     assert item_ids == ["a", "b"]
     assert weights.tolist() == pytest.approx([0.9, 0.1])
@@ -23,7 +24,7 @@ def test_a_text_file_gives_ids_line_by_line(tmp_path: Path) -> None:
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"items\.parquet is not there; name a Parquet file with item_id"):
+    with pytest.raises(ValueError, match=r"items\.arrow is not there; name an Arrow or Parquet file with item_id"):
         read_items(tmp_path)
 
 

@@ -187,7 +187,7 @@ async def test_a_state_of_another_model_fails_the_precondition_naming_both(runni
 
 
 def test_a_model_beyond_the_memory_limit_is_refused_naming_both_values(tmp_path: Path) -> None:
-    bundle = make_bundle(tmp_path / "bundle", count=3000)
+    bundle = make_bundle(tmp_path / "bundle", count=12000)
     settings = RerankerSettings(port=0, metrics_port=0, bundle=bundle.path, max_memory_mb=1)
-    with pytest.raises(MemoryError, match=r"3000 items needs .* allowed: 1.0 MiB \(FRESHET_RERANKER_MAX"):
+    with pytest.raises(MemoryError, match=r"12000 items needs .* allowed: 1.0 MiB \(FRESHET_RERANKER_MAX"):
         load_catalogue(settings)

@@ -10,16 +10,19 @@ answer go on to float64.
 Letters: B queries, n rows, K results, A attributes, P_x item components, P pairs, d component width.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from services.algorithms.indexes.mutable.merged_answer import PartialAnswer
-from services.algorithms.indexes.mutable.segment import Hashes, Segment, rows_of
+from services.algorithms.indexes.mutable.segment import Segment, rows_of
 from services.algorithms.indexes.mutable.segment_merge import Source, gather, order_by_id
 from services.algorithms.indexes.protocol import Indices, Mask, Scores
 from services.algorithms.indexes.rescoring import within_reach
+from services.algorithms.item_table.categories import CategoryLists
+from services.algorithms.item_table.ids import Hashes, ItemIds
+from services.algorithms.item_table.strings import Strings
 from services.algorithms.lazy import lazy_property
 from services.algorithms.rules.attributes import Columns
 from services.algorithms.scoring.states import ItemShape, ItemStates, PairGate, QueryStates
@@ -52,7 +55,7 @@ class Tail:
 
     def append(
         self,
-        item_ids: Sequence[str],
+        item_ids: Collection[str],
         hashes: Hashes,
         states: ItemStates,
         categories: Sequence[tuple[int, ...]],
@@ -95,10 +98,9 @@ class Tail:
         ids, categories = self._ids, self._categories
         return Segment(
             rows_of(
-                [ids[row] for row in living],
-                self._hashes[rows],
+                ItemIds(Strings.of(ids[row] for row in living), self._hashes[rows]),
                 states,
-                [categories[row] for row in living],
+                CategoryLists.of([categories[row] for row in living]),
                 self._attributes[:, rows],
             ),
             self._pair_gate,

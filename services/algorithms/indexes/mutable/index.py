@@ -19,10 +19,13 @@ import numpy as np
 from services.algorithms.indexes.mutable.delta import TAIL_ROWS, Tail, TailView, join_blocks
 from services.algorithms.indexes.mutable.item_batch import Change, ItemBatch, check_ids
 from services.algorithms.indexes.mutable.merged_answer import Answer, PoolAnswer
-from services.algorithms.indexes.mutable.segment import Segment, hash_ids, rows_of
+from services.algorithms.indexes.mutable.segment import Segment, rows_of
 from services.algorithms.indexes.mutable.segment_merge import Pause, Source, gather, order_by_id
 from services.algorithms.indexes.mutable.version import Version
 from services.algorithms.indexes.protocol import Index, Indices
+from services.algorithms.item_table.categories import Categories, CategoryLists
+from services.algorithms.item_table.ids import ItemIds, hash_ids
+from services.algorithms.item_table.strings import Strings
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.rules.attributes import Columns, Kinds, no_attributes
 from services.algorithms.rules.filters import ItemFilter
@@ -40,7 +43,7 @@ MERGE_ROWS = 512
 # delta of 14,000 to 43,000 rows, a search among tangents took 4.0 to 5.3 ms; see docs/benchmarks/large-catalogues.md.
 CODED_ROWS = 16_384
 CODED_SHARE = 1 / 16
-_ROW_OVERHEAD = 160  # bytes per row beside states: an id as a Python object, hashes, masks
+_ROW_OVERHEAD = 64  # bytes per row beside states: an id, hashes, masks
 
 
 class Build(Protocol):
@@ -114,8 +117,9 @@ class MutableIndex:
         self._building = 0
         if len(items):
             columns = attributes.recoded(self._codes)  # first: their codes stay, and nothing is copied
-            categories = self._coded(items.categories or [()] * len(items))
-            rows = rows_of(items.item_ids, hash_ids(items.item_ids), items.states, categories, columns)
+            categories = Categories.of(items.categories or [()] * len(items))
+            codes = np.array([self._codes.setdefault(one, len(self._codes)) for one in categories.names], np.int32)
+            rows = rows_of(items.ids, items.states, categories.lists.recoded(codes), columns)
             self._main = self._searchable(Segment(rows, pair_gate))
         self._number = number
         self._digest = digest or _digest("", items, ())
@@ -266,7 +270,8 @@ class MutableIndex:
             categories = self._categories(upserts, in_tail, found_in)
             attributes = self._attributes(upserts, in_tail, found_in)
             if num_upserts > TAIL_ROWS:
-                rows = rows_of(upserts.item_ids, hashes[:num_upserts], upserts.states, categories, attributes)
+                ids = ItemIds(Strings.of(upserts.item_ids), hashes[:num_upserts])
+                rows = rows_of(ids, upserts.states, CategoryLists.of(categories), attributes)
                 block = Segment(rows, self.pair_gate)
                 block.prepare()
         digest = _digest(self._digest, upserts, removals)
@@ -414,8 +419,13 @@ def _digest(before: str, upserts: ItemBatch | None, removals: Iterable[str]) -> 
         digest.update(np.ascontiguousarray(upserts.states.components).data)
         if upserts.states.gate is not None:
             digest.update(np.ascontiguousarray(upserts.states.gate).data)
-        for names in upserts.categories or ():
-            digest.update(repr(tuple(names)).encode())
+        if isinstance(upserts.categories, Categories):
+            digest.update(upserts.categories.lists.offsets.data)
+            digest.update(upserts.categories.lists.codes.data)
+            digest.update(repr(upserts.categories.names).encode())
+        else:
+            for names in upserts.categories or ():
+                digest.update(repr(tuple(names)).encode())
         if upserts.attributes is not None and upserts.attributes.kinds:
             digest.update(np.ascontiguousarray(upserts.attributes.values).data)
             digest.update(repr(tuple(upserts.attributes.tags)).encode())
@@ -425,6 +435,10 @@ def _digest(before: str, upserts: ItemBatch | None, removals: Iterable[str]) -> 
 
 
 def _add_ids(digest: "hashlib.blake2b", item_ids: Iterable[str]) -> None:
+    if isinstance(item_ids, ItemIds):
+        digest.update(np.ascontiguousarray(item_ids.strings.ends).data)
+        digest.update(item_ids.strings.data.data)
+        return
     for item_id in item_ids:
         encoded = item_id.encode()
         digest.update(len(encoded).to_bytes(1, "big") + encoded)

@@ -6,31 +6,34 @@ legal, as in every other index: a part that an item lacks, and where all of them
 Letters: n items of the batch.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
+from services.algorithms.item_table.ids import MAX_ID_BYTES, ItemIds
+from services.algorithms.item_table.strings import Strings
 from services.algorithms.rules.attributes import AttributeTable
 from services.algorithms.scoring.states import ItemStates
-
-MAX_ID_BYTES = 128
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ItemBatch:
-    """n items with distinct ids.
+    """n items with distinct ids; a column of ids or categories is taken as it is.
 
     `categories`: one list per item; None keeps what an item has (none, for a new one), as a stream of refreshed
     states carries no categories. `attributes` likewise.
     """
 
-    item_ids: Sequence[str]
+    item_ids: Collection[str]
     states: ItemStates
     categories: Sequence[Sequence[str]] | None = None
     attributes: AttributeTable | None = None
 
     def __post_init__(self) -> None:
         """Raises ValueError for ids that repeat or are not 1-128 bytes of UTF-8, and for columns of unequal length."""
-        check_ids("item_ids", self.item_ids)
+        if isinstance(self.item_ids, ItemIds):
+            self.item_ids.check("item_ids")
+        else:
+            check_ids("item_ids", self.item_ids)
         if len(self.item_ids) != len(self.states):
             raise ValueError(f"{len(self.item_ids)} item ids but states of {len(self.states)} items")
         if self.categories is not None and len(self.categories) != len(self.item_ids):
@@ -40,6 +43,11 @@ class ItemBatch:
 
     def __len__(self) -> int:
         return len(self.item_ids)
+
+    @property
+    def ids(self) -> ItemIds:
+        """The ids as a column."""
+        return self.item_ids if isinstance(self.item_ids, ItemIds) else ItemIds(Strings.of(self.item_ids))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,7 +61,7 @@ class Change:
     unknown: tuple[str, ...] = field(default=())
 
 
-def check_ids(name: str, item_ids: Sequence[str]) -> None:
+def check_ids(name: str, item_ids: Collection[str]) -> None:
     """Raise ValueError, naming the id, unless all are distinct and 1-128 bytes of UTF-8."""
     for item_id in item_ids:
         try:

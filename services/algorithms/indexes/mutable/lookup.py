@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from services.algorithms.indexes.mutable.segment import Segment, hash_ids
+from services.algorithms.indexes.mutable.segment import Segment
 from services.algorithms.indexes.mutable.version import Version
 from services.algorithms.indexes.protocol import Indices, Scores
+from services.algorithms.item_table.ids import hash_ids
 from services.algorithms.scoring.states import FloatArray, ItemStates, QueryStates
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from services.algorithms.indexes.mutable.segment import Ids, Segment
+from services.algorithms.indexes.mutable.segment import Segment
 from services.algorithms.indexes.protocol import (
     ESTIMATE,
     EXACT,
@@ -79,18 +79,25 @@ def merge_query(parts: Sequence[PartialAnswer], query: int, k: int, tolerance: f
 
     The first part's candidates come ordered; alone, they are the answer.
     """
-    given = [(part.segment.rows.ids, *part.found[query]) for part in parts if len(part.found[query][0])]
+    given = [(part.segment.rows.ids.strings, *part.found[query]) for part in parts if len(part.found[query][0])]
     if not given:
         return (), np.empty(0)
     scores = np.concatenate([part_scores for _, _, part_scores in given])
-    ids: Ids = np.concatenate([ids[rows] for ids, rows, _ in given])
     order = np.argsort(-scores, kind="stable")
     ordered = scores[order]
     if len(given) > 1 and (ordered[:-1] - ordered[1:] <= tolerance).any():
-        ranks = np.empty(len(ids), dtype=np.int64)
-        ranks[np.argsort(ids, kind="stable")] = np.arange(len(ids))
+        item_ids = [item_id for ids, rows, _ in given for item_id in ids.take(rows)]
+        ranks = np.empty(len(scores), dtype=np.int64)
+        ranks[sorted(range(len(item_ids)), key=item_ids.__getitem__)] = np.arange(len(item_ids))
         order, ordered = order_by_score_then_id(scores, ranks, tolerance=tolerance)
-    return tuple(ids[order[:k]].tolist()), ordered[:k]
+    starts = np.cumsum([0, *(len(rows) for _, rows, _ in given)])
+    best = order[:k]
+    found = np.searchsorted(starts, best, side="right") - 1
+    out = np.empty(len(best), dtype=object)
+    for number, (ids, rows, _) in enumerate(given):
+        here = np.flatnonzero(found == number)
+        out[here] = ids.take(rows[best[here] - starts[number]])
+    return tuple(out.tolist()), ordered[:k]
 
 
 def tie_tolerance(parts: Sequence[PartialAnswer], query: int) -> float:

@@ -4,14 +4,12 @@ A mutable index is a few of these. Rows are written once, so a reader needs no l
 entries of the death log counted when its version was published. Deaths are appended; the mask of a version is made by
 the first search that needs it, from the latest mask there is, so that an update costs nothing per item of the index.
 
-Rows being in id order, a row number is its own tie rank. Ids are found by 64-bit hash (of this process, never stored)
-in sorted arrays, not by a dictionary: rebuilding one for a large segment would hold the interpreter lock for as long
-as it takes, and searches with it.
+Rows being in id order, a row number is its own tie rank. Ids are found by hash in sorted arrays: rebuilding a
+dictionary for a large segment would hold the interpreter lock for as long as it takes, and searches with it.
 
 Letters: n rows, m ids asked for, A attributes, P_x item components, P pairs, d component width.
 """
 
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -19,51 +17,23 @@ import numpy as np
 import numpy.typing as npt
 
 from services.algorithms.indexes.protocol import Index, Indices, Mask
+from services.algorithms.item_table.categories import CategoryLists
+from services.algorithms.item_table.ids import Hashes, ItemIds, hash_ids
 from services.algorithms.lazy import lazy_property
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.rules.attributes import Columns, Condition, Kinds, mask_of
 from services.algorithms.rules.filters import ItemFilter
 from services.algorithms.scoring.states import ItemStates, PairGate
 
-Ids = npt.NDArray[np.object_]
-Hashes = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class CategoryLists:
-    """Each row's categories as codes: offsets (n + 1,), codes (total,)."""
-
-    offsets: npt.NDArray[np.int64]
-    codes: npt.NDArray[np.int32]
-
-    @classmethod
-    def of(cls, lists: Sequence[Sequence[int]]) -> "CategoryLists":
-        offsets = np.zeros(len(lists) + 1, dtype=np.int64)
-        np.cumsum([len(codes) for codes in lists], out=offsets[1:])
-        return cls(offsets, np.fromiter((code for codes in lists for code in codes), np.int32, int(offsets[-1])))
-
-    def take(self, rows: Indices) -> "CategoryLists":
-        """The lists of some rows, in their order."""
-        lengths = (self.offsets[1:] - self.offsets[:-1])[rows]
-        offsets = np.zeros(len(rows) + 1, dtype=np.int64)
-        np.cumsum(lengths, out=offsets[1:])
-        taken = np.arange(offsets[-1]) + np.repeat(self.offsets[rows] - offsets[:-1], lengths)
-        return CategoryLists(offsets, self.codes[taken])
-
-    def of_row(self, row: int) -> tuple[int, ...]:
-        return tuple(self.codes[self.offsets[row] : self.offsets[row + 1]].tolist())
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rows:
-    """n items in order of their ids. attributes: (A, n). `id_bytes`: what the id strings take as Python objects."""
+    """n items in order of their ids. attributes: (A, n)."""
 
-    ids: Ids
-    hashes: Hashes
+    ids: ItemIds
     states: ItemStates
     categories: CategoryLists
     attributes: Columns
-    id_bytes: int
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -128,7 +98,7 @@ class Segment:
         # The algorithms share one scorer, and each counts it.
         shared = self.scorer.nbytes
         searchable = shared + sum(index.nbytes - shared for index in self.indexes.values())
-        ids = rows.ids.nbytes + rows.id_bytes + rows.hashes.nbytes + sum(part.nbytes for part in self._by_hash)
+        ids = rows.ids.strings.nbytes + rows.ids.nbytes
         categories = 2 * rows.categories.codes.nbytes + rows.categories.offsets.nbytes
         return searchable + ids + categories + rows.attributes.nbytes + 2 * len(rows) + self._log.nbytes
 
@@ -175,18 +145,7 @@ class Segment:
 
     def find(self, item_ids: Sequence[str], hashes: Hashes) -> Indices:
         """Rows (m,) of the ids, living or dead, -1 for unknown ones."""
-        sorted_hashes, order = self._by_hash
-        positions = np.minimum(np.searchsorted(sorted_hashes, hashes), len(order) - 1)
-        rows = np.where(sorted_hashes[positions] == hashes, order[positions], -1)
-        ids = self.rows.ids
-        for number in np.flatnonzero(rows >= 0).tolist():
-            if ids[rows[number]] != item_ids[number]:  # another id of equal hash comes first
-                at = int(positions[number])
-                while at < len(order) and sorted_hashes[at] == hashes[number] and ids[order[at]] != item_ids[number]:
-                    at += 1
-                same = at < len(order) and sorted_hashes[at] == hashes[number]
-                rows[number] = order[at] if same else -1
-        return rows
+        return self.rows.ids.find(item_ids, hashes)
 
     def passing(self, wanted: HashedFilter) -> Mask:
         """Which rows pass a filter: (n,), of the caller's own. The rules of `filters.passing`."""
@@ -209,11 +168,6 @@ class Segment:
         return allowed
 
     @lazy_property
-    def _by_hash(self) -> tuple[Hashes, Indices]:
-        order = np.argsort(self.rows.hashes, kind="stable")
-        return self.rows.hashes[order], order
-
-    @lazy_property
     def _by_category(self) -> tuple[npt.NDArray[np.int32], Indices]:
         """Codes in order, and the row of each."""
         categories = self.rows.categories
@@ -232,49 +186,22 @@ class Segment:
     def prepare(self) -> None:
         """Make now what a first search would make."""
         self.scorer  # noqa: B018
-        self._by_hash  # noqa: B018
+        self.rows.ids.prepare()
         self._by_category  # noqa: B018
 
 
-def rows_of(
-    item_ids: Sequence[str],
-    hashes: Hashes,
-    states: ItemStates,
-    categories: Sequence[Sequence[int]],
-    attributes: Columns,
-) -> Rows:
-    """Put n items of any order into the order of their ids. attributes: (A, n)."""
-    order = sorted(range(len(item_ids)), key=item_ids.__getitem__)  # code points, which is the byte order of UTF-8
-    id_bytes = sum(map(sys.getsizeof, item_ids))
-    if order == list(range(len(order))):  # then states that are memory-mapped stay so
-        return Rows(
-            ids=object_array(item_ids),
-            hashes=hashes,
-            states=states,
-            categories=CategoryLists.of(categories),
-            attributes=attributes,
-            id_bytes=id_bytes,
-        )
+def rows_of(ids: ItemIds, states: ItemStates, categories: CategoryLists, attributes: Columns) -> Rows:
+    """Put n items of any order into the order of their ids, those in order uncopied. attributes: (A, n)."""
+    if ids.strings.is_ascending():
+        return Rows(ids=ids, states=states, categories=categories, attributes=attributes)
+    item_ids = list(ids)
+    order = np.array(sorted(range(len(ids)), key=item_ids.__getitem__))  # code points: the byte order of UTF-8
     return Rows(
-        ids=object_array([item_ids[row] for row in order]),
-        hashes=hashes[order],
+        ids=ItemIds(ids.strings.taken(order), ids.hashes[order]),
         states=states.take(order),
-        categories=CategoryLists.of([categories[row] for row in order]),
+        categories=categories.take(order),
         attributes=attributes[:, order],
-        id_bytes=id_bytes,
     )
-
-
-def object_array(item_ids: Sequence[str]) -> Ids:
-    """The ids as an object array (n,)."""
-    out = np.empty(len(item_ids), dtype=object)
-    out[:] = item_ids
-    return out
-
-
-def hash_ids(item_ids: Iterable[str]) -> Hashes:
-    """64-bit hashes of ids, of this process only."""
-    return np.fromiter(map(hash, item_ids), np.int64)
 
 
 def _known(names: Iterable[str], codes: Mapping[str, int]) -> tuple[int, ...]:

@@ -1,12 +1,13 @@
 """Making one segment's rows from the living rows of several, without standing in the way of searches.
 
 Everything that grows with the catalogue is a NumPy call, which lets go of the interpreter lock, or a short slice of
-work on Python objects (ids) with a pause after it: a thread that holds the lock for its 5 ms switching interval would
+work on Python objects with a pause after it: a thread that holds the lock for its 5 ms switching interval would
 add that to every native call of a concurrent search.
 
 Letters: n rows of the result, S sources.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -14,15 +15,18 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.indexes.mutable.segment import CategoryLists, Ids, Rows, Segment
+from services.algorithms.indexes.mutable.segment import Rows, Segment
 from services.algorithms.indexes.protocol import Indices
+from services.algorithms.item_table.categories import CategoryLists
+from services.algorithms.item_table.ids import ItemIds
+from services.algorithms.item_table.strings import Strings, joined
 from services.algorithms.rules.attributes import Columns
 from services.algorithms.scoring.states import ItemStates
 
 Pause = Callable[[], None]
 
-_SEARCHED_IDS = 128  # ids looked up per slice: 20 comparisons of 60 ns each, 0.15 ms
-_COPIED_IDS = 16_384  # references copied per slice, 0.1 ms
+_COPIED_IDS = 65_536  # gathered per slice, by NumPy
+_SEARCHED_IDS = 32  # ids looked up per slice: 20 comparisons of 250 ns each, 0.16 ms
 _COPIED_BYTES = 4 << 20  # of states per slice: the cache stays with the searches
 
 
@@ -73,10 +77,10 @@ def order_by_id(sources: Sequence[Source], pause: Pause) -> Order:
     smallest_first = sorted(range(len(sources)), key=lambda number: len(sources[number].segment))
     source = np.empty(0, dtype=np.int16)
     row = np.empty(0, dtype=np.int64)
-    ids = np.empty(0, dtype=object)
+    ids = Strings.of(())
     for step, number in enumerate(smallest_first):
         segment, alive = sources[number].segment, sources[number].segment.alive(sources[number].num_dead)
-        larger = segment.rows.ids
+        larger = segment.rows.ids.strings
         # Dead rows keep their row while the smaller side looks for its own, then go.
         before = _rows_before(larger, ids, pause)
         living = np.arange(len(larger)) if alive is None else np.flatnonzero(alive)
@@ -84,7 +88,7 @@ def order_by_id(sources: Sequence[Source], pause: Pause) -> Order:
         source = np.concatenate([np.full(len(living), number, dtype=np.int16), source])[order]
         row = np.concatenate([living, row])[order]
         if step + 1 < len(smallest_first):
-            ids = np.concatenate([larger[living], ids])[order]
+            ids = joined([larger if alive is None else larger.taken(living), ids]).taken(order)
     return Order(sources, source, row)
 
 
@@ -93,8 +97,8 @@ def gather(order: Order, pause: Pause) -> Rows:
     segments = [source.segment for source in order.sources]
     if len(segments) == 1 and len(order) == len(segments[0]):
         return segments[0].rows
-    hashes = np.concatenate([segment.rows.hashes for segment in segments])[_rows_end_to_end(order)]
-    ids = gather_ids(order, pause)
+    hashes = np.concatenate([segment.rows.ids.hashes for segment in segments])[_rows_end_to_end(order)]
+    ids = ItemIds(gather_ids(order, pause), hashes)
     components = np.empty((len(order), *segments[0].rows.states.components.shape[1:]), dtype=np.float32)
     gate = (
         None
@@ -104,17 +108,11 @@ def gather(order: Order, pause: Pause) -> Rows:
     _fill(components, state_slices(order, "components"), pause)
     if gate is not None:
         _fill(gate, state_slices(order, "gate"), pause)
-    shares = [
-        segment.rows.id_bytes * (source.num_living / len(segment))
-        for segment, source in zip(segments, order.sources, strict=True)
-    ]
     return Rows(
         ids=ids,
-        hashes=hashes,
         states=ItemStates(components=components, gate=gate),
         categories=gather_categories(order),
         attributes=_gather_attributes(order),
-        id_bytes=round(sum(shares)),
     )
 
 
@@ -132,14 +130,18 @@ def state_slices(order: Order, name: Literal["components", "gate"]) -> Iterator[
         yield out
 
 
-def gather_ids(order: Order, pause: Pause = lambda: None) -> Ids:
+def gather_ids(order: Order, pause: Pause = lambda: None) -> Strings:
     """The ids of an order's rows (n,)."""
-    ids = np.empty(len(order), dtype=object)
-    for part, pieces in order.parts(_COPIED_IDS):
-        for source, at, rows in pieces:
-            ids[part][at] = order.sources[source].segment.rows.ids[rows]
+    columns = [source.segment.rows.ids.strings for source in order.sources]
+    parts: list[Strings] = []
+    for _, pieces in order.parts(_COPIED_IDS):
+        found = joined([columns[source].taken(rows) for source, _, rows in pieces])
+        if len(pieces) > 1:
+            places = np.concatenate([at for _, at, _ in pieces])
+            found = found.taken(np.argsort(places, kind="stable"))
+        parts.append(found)
         pause()
-    return ids
+    return joined(parts)
 
 
 def gather_categories(order: Order) -> CategoryLists:
@@ -178,10 +180,12 @@ def _rows_end_to_end(order: Order) -> Indices:
     return np.asarray(np.cumsum(sizes)[order.source] + order.row, dtype=np.int64)
 
 
-def _rows_before(larger: npt.NDArray[np.object_], ids: npt.NDArray[np.object_], pause: Pause) -> Indices:
+def _rows_before(larger: Strings, ids: Strings, pause: Pause) -> Indices:
     """Before which row of `larger` each of the sorted ids belongs."""
     rows = np.empty(len(ids), dtype=np.int64)
-    for start in range(0, len(ids), _SEARCHED_IDS):
-        rows[start : start + _SEARCHED_IDS] = np.searchsorted(larger, ids[start : start + _SEARCHED_IDS])
-        pause()
+    at = 0
+    for row, item_id in enumerate(ids):
+        rows[row] = at = bisect_left(larger, item_id, at)
+        if not row % _SEARCHED_IDS:
+            pause()
     return rows

@@ -61,7 +61,7 @@ def similar_items(version: Version, item_id: str, components: FloatArray, k: int
             if np.count_nonzero(rough > -np.inf) > k:  # one more than K: the item itself is among them
                 least = max(least, float(np.partition(rough, -k - 1)[-k - 1]))
             rows = np.flatnonzero((rough >= least - slack) & (rough > -np.inf))
-            ids += segment.rows.ids[rows + start].tolist()
+            ids += segment.rows.ids.strings.take(rows + start)
             scores.append(np.einsum("npd,pd->n", unit(part[rows]), direction))
     exact = np.concatenate(scores) if scores else np.empty(0)
     order = sorted((-score, one) for score, one in zip(exact.tolist(), ids, strict=True) if one != item_id)[:k]

@@ -14,9 +14,8 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
-from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -32,11 +31,14 @@ from services.algorithms.indexes.mutable.index import MutableIndex
 from services.algorithms.indexes.mutable.item_batch import ItemBatch
 from services.algorithms.indexes.mutable.segment_merge import gather_categories, gather_ids, state_slices
 from services.algorithms.indexes.mutable.version import Version
+from services.algorithms.item_table.categories import Categories
+from services.algorithms.item_table.ids import ItemIds
+from services.algorithms.item_table.strings import Strings
 from services.algorithms.scoring.states import ItemShape, ItemStates
 
 ITEMS = "items.safetensors"
 ITEM_STATES = "item_states.safetensors"
-FORMAT = 2
+FORMAT = 3
 KEPT = 2  # the newest snapshot, and one to go back to
 
 _PREFIX, _ASIDE = "snapshot-", ".aside-"
@@ -81,7 +83,7 @@ def write_snapshot(
     *,
     version: Version | None = None,
     said: Mapping[str, Any] = MappingProxyType({}),
-    columns: Callable[[Sequence[str]], Mapping[str, npt.NDArray[Any]]] = lambda ids: {},
+    columns: Callable[[Strings], Mapping[str, npt.NDArray[Any]]] = lambda ids: {},
 ) -> Path:
     """Write a version of an index (None: the newest) below `root`, drop all but the newest `KEPT`, return the path.
 
@@ -106,14 +108,12 @@ def write_snapshot(
         states["gate"] = SlicedTensor(np.float32, (len(order), shape.num_pairs), state_slices(order, "gate"))
     ids, categories = gather_ids(order), gather_categories(order)
     arrays = {
-        **{name: SlicedTensor.whole(array) for name, array in columns(ids.tolist()).items()},
-        **_text("ids", ids.tolist()),
-        "category_offsets": SlicedTensor.whole(categories.offsets),
-        "category_codes": SlicedTensor.whole(categories.codes),
-        **_text("category_names", list(index.category_codes)),
+        **columns(ids),
+        **ids.tensors("ids"),
+        **Categories(categories, list(index.category_codes)).tensors(),
     }
     files = {
-        ITEMS: write_tensors(aside / ITEMS, arrays),
+        ITEMS: write_tensors(aside / ITEMS, {name: SlicedTensor.whole(array) for name, array in arrays.items()}),
         ITEM_STATES: write_tensors(aside / ITEM_STATES, states),
     }
     manifest = SnapshotManifest(
@@ -165,13 +165,10 @@ def load_snapshot(path: Path, *, model_version: str) -> Snapshot:
         if found != wanted:
             raise SnapshotError(f"{path / ITEM_STATES} holds {found}; {MANIFEST} says {wanted}")
         states, columns = read_tensors(path / ITEM_STATES), read_tensors(path / ITEMS)
-        ids, names = _read_text(columns, "ids"), _read_text(columns, "category_names")
-        offsets, codes = columns["category_offsets"].tolist(), columns["category_codes"].tolist()
-        categories = [[names[code] for code in codes[start:end]] for start, end in pairwise(offsets)]
         items = ItemBatch(
-            item_ids=ids,
+            item_ids=ItemIds(Strings.from_tensors(columns, "ids")),
             states=ItemStates(components=states["components"], gate=states.get("gate")),
-            categories=categories,
+            categories=Categories.from_tensors(columns),
         )
     except SnapshotError:
         raise
@@ -233,18 +230,3 @@ def _flush(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _text(name: str, strings: Sequence[str]) -> dict[str, SlicedTensor]:
-    """Strings as two arrays: all their bytes, and where each one ends."""
-    encoded = [string.encode() for string in strings]
-    return {
-        name: SlicedTensor.whole(np.frombuffer(b"".join(encoded), dtype=np.uint8)),
-        f"{name}_ends": SlicedTensor.whole(np.cumsum([len(data) for data in encoded], dtype=np.int64)),
-    }
-
-
-def _read_text(columns: dict[str, npt.NDArray[Any]], name: str) -> list[str]:
-    data = columns[name].tobytes()
-    ends = columns[f"{name}_ends"].tolist()
-    return [data[start:end].decode() for start, end in pairwise([0, *ends])]

@@ -121,6 +121,6 @@ class _Changes:
         components = components + _NOISE * self._generator.standard_normal(components.shape, dtype=np.float32)
         components /= np.linalg.norm(components, axis=-1, keepdims=True)
         return ItemBatch(
-            item_ids=[self._items.item_ids[row] for row in rows.tolist()],
+            item_ids=self._items.ids.strings.take(rows),
             states=ItemStates(components=components, gate=None if states.gate is None else states.gate[rows]),
         )

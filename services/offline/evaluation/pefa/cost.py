@@ -138,7 +138,7 @@ def _memory(base: Catalogue, queries: QueryStates, sizes: Sizes, rng: np.random.
         entries.append(
             MemoryEntry(
                 entry_id=str(number),
-                item_id=base.item_ids[item],
+                item_id=base.rows.strings[item],
                 components=unit(queries.components[query] + noise).astype(np.float16),
                 weight=1.0,
                 interaction_type="rating",

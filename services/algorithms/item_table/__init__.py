@@ -1,0 +1,1 @@
+"""A catalogue's items as columns that processes share: ids, titles, categories. No Python object an item."""

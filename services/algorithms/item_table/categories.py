@@ -1,0 +1,120 @@
+"""Category lists as a column: codes end to end, and the names that the codes stand for.
+
+Letters: n items, m rows asked for.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from services.algorithms.item_table.strings import Strings
+
+Indices = npt.NDArray[np.int64]
+Codes = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class CategoryLists:
+    """Each row's categories as codes: offsets (n + 1,), codes (total,)."""
+
+    offsets: npt.NDArray[np.int64]
+    codes: Codes
+
+    @classmethod
+    def of(cls, lists: Sequence[Sequence[int]]) -> "CategoryLists":
+        offsets = np.zeros(len(lists) + 1, dtype=np.int64)
+        np.cumsum([len(codes) for codes in lists], out=offsets[1:])
+        return cls(offsets, np.fromiter((code for codes in lists for code in codes), np.int32, int(offsets[-1])))
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def take(self, rows: Indices) -> "CategoryLists":
+        """The lists of some rows, in their order."""
+        lengths = (self.offsets[1:] - self.offsets[:-1])[rows]
+        offsets = np.zeros(len(rows) + 1, dtype=np.int64)
+        np.cumsum(lengths, out=offsets[1:])
+        taken = np.arange(offsets[-1]) + np.repeat(self.offsets[rows] - offsets[:-1], lengths)
+        return CategoryLists(offsets, self.codes[taken])
+
+    def of_row(self, row: int) -> tuple[int, ...]:
+        return tuple(self.codes[self.offsets[row] : self.offsets[row + 1]].tolist())
+
+    def recoded(self, codes: Codes) -> "CategoryLists":
+        """The same lists, code c as codes[c]."""
+        return CategoryLists(self.offsets, codes[self.codes])
+
+
+class Categories(Sequence[tuple[str, ...]]):
+    """Each item's categories by name; no name twice in one item's. Equal to any sequence of equal lists of names."""
+
+    __slots__ = ("lists", "names")
+
+    def __init__(self, lists: CategoryLists, names: Sequence[str]) -> None:
+        """Raises ValueError for offsets and codes that do not fit each other, or codes without a name."""
+        offsets, codes = lists.offsets, lists.codes
+        is_one = len(offsets) > 0 and offsets[0] == 0 and offsets[-1] == len(codes)
+        if not is_one or (offsets[1:] < offsets[:-1]).any():
+            raise ValueError(f"category lists of {len(codes)} codes whose offsets are not of them, from 0, in order")
+        if len(codes) and not 0 <= int(codes.min()) <= int(codes.max()) < len(names):
+            raise ValueError(f"category codes {codes.min()} to {codes.max()}; there are {len(names)} names")
+        self.lists, self.names = lists, list(names)
+
+    @classmethod
+    def of(cls, categories: Sequence[Sequence[str]]) -> "Categories":
+        if isinstance(categories, Categories):
+            return categories
+        known: dict[str, int] = {}
+        lists = [[known.setdefault(name, len(known)) for name in dict.fromkeys(names)] for names in categories]
+        return cls(CategoryLists.of(lists), list(known))
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, npt.NDArray[Any]]) -> "Categories":
+        """The columns that `tensors` wrote, checked. Raises: KeyError for one that is missing, ValueError."""
+        names = Strings.from_tensors(tensors, "category_names")
+        return cls(CategoryLists(tensors["category_offsets"], tensors["category_codes"]), names)
+
+    def tensors(self) -> dict[str, npt.NDArray[Any]]:
+        """As arrays for a safetensors file."""
+        return {
+            "category_offsets": self.lists.offsets,
+            "category_codes": self.lists.codes,
+            **Strings.of(self.names).tensors("category_names"),
+        }
+
+    def __len__(self) -> int:
+        return len(self.lists)
+
+    @overload
+    def __getitem__(self, row: int) -> tuple[str, ...]: ...
+    @overload
+    def __getitem__(self, row: slice) -> list[tuple[str, ...]]: ...
+    def __getitem__(self, row: int | slice) -> tuple[str, ...] | list[tuple[str, ...]]:
+        if isinstance(row, slice):
+            return [self[one] for one in range(*row.indices(len(self)))]
+        if not -len(self) <= row < len(self):
+            raise IndexError(f"row {row} of {len(self)} items")
+        return tuple(self.names[code] for code in self.lists.of_row(row % len(self)))
+
+    def __iter__(self) -> Iterator[tuple[str, ...]]:
+        names = self.names
+        for start in range(0, len(self), 65_536):
+            offsets = self.lists.offsets[start : start + 65_537].tolist()
+            codes = self.lists.codes[offsets[0] : offsets[-1]].tolist()
+            for row in range(len(offsets) - 1):
+                here = codes[offsets[row] - offsets[0] : offsets[row + 1] - offsets[0]]
+                yield tuple(names[code] for code in here)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sequence) or len(self) != len(other):
+            return False
+        return all(mine == tuple(theirs) for mine, theirs in zip(self, other, strict=True))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def take(self, rows: Indices) -> "Categories":
+        """The lists of some rows, in their order."""
+        return Categories(self.lists.take(rows), self.names)

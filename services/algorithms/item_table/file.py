@@ -1,0 +1,131 @@
+"""A catalogue's items as an Arrow file: what a bundle knows of each beside its states.
+
+    item_id: string   title: string   categories: list<dictionary<string>>   count: int64
+
+One batch of uncompressed columns, mapped where the file is large, so that the processes of a machine share its pages.
+Any Arrow library reads it: pandas.read_feather(path), pyarrow.ipc.open_file(path).
+
+Letters: n items.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from services.algorithms.bundles.model_manifest import BundleError
+from services.algorithms.bundles.tensor_file import mapped_or_read
+from services.algorithms.item_table.categories import Categories, CategoryLists
+from services.algorithms.item_table.ids import ItemIds
+from services.algorithms.item_table.strings import Strings
+
+_LONG = 2**31 - 1  # bytes of a column beyond which its ends take eight bytes each
+_CATEGORY = pa.dictionary(pa.int32(), pa.string())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ItemColumns:
+    """n items: ids, titles, categories, and how many interactions training saw of each (n,)."""
+
+    ids: ItemIds
+    titles: Strings
+    categories: Categories
+    counts: npt.NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+def write_items(
+    path: Path,
+    item_ids: Sequence[str],
+    titles: Sequence[str],
+    categories: Sequence[Sequence[str]],
+    counts: npt.NDArray[np.int64],
+) -> None:
+    """Raises: ValueError for columns of unequal length."""
+    lists = Categories.of(categories)
+    codes = pa.DictionaryArray.from_arrays(pa.array(lists.lists.codes), pa.array(lists.names, pa.string()))
+    columns = {
+        "item_id": _as_arrow(Strings.of(item_ids)),
+        "title": _as_arrow(Strings.of(titles)),
+        "categories": pa.ListArray.from_arrays(pa.array(lists.lists.offsets.astype(np.int32)), codes),
+        "count": pa.array(np.asarray(counts, np.int64)),
+    }
+    table = pa.table(columns)
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
+
+
+def read_items(path: Path, num_items: int) -> ItemColumns:
+    """Raises: BundleError for a file that is not such a table of so many items, naming the column; ids that are not
+    distinct or not of 1-128 bytes among it."""
+    try:
+        table = pa.ipc.open_file(mapped_or_read(path)).read_all().combine_chunks()
+        table.validate(full=True)
+    except (pa.ArrowException, OSError, ValueError) as exc:
+        raise BundleError(f"{path}: not an Arrow file of items ({exc})") from exc
+    wanted = {"item_id": _is_text, "title": _is_text, "categories": _is_categories, "count": pa.types.is_int64}
+    is_right = table.column_names == list(wanted) and all(
+        test(table.schema.field(name).type) for name, test in wanted.items()
+    )
+    if not is_right or len(table) != num_items:
+        found = dict(zip(table.column_names, map(str, table.schema.types), strict=True))
+        raise BundleError(
+            f"{path} has {len(table)} rows of {found}; expected {num_items} rows of item_id and title (string), "
+            "categories (list of dictionary-coded strings) and count (int64)"
+        )
+    columns: dict[str, Any] = {name: _whole(table.column(name)) for name in wanted}
+    for name, column in columns.items():
+        inner = column.values if name == "categories" else column
+        if column.null_count or inner.null_count:
+            raise BundleError(f"{path}: column {name} holds nulls; allowed: none")
+    codes = columns["categories"].values
+    try:
+        found_items = ItemColumns(
+            ids=ItemIds(_strings(columns["item_id"])),
+            titles=_strings(columns["title"]),
+            categories=Categories(
+                CategoryLists(columns["categories"].offsets.to_numpy(), codes.indices.to_numpy()),
+                codes.dictionary.to_pylist(),
+            ),
+            counts=columns["count"].to_numpy(),
+        )
+        found_items.ids.check("item_id")
+    except ValueError as exc:
+        raise BundleError(f"{path}: {exc}") from exc
+    return found_items
+
+
+def _as_arrow(column: Strings) -> pa.Array:
+    """An array over the column's own memory."""
+    is_long = len(column.data) > _LONG
+    ends = column.ends.astype(np.int64 if is_long else np.int32)
+    offsets = pa.py_buffer(np.concatenate([np.zeros(1, ends.dtype), ends]))
+    kind = pa.large_string() if is_long else pa.string()
+    return pa.Array.from_buffers(kind, len(column), [None, offsets, pa.py_buffer(column.data)])
+
+
+def _strings(array: pa.Array) -> Strings:
+    """A column over the array's own memory."""
+    width = np.int64 if pa.types.is_large_string(array.type) else np.int32
+    _, offsets, data = array.buffers()
+    ends = np.frombuffer(offsets, width)[array.offset : array.offset + len(array) + 1]
+    bytes_ = np.frombuffer(data, np.uint8) if data is not None and data.size else np.zeros(0, np.uint8)
+    return Strings(bytes_[: int(ends[-1])], ends[1:])
+
+
+def _whole(column: pa.ChunkedArray) -> pa.Array:
+    return column.chunk(0) if column.num_chunks else pa.array([], column.type)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _is_categories(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) and kind.value_type == _CATEGORY)

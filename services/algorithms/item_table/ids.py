@@ -1,0 +1,131 @@
+"""Ids of items as a column in which an id's row is found: by hash, without a dictionary.
+
+Hashes are 64 bits of this process alone, never stored. A dictionary of ten million ids takes 1.5 GB and holds the
+interpreter lock while it is made; sorted hashes take 16 bytes an id.
+
+Letters: n ids, m ids asked for.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from services.algorithms.item_table.strings import Indices, Strings
+from services.algorithms.lazy import lazy_property
+
+Hashes = npt.NDArray[np.int64]
+
+MAX_ID_BYTES = 128
+_REMEMBERED = 65_536  # ids: 15 MB at most
+
+
+class ItemIds(Mapping[str, int]):
+    """n distinct ids and the row of each."""
+
+    def __init__(self, strings: Strings, hashes: Hashes | None = None) -> None:
+        """hashes (n,): as `hash_ids` makes them, where they are known."""
+        self.strings = strings
+        # Streams ask for the same few again and again: 0.1 us instead of 3.
+        self._row = lru_cache(_REMEMBERED)(self._looked_up)
+        if hashes is not None:
+            self.__dict__["hashes"] = hashes
+
+    @classmethod
+    def of(cls, item_ids: Iterable[str]) -> "ItemIds":
+        """Raises: ValueError, naming the id, unless all are distinct and 1-128 bytes of UTF-8."""
+        found = cls(Strings.of(item_ids))
+        found.check("item_ids")
+        return found
+
+    def check(self, name: str) -> None:
+        """Raise ValueError, naming the id, unless all are distinct and of 1-128 bytes."""
+        lengths = self.strings.lengths
+        wrong = np.flatnonzero((lengths < 1) | (lengths > MAX_ID_BYTES))
+        if len(wrong):
+            row = int(wrong[0])
+            raise ValueError(f"{name} holds {self.strings[row]!r} of {lengths[row]} bytes; allowed: 1-{MAX_ID_BYTES}")
+        hashes, order = self._by_hash
+        for at in np.flatnonzero(hashes[1:] == hashes[:-1]).tolist():
+            end = at + 1
+            while end < len(hashes) and hashes[end] == hashes[at]:
+                if self.strings[order[end]] == self.strings[order[at]]:
+                    raise ValueError(f"{name} holds {self.strings[order[at]]!r} more than once")
+                end += 1
+
+    def __len__(self) -> int:
+        return len(self.strings)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.strings)
+
+    def __contains__(self, item_id: object) -> bool:
+        return isinstance(item_id, str) and self._row(item_id) >= 0
+
+    def __getitem__(self, item_id: str) -> int:
+        row = self._row(item_id)
+        if row < 0:
+            raise KeyError(item_id)
+        return row
+
+    def get(self, item_id: str, default: Any = None) -> Any:
+        """The row, `default` where there is none. `find` is for many."""
+        row = self._row(item_id)
+        return default if row < 0 else row
+
+    @property
+    def nbytes(self) -> int:
+        """Of what is this process's own: the strings may be a file's."""
+        return int(self.hashes.nbytes + sum(part.nbytes for part in self._by_hash))
+
+    @lazy_property
+    def hashes(self) -> Hashes:
+        """(n,)"""
+        return hash_ids(self.strings)
+
+    @lazy_property
+    def _by_hash(self) -> tuple[Hashes, Indices]:
+        """Hashes in order, and the row of each."""
+        order = np.argsort(self.hashes, kind="stable")
+        return self.hashes[order], order
+
+    def prepare(self) -> None:
+        """Make now what a first search would make."""
+        self._by_hash  # noqa: B018
+
+    def find(self, item_ids: Sequence[str], hashes: Hashes | None = None) -> Indices:
+        """Rows (m,) of the ids, -1 for unknown ones. hashes (m,): theirs, where they are known."""
+        if not len(self) or not len(item_ids):
+            return np.full(len(item_ids), -1, dtype=np.int64)
+        hashes = hash_ids(item_ids) if hashes is None else hashes
+        sorted_hashes, order = self._by_hash
+        positions = np.minimum(np.searchsorted(sorted_hashes, hashes), len(order) - 1)
+        rows = np.where(sorted_hashes[positions] == hashes, order[positions], -1)
+        here = np.flatnonzero(rows >= 0)
+        for number, found in zip(here.tolist(), self.strings.take(rows[here]), strict=True):
+            if found != item_ids[number]:  # another id of equal hash comes first
+                rows[number] = self._among_equal(item_ids[number], int(positions[number]))
+        return rows
+
+    def _looked_up(self, item_id: str) -> int:
+        hashes, _ = self._by_hash
+        wanted = hash(item_id)
+        at = int(hashes.searchsorted(np.int64(wanted)))
+        return self._among_equal(item_id, at) if at < len(hashes) and hashes[at] == wanted else -1
+
+    def _among_equal(self, item_id: str, at: int) -> int:
+        """The row of an id among those whose hash is that at a place, -1 if it is none of them."""
+        hashes, order = self._by_hash
+        wanted = hashes[at]
+        while at < len(order) and hashes[at] == wanted:
+            if self.strings[order[at]] == item_id:
+                return int(order[at])
+            at += 1
+        return -1
+
+
+def hash_ids(item_ids: Iterable[str]) -> Hashes:
+    """64-bit hashes of ids, of this process only."""
+    return np.fromiter(map(hash, item_ids), np.int64)

@@ -1,0 +1,195 @@
+"""Strings as a column: their UTF-8 end to end and where each one ends, in arrays that may be memory-mapped.
+
+A Python string takes 60 bytes and a reference; a column of ten million ids of 12 bytes takes 16 bytes an id, of a file
+that the processes of one machine share. Whoever asks for a string gets a new one.
+
+Letters: n strings, m rows asked for.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, overload
+
+import numpy as np
+import numpy.typing as npt
+
+Indices = npt.NDArray[np.int64]
+
+_DECODED = 65_536  # strings decoded at a time: some megabytes
+_FEW = 16  # one by one, below which NumPy's calls take longer
+
+
+class Strings(Sequence[str]):
+    """data (bytes,), ends (n,): string i is data[ends[i - 1]:ends[i]]. Equal to any sequence of equal strings."""
+
+    __slots__ = ("data", "ends")
+
+    def __init__(self, data: npt.NDArray[np.uint8], ends: npt.NDArray[Any]) -> None:
+        """Raises ValueError for ends that decrease or are not of the data."""
+        if data.dtype != np.uint8 or ends.dtype.kind != "i" or data.ndim != 1 or ends.ndim != 1:
+            raise ValueError(f"strings of {data.dtype} {data.shape} that end at {ends.dtype} {ends.shape}")
+        last = int(ends[-1]) if len(ends) else 0
+        if last != len(data) or (len(ends) and int(ends[0]) < 0):
+            raise ValueError(f"strings of {len(data)} bytes that end at {last}")
+        for start in range(0, len(ends) - 1, 1 << 20):
+            part = ends[start : start + (1 << 20) + 1]
+            if (part[1:] < part[:-1]).any():
+                row = start + 1 + int(np.flatnonzero(part[1:] < part[:-1])[0])
+                raise ValueError(f"string {row} ends at {int(ends[row])}, before string {row - 1}")
+        self.data, self.ends = data, ends
+
+    @classmethod
+    def of(cls, strings: Iterable[str]) -> "Strings":
+        """Raises: ValueError naming a string that is not UTF-8."""
+        if isinstance(strings, Strings):
+            return strings
+        encoded = []
+        for one in strings:
+            try:
+                encoded.append(one.encode())
+            except UnicodeEncodeError as exc:
+                raise ValueError(f"{one!r} is not UTF-8") from exc
+        ends = np.cumsum(np.fromiter(map(len, encoded), np.int64, len(encoded)))
+        return cls(np.frombuffer(b"".join(encoded), np.uint8), _narrow(ends))
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, npt.NDArray[Any]], name: str) -> "Strings":
+        """The column that `tensors` wrote, checked. Raises: KeyError for one that is missing, ValueError naming it."""
+        try:
+            found = cls(tensors[name], tensors[f"{name}_ends"])
+            found.check()
+        except ValueError as exc:
+            raise ValueError(f"{name}: {exc}") from exc
+        return found
+
+    def tensors(self, name: str) -> dict[str, npt.NDArray[Any]]:
+        """As arrays for a safetensors file."""
+        return {name: self.data, f"{name}_ends": self.ends}
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    @overload
+    def __getitem__(self, row: int) -> str: ...
+    @overload
+    def __getitem__(self, row: slice) -> list[str]: ...
+    def __getitem__(self, row: int | slice) -> str | list[str]:
+        if isinstance(row, slice):
+            return self.take(np.arange(len(self))[row])
+        if not -len(self) <= row < len(self):
+            raise IndexError(f"row {row} of {len(self)} strings")
+        row %= len(self)
+        return self.data[self.ends[row - 1] if row else 0 : self.ends[row]].tobytes().decode()
+
+    def __iter__(self) -> Iterator[str]:
+        for start in range(0, len(self), _DECODED):
+            first = int(self.ends[start - 1]) if start else 0
+            ends = self.ends[start : start + _DECODED].astype(np.int64)
+            yield from _cut(self.data[first : int(ends[-1])].tobytes(), ends - first)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Strings):
+            return np.array_equal(self.ends, other.ends) and np.array_equal(self.data, other.data)
+        return isinstance(other, Sequence) and len(self) == len(other) and all(map(str.__eq__, self, other))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"Strings({list(self[:3])!r:.80}, {len(self)} of them)"
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.data.nbytes + self.ends.nbytes)
+
+    @property
+    def lengths(self) -> Indices:
+        """Bytes of each (n,)."""
+        return np.diff(self.ends, prepend=np.zeros(1, self.ends.dtype)).astype(np.int64)
+
+    def take(self, rows: npt.NDArray[np.integer[Any]] | Sequence[int]) -> list[str]:
+        """The strings of m rows, in their order."""
+        if len(rows) < _FEW:
+            return [self[row] for row in np.asarray(rows, np.int64).tolist()]
+        data, ends = self._gathered(np.asarray(rows, np.int64))
+        return list(_cut(data.tobytes(), ends))
+
+    def taken(self, rows: npt.NDArray[np.integer[Any]] | Sequence[int]) -> "Strings":
+        """A column of m rows, copied."""
+        wanted = np.asarray(rows, np.int64)
+        parts = [self._gathered(wanted[start : start + _DECODED]) for start in range(0, len(wanted), _DECODED)]
+        return _together(parts)
+
+    def check(self) -> None:
+        """Raise ValueError, naming the row, unless each string is UTF-8."""
+        for start in range(0, len(self), _DECODED):
+            first = int(self.ends[start - 1]) if start else 0
+            ends = self.ends[start : start + _DECODED].astype(np.int64) - first
+            data = self.data[first : first + int(ends[-1])]
+            begins = np.concatenate([[0], ends[:-1]])
+            inside = begins[begins < ends]
+            # No string begins within a character of the one before.
+            is_whole = (data[inside] & 0xC0 != 0x80).all() and _is_utf8(data.tobytes())
+            if not is_whole:
+                wrong = next(
+                    row for row, (at, end) in enumerate(pairwise([0, *ends.tolist()]))
+                    if not _is_utf8(data[at:end].tobytes())
+                )  # fmt: skip
+                raise ValueError(f"string {start + wrong} is not UTF-8")
+
+    def is_ascending(self) -> bool:
+        """Whether each string comes after the one before: by code points, which is by bytes."""
+        for start in range(0, len(self), _DECODED):
+            rows = np.arange(start, min(start + _DECODED + 1, len(self)))
+            data, ends = self._gathered(rows)
+            parts = list(pairwise([0, *ends.tolist()]))
+            text = data.tobytes()
+            encoded = [text[at:end] for at, end in parts]
+            if any(before >= after for before, after in pairwise(encoded)):
+                return False
+        return True
+
+    def _gathered(self, rows: Indices) -> tuple[npt.NDArray[np.uint8], Indices]:
+        """The bytes of m rows end to end, and where each ends."""
+        starts = np.where(rows > 0, self.ends[rows - 1], 0).astype(np.int64) if len(rows) else np.zeros(0, np.int64)
+        lengths = self.ends[rows] - starts
+        ends = np.cumsum(lengths, dtype=np.int64)
+        total = int(ends[-1]) if len(ends) else 0
+        if len(rows) and total == int(self.ends[rows[-1]]) - int(starts[0]) and (rows[1:] - rows[:-1] == 1).all():
+            return self.data[int(starts[0]) : int(starts[0]) + total], ends
+        return self.data[np.arange(total) + np.repeat(starts - (ends - lengths), lengths)], ends
+
+
+def joined(columns: Sequence[Strings]) -> Strings:
+    """One column of several, end to end, copied."""
+    return _together([(one.data, one.ends.astype(np.int64)) for one in columns])
+
+
+def _together(parts: Sequence[tuple[npt.NDArray[np.uint8], Indices]]) -> Strings:
+    starts = np.cumsum([0, *(len(data) for data, _ in parts)])
+    ends = [part + start for (_, part), start in zip(parts, starts.tolist(), strict=False)]
+    return Strings(
+        np.concatenate([np.zeros(0, np.uint8), *(data for data, _ in parts)]),
+        _narrow(np.concatenate([np.zeros(0, np.int64), *ends])),
+    )
+
+
+def _narrow(ends: Indices) -> npt.NDArray[Any]:
+    """In four bytes each where they fit."""
+    return ends.astype(np.int32) if not len(ends) or ends[-1] < 2**31 else ends
+
+
+def _cut(data: bytes, ends: Indices) -> Iterator[str]:
+    """The strings that end there."""
+    places = pairwise([0, *ends.tolist()])
+    if data.isascii():
+        text = data.decode("ascii")
+        return (text[start:end] for start, end in places)
+    return (data[start:end].decode() for start, end in places)
+
+
+def _is_utf8(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
