@@ -66,19 +66,23 @@ def read_offsets(
     at, next_offset = 0, -1
     deadline = time.monotonic() + SILENCE_S
     while at < len(offsets):
+        # Outside of these the broker would begin somewhere else: where retention took all, or where another topic of
+        # the same name is shorter.
+        if next_offset < 0:
+            first, end = reader.bounds([partition], topic)[partition]
+        if not first <= offsets[at] < end:
+            yield offsets[at], None
+            at += 1
+            continue
         if next_offset < 0 or offsets[at] - next_offset > max_gap:
             reader.assign({partition: offsets[at]}, topic)
         records = reader.poll(200, _TOGETHER)
-        if not records:
-            # Nothing comes where retention took all, or where another topic of the same name is shorter.
-            first, end = reader.bounds([partition], topic)[partition]
-            while at < len(offsets) and not first <= offsets[at] < end:
-                yield offsets[at], None
-                at += 1
-            if time.monotonic() > deadline:
-                raise DependencyUnavailable(f"Kafka does not give offset {offsets[at]} of {topic} {partition}")
-            continue
-        deadline = time.monotonic() + SILENCE_S
+        if records:
+            deadline = time.monotonic() + SILENCE_S
+        elif time.monotonic() > deadline:
+            raise DependencyUnavailable(f"Kafka does not give offset {offsets[at]} of {topic} {partition}")
+        else:
+            next_offset = -1
         for record in records:
             while at < len(offsets) and offsets[at] < record.offset:
                 yield offsets[at], None
