@@ -5,6 +5,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from os.path import normpath
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ class Calls:
     def __call__(self, frame: Any, event: str, arg: Any) -> None:
         if not self._on or event != "call":
             return
-        path = Path(frame.f_code.co_filename)
+        path = Path(normpath(frame.f_code.co_filename))  # chaos imports by tests/..
         if path.is_relative_to(SERVICES):
             name = path.relative_to(SERVICES)
             if name.parts[0] not in NOT_DEPLOYED:
