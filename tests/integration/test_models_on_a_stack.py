@@ -58,8 +58,8 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory, bundles: Path) -> Iterator[Stack]:
-    # An answer's scores are the model's: popular items score no more for people of few items, and feedback moves no item,
-    # however long the walk takes.
+    # An answer's scores are the model's: popular items score no more for people of few items, and feedback moves no
+    # item, however long the walk takes.
     settings = {"FRESHET_GATEWAY_COLD_ITEMS": "0", "FRESHET_REFRESHER_SHARE": "frozen"}
     stack = Stack(tmp_path_factory.mktemp("sets"), bundle=bundles / "seed-0", ports=Ports.free(), settings=settings)
     try:
