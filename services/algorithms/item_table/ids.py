@@ -104,9 +104,11 @@ class ItemIds(Mapping[str, int]):
         positions = np.minimum(np.searchsorted(sorted_hashes, hashes), len(order) - 1)
         rows = np.where(sorted_hashes[positions] == hashes, order[positions], -1)
         here = np.flatnonzero(rows >= 0)
-        for number, found in zip(here.tolist(), self.strings.take(rows[here]), strict=True):
-            if found != item_ids[number]:  # another id of equal hash comes first
-                rows[number] = self._among_equal(item_ids[number], int(positions[number]))
+        asked = [item_ids[number] for number in here.tolist()]
+        if not self.strings.are(rows[here], asked):
+            for number, item_id, found in zip(here.tolist(), asked, self.strings.take(rows[here]), strict=True):
+                if found != item_id:  # another id of equal hash comes first
+                    rows[number] = self._among_equal(item_id, int(positions[number]))
         return rows
 
     def _looked_up(self, item_id: str) -> int:

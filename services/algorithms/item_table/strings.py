@@ -7,7 +7,7 @@ Letters: n strings, m rows asked for.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, overload
 
 import numpy as np
@@ -109,7 +109,8 @@ class Strings(Sequence[str]):
     def take(self, rows: npt.NDArray[np.integer[Any]] | Sequence[int]) -> list[str]:
         """The strings of m rows, in their order."""
         if len(rows) < _FEW:
-            return [self[row] for row in np.asarray(rows, np.int64).tolist()]
+            data, ends, wanted = self.data, self.ends, np.asarray(rows, np.int64).tolist()
+            return [data[ends[row - 1] if row else 0 : ends[row]].tobytes().decode() for row in wanted]
         data, ends = self._gathered(np.asarray(rows, np.int64))
         return list(_cut(data.tobytes(), ends))
 
@@ -118,6 +119,12 @@ class Strings(Sequence[str]):
         wanted = np.asarray(rows, np.int64)
         parts = [self._gathered(wanted[start : start + _DECODED]) for start in range(0, len(wanted), _DECODED)]
         return _together(parts)
+
+    def are(self, rows: Indices, wanted: Sequence[str]) -> bool:
+        """Whether the strings of m rows are these, compared without decoding any."""
+        data, ends = self._gathered(rows)
+        encoded = [one.encode() for one in wanted]
+        return data.tobytes() == b"".join(encoded) and ends.tolist() == list(accumulate(map(len, encoded)))
 
     def check(self) -> None:
         """Raise ValueError, naming the row, unless each string is UTF-8."""

@@ -90,8 +90,10 @@ def merge_query(parts: Sequence[PartialAnswer], query: int, k: int, tolerance: f
         ranks = np.empty(len(scores), dtype=np.int64)
         ranks[sorted(range(len(item_ids)), key=item_ids.__getitem__)] = np.arange(len(item_ids))
         order, ordered = order_by_score_then_id(scores, ranks, tolerance=tolerance)
-    starts = np.cumsum([0, *(len(rows) for _, rows, _ in given)])
     best = order[:k]
+    if len(given) == 1:
+        return tuple(given[0][0].take(given[0][1][best])), ordered[:k]
+    starts = np.cumsum([0, *(len(rows) for _, rows, _ in given)])
     found = np.searchsorted(starts, best, side="right") - 1
     out = np.empty(len(best), dtype=object)
     for number, (ids, rows, _) in enumerate(given):
