@@ -69,7 +69,8 @@ def vocabulary_of(bundle: Bundle) -> Vocabulary:
     """What the bundle's model knows by number."""
     return Vocabulary(
         model_version=bundle.model_version,
-        item_index=bundle.item_index,
+        # A dictionary: each event looks up all of its user's history.
+        item_index=dict(zip(bundle.item_ids, range(bundle.num_items), strict=True)),
         user_index=bundle.user_index,
         max_history=bundle.max_history,
         num_item_buckets=bundle.encoder.num_item_buckets,
