@@ -63,7 +63,8 @@ def model_items(bundle: Bundle) -> ModelItems:
         model_version=bundle.model_version,
         num_query_components=bundle.num_query_components,
         states=bundle.item_states,
-        index=bundle.item_index,
+        # A dictionary: each record asks for its items more than once.
+        index=dict(zip(bundle.item_ids, range(bundle.num_items), strict=True)),
         untrained=bundle.untrained,
         pair_gate=bundle.pair_gate,
         leave_out=bundle.num_query_components - 1 if uses_users else None,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from services.algorithms.bundles.model_bundle import Bundle, BundleError, Manifest
+from services.algorithms.bundles.model_bundle import ITEMS, Bundle, BundleError, Manifest
 from services.algorithms.indexes.quantized.codebooks import Codebooks
 from services.algorithms.item_table.categories import Categories
 from services.algorithms.item_table.ids import ItemIds
@@ -21,8 +21,10 @@ from services.algorithms.rules.attributes import AttributeTable, no_attributes
 from services.algorithms.scoring.neighbours import ItemNeighbours
 from services.algorithms.scoring.states import ItemStates, PairGate
 
-# Ids, titles and categories as columns, hashes of the ids and their order: 60 bytes per item of MovieLens-1M.
-_COLUMN_BYTES_PER_ITEM = 64
+# Of an id: its hash, the same in order, and the row of each.
+_HASH_BYTES = 24
+# An id as a Python object, with the reference to it: 61 bytes of MovieLens-1M's.
+_ID_OBJECT_BYTES = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,16 +118,17 @@ def _catalogue(bundle: Bundle, user_component: int | None) -> Catalogue:
 def required_bytes(manifest: Manifest, num_attributes: int = 0, *, parts: int = 1) -> int:
     """Bytes that a catalogue of this shape, or one of so many parts of it, will take, known before any array is read.
 
-    Components once (mapped), the gate twice (mapped and transposed), averaged components, ids and titles, and
-    each attribute's column here and in the index; neighbours with their weights, for all items in each part.
+    Components once (mapped), the gate twice (mapped and transposed), averaged components, the file of items, the
+    hashes of their ids, and each attribute's column here and in the index; neighbours with their weights and the ids of
+    who votes, for all items in each part.
     """
     head = manifest.head
     gate = 2 * head.num_pairs if head.is_mixture else 0
     floats = head.num_item_components * head.component_width + gate + head.component_width + 1
-    needed = manifest.num_items * (4 * floats + 16 + 16 * num_attributes + _COLUMN_BYTES_PER_ITEM) // parts
+    each = 4 * floats + 16 + 16 * num_attributes + _HASH_BYTES
+    needed = (manifest.num_items * each + manifest.files[ITEMS].bytes) // parts
     if manifest.neighbours is not None:
-        ids = _COLUMN_BYTES_PER_ITEM if parts > 1 else 0
-        needed += manifest.num_items * (8 * manifest.neighbours.num_neighbours + ids)
+        needed += manifest.num_items * (8 * manifest.neighbours.num_neighbours + _ID_OBJECT_BYTES)
     return needed
 
 

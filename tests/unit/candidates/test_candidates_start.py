@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from retrieval_scene import make_bundle
 
+from services.algorithms.items.catalogue import required_bytes
 from services.candidates.config import CandidatesSettings
 from services.platform.config import ConfigError, load_settings
 from services.platform.memory import available_bytes, require_memory
@@ -49,7 +50,7 @@ def test_no_memory_for_the_model_ends_the_process_with_one_line(tmp_path: Path) 
     assert run.returncode == 1
     (line,) = run.stderr.strip().splitlines()
     assert f"not enough memory for the bundle at {bundle.path}" in line
-    assert "12000 items needs " in line
+    assert f"12000 items needs {required_bytes(bundle.manifest) / (1 << 20):.1f} MiB" in line
     assert "allowed: 1.0 MiB (FRESHET_CANDIDATES_MAX_MEMORY_MB=1)" in line
 
 

@@ -1,5 +1,7 @@
 """Columns of strings, ids and categories answer as Python's own lists and dictionaries do."""
 
+import gc
+import weakref
 from itertools import pairwise
 from pathlib import Path
 
@@ -78,6 +80,19 @@ def test_ids_are_found_as_in_a_dictionary(given: list[str], asked: list[str]) ->
     assert column.find(asked).tolist() == [known.get(one, -1) for one in asked]
     with pytest.raises(KeyError):
         column["none of them, for it is too long"]
+
+
+def test_what_nobody_holds_is_freed_without_a_collection() -> None:
+    """A merge leaves a segment of millions of ids behind."""
+    column = ItemIds.of(["a", "b"])
+    assert [column.get("b"), column.get("c", -1)] == [1, -1]
+    there = weakref.ref(column)
+    gc.disable()
+    try:
+        del column
+        assert there() is None
+    finally:
+        gc.enable()
 
 
 def test_ids_of_equal_hash_are_told_apart() -> None:

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from retrieval_scene import make_bundle
 
+from services.algorithms.bundles.model_bundle import load_bundle
+from services.algorithms.items.catalogue import required_bytes
 from services.contracts.processes import PROCESSES
 
 
@@ -81,7 +83,8 @@ def test_a_taken_metrics_port_is_named_too(bundle: Path, taken_port: int) -> Non
 def test_a_model_without_memory_is_refused_with_need_and_limit(tmp_path: Path) -> None:
     large = make_bundle(tmp_path / "large", count=12000).path
     line = refusal("reranker", large, FRESHET_RERANKER_MAX_MEMORY_MB=1)
-    assert "12000 items needs " in line
+    needed = required_bytes(load_bundle(large).manifest) / (1 << 20)
+    assert f"12000 items needs {needed:.1f} MiB" in line
     assert "allowed: 1.0 MiB (FRESHET_RERANKER_MAX_MEMORY_MB=1)" in line
 
 

@@ -43,7 +43,7 @@ MERGE_ROWS = 512
 # delta of 14,000 to 43,000 rows, a search among tangents took 4.0 to 5.3 ms; see docs/benchmarks/large-catalogues.md.
 CODED_ROWS = 16_384
 CODED_SHARE = 1 / 16
-_ROW_OVERHEAD = 64  # bytes per row beside states: an id, hashes, masks
+_ROW_OVERHEAD = 64  # bytes per row beside states: an id of 12, its hashes, two categories, masks
 
 
 class Build(Protocol):
@@ -420,7 +420,7 @@ def _digest(before: str, upserts: ItemBatch | None, removals: Iterable[str]) -> 
         if upserts.states.gate is not None:
             digest.update(np.ascontiguousarray(upserts.states.gate).data)
         if isinstance(upserts.categories, Categories):
-            digest.update(upserts.categories.lists.offsets.data)
+            digest.update(np.ascontiguousarray(upserts.categories.lists.offsets, np.int64).data)
             digest.update(upserts.categories.lists.codes.data)
             digest.update(repr(upserts.categories.names).encode())
         else:
