@@ -12,7 +12,18 @@ from unittest.mock import MagicMock
 
 import torch
 
-_PACKAGES = {"freshet", "google", "grpc", "kafka", "pyarrow", "pydantic_settings", "safetensors", "structlog", "yaml"}
+_PACKAGES = {
+    "freshet",
+    "google",
+    "grpc",
+    "kafka",
+    "pyarrow",
+    "pydantic",
+    "pydantic_settings",
+    "safetensors",
+    "structlog",
+    "yaml",
+}
 
 
 class _Anything(ModuleType):

@@ -54,6 +54,7 @@ class _Scorer(ModelScorer):
 
     def __init__(self, model: SequentialModel, user_index: np.ndarray | None) -> None:
         self._model, self._user_index, self._scorer = model.eval(), user_index, _PlainScores(model)
+        self._absence = model.absence_rows()
 
 
 class _Curve:
