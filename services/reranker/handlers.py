@@ -248,7 +248,7 @@ class Rerank:
         """Indices into `order` of what to show, in that order."""
         categories = None
         if request.max_per_category:
-            categories = [self._catalogue.categories_of(items.item_ids[row]) for row in order.tolist()]
+            categories = self._catalogue.categories_of([items.item_ids[row] for row in order.tolist()])
         components = items.components()[order] if request.diversity and len(items) else None
         return select(
             scores,

@@ -101,7 +101,7 @@ class ItemIds(Mapping[str, int]):
         positions = np.minimum(np.searchsorted(sorted_hashes, hashes), len(order) - 1)
         rows = np.where(sorted_hashes[positions] == hashes, order[positions], -1)
         here = np.flatnonzero(rows >= 0)
-        asked = [item_ids[number] for number in here.tolist()]
+        asked = item_ids if len(here) == len(item_ids) else [item_ids[number] for number in here.tolist()]
         if not self.strings.are(rows[here], asked):
             for number, item_id, found in zip(here.tolist(), asked, self.strings.take(rows[here]), strict=True):
                 if found != item_id:  # another id of equal hash comes first

@@ -123,8 +123,11 @@ class Strings(Sequence[str]):
     def are(self, rows: Indices, wanted: Sequence[str]) -> bool:
         """Whether the strings of m rows are these, compared without decoding any."""
         data, ends = self._gathered(rows)
-        encoded = [one.encode() for one in wanted]
-        return data.tobytes() == b"".join(encoded) and ends.tolist() == list(accumulate(map(len, encoded)))
+        text = "".join(wanted)
+        if data.tobytes() != text.encode():
+            return False
+        lengths = map(len, wanted if text.isascii() else [one.encode() for one in wanted])
+        return bool(ends.tolist() == list(accumulate(lengths)))
 
     def check(self) -> None:
         """Raise ValueError, naming the row, unless each string is UTF-8."""

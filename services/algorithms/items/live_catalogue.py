@@ -24,6 +24,7 @@ from services.algorithms.indexes.mutable.item_batch import ItemBatch
 from services.algorithms.indexes.mutable.lookup import find_items
 from services.algorithms.indexes.mutable.snapshot import Snapshot, SnapshotError, write_snapshot
 from services.algorithms.indexes.mutable.version import Version
+from services.algorithms.item_table.categories import Categories
 from services.algorithms.item_table.ids import ItemIds
 from services.algorithms.item_table.strings import Strings
 from services.algorithms.items.catalogue import Catalogue
@@ -108,9 +109,9 @@ class LiveCatalogue:
 
         Raises: ValueError if states and gates disagree, and what `build` raises.
         """
-        self.base = base
+        self.base, self._categories = base, Categories.of(base.categories)
         batch = ItemBatch(
-            item_ids=base.rows, states=base.states, categories=base.categories, attributes=base.attributes
+            item_ids=base.rows, states=base.states, categories=self._categories, attributes=base.attributes
         )
         self.index = MutableIndex(
             batch, base.pair_gate, model_version=base.model_version, build=build, max_bytes=max_bytes
@@ -159,12 +160,13 @@ class LiveCatalogue:
             return "has no state yet: nobody has taken it since it was put, and no text speaks for it"
         return "is no item of this index"
 
-    def categories_of(self, item_id: str) -> Sequence[str]:
-        description = self._described.get(item_id)
-        if description is not None:
-            return description.categories
-        row = self.base.rows.get(item_id)
-        return () if row is None else self.base.categories[row]
+    def categories_of(self, item_ids: Sequence[str]) -> list[Sequence[str]]:
+        """Each item's categories as described, else as the bundle has them; none of an unknown item."""
+        rows = self.base.rows.find(item_ids)
+        listed = iter(self._categories.take(rows[rows >= 0]))
+        of_bundle: list[Sequence[str]] = [() if row < 0 else next(listed) for row in rows.tolist()]
+        described = map(self._described.get, item_ids)
+        return [names if one is None else one.categories for one, names in zip(described, of_bundle, strict=True)]
 
     def attributes_of(self, item_id: str) -> Values:
         description = self._described.get(item_id)
@@ -175,7 +177,8 @@ class LiveCatalogue:
 
     def passing(self, wanted: ItemFilter, item_ids: Sequence[str]) -> Mask:
         """Which of n items pass a filter by what the catalogue says of them now, decided one by one: (n,)."""
-        categories = [self.categories_of(item_id) for item_id in item_ids]
+        asks_categories = wanted.allow_categories or wanted.deny_categories
+        categories = self.categories_of(item_ids) if asks_categories else [()] * len(item_ids)
         attributes = [self.attributes_of(item_id) for item_id in item_ids] if wanted.where else ()
         return passing(wanted, item_ids, categories, attributes)
 
@@ -266,11 +269,11 @@ class LiveCatalogue:
             self._publish_again()
             shown = {item_id: one for item_id, one in newest.items() if one.is_served}
             returning = [item_id for item_id in shown if self.is_hidden(item_id)]
+            earlier_names = self.categories_of(list(shown))
             renamed = [
                 item_id
-                for item_id, one in shown.items()
-                if set(one.categories) != set(self.categories_of(item_id))
-                or dict(one.attributes) != self.attributes_of(item_id)
+                for (item_id, one), names in zip(shown.items(), earlier_names, strict=True)
+                if set(one.categories) != set(names) or dict(one.attributes) != self.attributes_of(item_id)
             ]
             states = self._states_of([*returning, *(item_id for item_id in renamed if item_id not in returning)])
             earlier = {item_id: self._described.get(item_id) for item_id in shown}
@@ -396,7 +399,7 @@ class LiveCatalogue:
             self.index.apply(removals=removals)
 
     def _upsert(self, item_ids: list[str], states: ItemStates, removals: Sequence[str] = ()) -> None:
-        categories = [self.categories_of(item_id) for item_id in item_ids]
+        categories = self.categories_of(item_ids)
         attributes = AttributeTable.of(self.index.kinds, [self.attributes_of(item_id) for item_id in item_ids])
         batch = ItemBatch(item_ids=item_ids, states=states, categories=categories, attributes=attributes)
         self.index.apply(upserts=batch, removals=removals)
