@@ -105,10 +105,9 @@ def load(
     model.load_state_dict({name[6:]: value for name, value in tensors.items() if name.startswith("model.")})
     for name, parameter in model.named_parameters():
         if f"optimizer.{name}.step" in tensors:
-            moments = {moment: tensors[f"optimizer.{name}.{moment}"] for moment in _MOMENTS}
+            # A fused optimizer wants the number of steps on the device, too.
             optimizer.state[parameter] = {
-                moment: value if moment == "step" and value.device.type == "cpu" else value.to(parameter.device)
-                for moment, value in moments.items()
+                moment: tensors[f"optimizer.{name}.{moment}"].to(parameter.device) for moment in _MOMENTS
             }
     generators = {name[10:]: value for name, value in tensors.items() if name.startswith("generator.")}
     best_weights = {name[5:]: value for name, value in tensors.items() if name.startswith("best.")}

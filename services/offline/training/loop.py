@@ -18,13 +18,14 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from services.algorithms.encoding.absence import buckets_of
 from services.algorithms.encoding.item_buckets import item_buckets
 from services.offline.datasets import Interactions
 from services.offline.training import checkpoint
 from services.offline.training.loss import batch_loss
-from services.offline.training.models.sequential import SequentialModel
+from services.offline.training.models.sequential import PADDING, SequentialModel
 from services.offline.training.presets import TrainConfig
 from services.offline.training.seeded import seeded
 from services.offline.training.sequences import Batch, EpochBatches, Histories, IntArray, StandIns
@@ -158,6 +159,7 @@ class _Run:
             fused=True,
         )
         self.progress = checkpoint.Progress(part_seconds=dict.fromkeys(PARTS, 0.0))
+        self.whole_batches = WholeBatches.of(self.model, config) if self.device.type == "cuda" else None
 
     def resume(self) -> None:
         if self.folder is None:
@@ -251,7 +253,8 @@ class _Run:
 
     def _encode(self, batch: Batch) -> Tensor:
         items, times = torch.from_numpy(batch.items).to(self.device), torch.from_numpy(batch.times).to(self.device)
-        encoded = self.model.encode(items, times).flatten(0, 1)
+        whole = self.whole_batches if len(items) == self.config.batch_sequences else None
+        encoded = (whole or self.model).encode(items, times).flatten(0, 1)
         chosen = encoded.index_select(0, torch.from_numpy(batch.positions).to(self.device))
         if batch.outcomes is None or self.model.outcome_embedding is None:
             return chosen
@@ -317,6 +320,37 @@ class _Run:
         checkpoint.save(
             self.folder, self.identity, self.progress, self.model, self.optimizer, generators, self.best_weights
         )
+
+
+class WholeBatches(torch.nn.Module):
+    """The encoder as one CUDA graph each for forward and backward, for batches of all rows, made as long as can be.
+
+    Launched one by one, the operations of an ML-1M step took a host 40 ms, and an H200 10.
+    """
+
+    def __init__(self, model: SequentialModel) -> None:
+        super().__init__()
+        self._encoder, self._model = model.encoder, [model]  # in a list: its parameters are not this module's
+
+    @classmethod
+    def of(cls, model: SequentialModel, config: TrainConfig) -> "WholeBatches":
+        made, shape = cls(model), (config.batch_sequences, config.encoder.max_history)
+        device = model.item_embedding.weight.device
+        events = torch.zeros((*shape, config.encoder.width), device=device, requires_grad=True)
+        torch.cuda.make_graphed_callables(made, (events, torch.zeros(shape, dtype=torch.int64, device=device)))
+        return made
+
+    def forward(self, embedded: Tensor, times: Tensor) -> Tensor:
+        encoded: Tensor = self._encoder(embedded, times)
+        return encoded
+
+    def encode(self, items: Tensor, times: Tensor) -> Tensor:
+        """As `SequentialModel.encode`."""
+        length = items.shape[1]
+        missing = self._model[0].encoder_shape.max_history - length
+        items, times = functional.pad(items, (0, missing), value=PADDING), functional.pad(times, (0, missing))
+        encoded: Tensor = self(self._model[0].embedded(items), times)
+        return encoded[:, :length]
 
 
 def rate_factor(config: TrainConfig, done: float) -> float:

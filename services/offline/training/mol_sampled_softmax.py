@@ -20,9 +20,10 @@ from torch import Tensor
 from services.offline.training.mol_gradients import INPUTS, SampledSoftmax
 from services.offline.training.sampled_objectives import sampled_softmax
 
-# Groups whose passes run together on a card, which is slow to start and wide: 132 groups of a batch of ML-1M make some
-# 6,000 launches one by one. At R K = 16,384 and G = 128 a tile takes 1.5 GB.
-_GROUPS_ON_A_CARD = 32
+# Groups whose passes run together on a card, which is slow to start and wide: 160 groups of a batch of ML-1M make some
+# 6,000 launches one by one, and at 32 together the host still took 4 times the card's time (H200). At R K = 16,384 and
+# G = 128 a tile takes 6 GB.
+_GROUPS_ON_A_CARD = 128
 
 
 class States(NamedTuple):

@@ -101,10 +101,12 @@ class SequentialModel(nn.Module):
         event_time (B, L) s -> (B, L, D)."""
         if item_index.shape[1] > self.encoder_shape.max_history:
             raise ValueError(f"history length={item_index.shape[1]}; allowed: at most {self.encoder_shape.max_history}")
-        present = (item_index >= 0).unsqueeze(-1)
-        embedded = self._embedded(item_index.clamp(min=0)) * present
-        encoded: Tensor = self.encoder(embedded, event_time)
+        encoded: Tensor = self.encoder(self.embedded(item_index), event_time)
         return encoded
+
+    def embedded(self, item_index: Tensor) -> Tensor:
+        """What the encoder reads: item_index (B, L) as `encode` takes it -> (B, L, D), zeros for padding."""
+        return self._embedded(item_index.clamp(min=0)) * (item_index >= 0).unsqueeze(-1)
 
     def _embedded(self, item_index: Tensor) -> Tensor:
         """item_index (...) of events, without padding -> (..., D)."""

@@ -10,9 +10,9 @@ import torch
 from training_scene import CONFIG, WITH_USERS, cyclic_interactions
 
 from services.algorithms.bundles.model_manifest import AbsenceShape
-from services.offline.training import Step, TrainConfig, train
+from services.offline.training import Step, TrainConfig, checkpoint, train
 from services.offline.training.evaluation import evaluate
-from services.offline.training.loop import PARTS, rate_factor
+from services.offline.training.loop import PARTS, WholeBatches, rate_factor
 from services.offline.training.loss import mutual_information
 from services.offline.training.presets import with_dot_head, with_sasrec
 
@@ -49,6 +49,16 @@ def test_resumed_training_equals_uninterrupted_training_bit_for_bit(config: Trai
 
 def cyclic_positions() -> int:
     return int((cyclic_interactions().user_counts() - 1).clip(min=0).sum())
+
+
+@pytest.mark.parametrize("config", [CONFIG, with_sasrec(CONFIG)], ids=["hstu", "sasrec"])
+def test_batches_made_as_long_as_can_be_have_the_same_states(config: TrainConfig) -> None:
+    """What a card's graph takes; whether a graph computes the same is for a card."""
+    model = train(config, cyclic_interactions(), stop_after_batches=2).model.eval()
+    items = torch.tensor([[1, 5, 2, 7], [3, 4, -1, -1], [9, 0, 8, -1]])
+    times = torch.tensor([[0, 10, 70, 4_000], [5, 9, 9, 9], [1, 2, 90_000, 90_000]])
+    short, long = model.encode(items, times), WholeBatches(model).encode(items, times)
+    assert torch.allclose(short[items >= 0], long[items >= 0], atol=1e-6)
 
 
 def test_one_seed_gives_one_model_and_another_seed_another() -> None:
@@ -187,3 +197,14 @@ def test_validation_resumes_with_its_scores_and_its_best_weights(tmp_path: Path)
     assert resumed.valid_scores == whole.valid_scores
     for name, weight in whole.model.state_dict().items():
         assert torch.equal(weight, resumed.model.state_dict()[name]), name
+
+
+@pytest.mark.filterwarnings("ignore:for .* copying from a non-meta")
+def test_a_checkpoint_is_restored_onto_the_models_device(tmp_path: Path) -> None:
+    """A fused optimizer on a card refuses a number of steps that lies elsewhere; "meta" stands in for the card."""
+    train(CONFIG, cyclic_interactions(), out=tmp_path, stop_after_batches=2)
+    model = train(CONFIG, cyclic_interactions(), stop_after_batches=1).model.to("meta")
+    optimizer = torch.optim.AdamW(model.parameters())
+    identity = {"config": CONFIG.as_dict(), "data": cyclic_interactions().fingerprint()}
+    assert checkpoint.load(tmp_path, identity, model, optimizer) is not None
+    assert {value.device.type for state in optimizer.state.values() for value in state.values()} == {"meta"}
