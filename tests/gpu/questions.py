@@ -1,7 +1,7 @@
 """What a card is asked first (docs/decisions/010-gpu.md): is the error model's view of it right, is the kernel's shape.
 
 The error model assumes how far `tanh.approx`, `exp2` and matrix products err. The kernel runs with two programs per
-multiprocessor and computes the norm of the hidden values; both could be otherwise. With `TRITON_INTERPRET=1` and
+multiprocessor and three stages; both could be otherwise. With `TRITON_INTERPRET=1` and
 `--device cpu` only the path is tried: then the functions are the interpreter's.
 """
 
@@ -10,14 +10,9 @@ multiprocessor and computes the norm of the hidden values; both could be otherwi
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
 import argparse
-import importlib.util
 import statistics
-import tempfile
 from collections.abc import Callable
 from contextlib import contextmanager
-from dataclasses import replace
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -28,16 +23,13 @@ import triton.language as tl
 from services.algorithms.indexes.protocol import take_queries
 from services.algorithms.ops.mol_scores import fused, kernel
 from services.algorithms.ops.mol_scores.device import DeviceQueries, DeviceScorer
-from services.algorithms.ops.mol_scores.device_top_k import exact_answer
 from services.algorithms.ops.mol_scores.kernel_error import _SUM, _TANH
 from services.offline.evaluation.catalogues.generator import generate
-from services.offline.evaluation.catalogues.scene import Scene, shape_named
+from services.offline.evaluation.catalogues.scene import shape_named
 from services.offline.evaluation.gpu.rates import cuda_events, wall_clock
 
 _EXP2 = 2.0**-20  # as `kernel_error.py` says
 _BLOCK = 1024
-# The line of the kernel that costs a sum of squares; without it only the time is looked at.
-_SQUARES = "gate_error += tl.load(term + 3) * tl.sqrt(tl.sum(hidden * hidden, axis=1))"
 
 
 @triton.jit
@@ -129,36 +121,20 @@ def _launched_as(variant: _Variant, tile: int):
         fused.mol_scores_kernel, fused.TILE = before
 
 
-def _without_squares() -> ModuleType:
-    """`kernel.py` whose first bound on the hidden values costs nothing; Triton wants a file to read it from."""
-    source = Path(kernel.__file__).read_text(encoding="utf-8")
-    assert source.count(_SQUARES) == 1, "kernel.py no longer has the line that is to be left out"
-    path = Path(tempfile.mkdtemp()) / "kernel_without_squares.py"
-    path.write_text(source.replace(_SQUARES, "gate_error += tl.load(term + 3)"), encoding="utf-8")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def variants(scorer: DeviceScorer, prepared: DeviceQueries) -> None:
     """Milliseconds of the pass over everything, by how the kernel is launched and compiled."""
     clock = cuda_events if scorer.device.type == "cuda" else wall_clock
-    plain, leaner = kernel.mol_scores_kernel, _without_squares().mol_scores_kernel
-    for name, launched, tile, options in (
-        ("as it is", plain, 64, {}),
-        ("three programs per multiprocessor (168 registers)", plain, 64, {"maxnreg": 168}),
-        ("one stage", plain, 64, {"num_stages": 1}),
-        ("three stages", plain, 64, {"num_stages": 3}),
-        ("eight warps", plain, 64, {"num_warps": 8}),
-        ("tiles of 128 items, eight warps", plain, 128, {"num_warps": 8}),
-        ("without the sum of squares", leaner, 64, {}),
-        ("without it, three programs", leaner, 64, {"maxnreg": 168}),
-        ("as it is, again", plain, 64, {}),
+    plain = kernel.mol_scores_kernel
+    for name, tile, options in (
+        ("as it is", 64, {}),
+        ("three programs per multiprocessor (168 registers)", 64, {"maxnreg": 168}),
+        ("one stage", 64, {"num_stages": 1}),
+        ("two stages", 64, {"num_stages": 2}),
+        ("four stages", 64, {"num_stages": 4}),
+        ("tiles of 128 items, eight warps", 128, {"num_warps": 8}),
+        ("as it is, again", 64, {}),
     ):
-        variant = _Variant(launched, options)
+        variant = _Variant(plain, options)
         try:
             with _launched_as(variant, tile):
                 timed = statistics.median(clock(lambda _: scorer.bounds(prepared, grouped=True), 8))
@@ -167,22 +143,6 @@ def variants(scorer: DeviceScorer, prepared: DeviceQueries) -> None:
             print(f"SUMMARY kernel {name}: {timed:.3f} ms, {', '.join(found)}, shared {shared}", flush=True)
         except Exception as error:
             print(f"SUMMARY kernel {name}: failed: {type(error).__name__}: {str(error)[:200]}", flush=True)
-
-
-def looser(scorer: DeviceScorer, prepared: DeviceQueries, scene: Scene) -> None:
-    """Items left for float64 in a top 100, with the hidden values' norm and with ||W1|| ||c|| + ||b1|| for it."""
-    gate = scene.pair_gate
-    assert gate is not None
-    errors = prepared.errors.clone()
-    errors[:, 1] += errors[:, 3] * 0.5 * float(np.linalg.norm(gate.hidden_bias))
-    errors[:, 2] += errors[:, 3] * 0.5 * float(np.linalg.norm(gate.hidden_weight, 2))
-    errors[:, 3] = 0
-    ranks = torch.arange(scorer.num_items, device=scorer.device)
-    k = min(100, scorer.num_items // 4)
-    for name, queries in (("the norm", prepared), ("its bound", replace(prepared, errors=errors))):
-        capacity = min(16_384, scorer.num_items)
-        left = exact_answer(scorer, queries, ranks, None, None, k=k, capacity=capacity).evaluated.double()
-        print(f"SUMMARY float64 with {name}: {float(left.mean()):.0f} items a query, most {float(left.max()):.0f}")
 
 
 def main() -> None:
@@ -197,7 +157,6 @@ def main() -> None:
     scorer = DeviceScorer(scene.items, scene.pair_gate, device=device, kernels=True)
     prepared = scorer.prepare(take_queries(scene.queries, 0, queries))
     assert prepared.fused
-    looser(scorer, prepared, scene)
     variants(scorer, prepared)
 
 

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import torch
 
 import tests.gpu.bare  # noqa: F401 - before what imports the packages that it stands in for
 from services.algorithms.ops.mol_scores.device import DeviceScorer
@@ -26,7 +27,7 @@ from services.offline.training.loop import Step, dense_users, train
 from services.offline.training.models.sequential import Dropouts, SequentialModel
 from services.offline.training.presets import TrainConfig, preset, with_dot_head
 
-_SECONDS_BETWEEN_EVALUATIONS = 10.0
+_SECONDS_BETWEEN_EVALUATIONS = 15.0
 _LAST_SECONDS = 8.0  # for the last evaluation
 _VALIDATION_EVENTS = 4_000
 _TRIED_USERS = 60
@@ -173,6 +174,7 @@ def main() -> None:
 
 
 def trained(options: argparse.Namespace) -> None:
+    torch.set_float32_matmul_precision("high")  # TF32, as the authors train
     interactions = interactions_of(options.histories, _TRIED_USERS if options.device == "cpu" else None)
     config, split = config_of(options.head, options.device, options.epochs), leave_one_out_split(interactions)
     curve = _Curve(options.head, interactions, dense_users(config, split.train), options)

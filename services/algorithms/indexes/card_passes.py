@@ -110,13 +110,15 @@ class CardPasses:
         while True:
             once = partial(_once, request, steps)
             if key is None or request.mask is not None:
-                asked, found = once(request.prepared)
+                asked, found, reported = once(request.prepared)
             else:
-                asked, found = self._graphs((key, request.capacity, request.plain), request.prepared, once)
-            if not request.plain and any(bool(overflowed) for overflowed in asked.overflowed):
+                asked, found, reported = self._graphs((key, request.capacity, request.plain), request.prepared, once)
+            told = reported.tolist()  # waits for the device, once
+            if not request.plain and any(told[: len(asked.overflowed)]):
                 request = replace(request, plain=True)
                 continue
-            short = [int(needed.max()) for needed, room in asked.evaluated if len(needed) and int(needed.max()) > room]
+            rooms = [room for _, room in asked.evaluated]
+            short = [most for most, room in zip(told[len(asked.overflowed) :], rooms, strict=True) if most > room]
             if not short:
                 return found
             self._capacities[key] = capacity = min(_power_of_two(max(short)), self.num_items)
@@ -237,10 +239,13 @@ class _CardMeans:
 
 def _once(
     request: CardRequest, steps: Callable[[CardRequest], Found], prepared: DeviceQueries
-) -> tuple[CardRequest, Found]:
-    """Steps over queries as they are prepared, and the request with what the device reports."""
+) -> tuple[CardRequest, Found, torch.Tensor]:
+    """Steps over queries as they are prepared, the request, and what the device reports: which lists overflowed, then
+    the most that a query needed of each room."""
     asked = replace(request, prepared=prepared, overflowed=[], evaluated=[])
-    return asked, steps(asked)
+    found = steps(asked)
+    most = [needed.amax() if len(needed) else needed.new_zeros(()) for needed, _ in asked.evaluated]
+    return asked, found, torch.stack([report.long() for report in (*asked.overflowed, *most)])
 
 
 def _power_of_two(size: int) -> int:

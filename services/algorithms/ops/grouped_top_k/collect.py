@@ -11,7 +11,7 @@ import triton
 from services.algorithms.ops.grouped_top_k.kernel import collect_kernel, collect_values_kernel, tile_maxima_kernel
 
 NO_KEY = torch.iinfo(torch.int64).min
-_ROWS, _ITEMS = 64, 128  # a tile: 64 x 128 accumulators are 64 registers of a thread
+_ROWS, _ITEMS = 64, 128  # a tile: at most 64 x 128 accumulators, 64 registers of a thread
 _TILES_PER_RESULT = 4  # so that about one in eight collected is too many
 _BLOCK = 1024
 
@@ -42,11 +42,12 @@ def collect_best(
     device = items.device
     tiles = triton.cdiv(num_items, width_of_tile)
     capacity = 2 * size + 64
-    grid = (triton.cdiv(num_items, _ITEMS), num_groups, triton.cdiv(rows, _ROWS))
+    rows_of_tile = min(_ROWS, max(16, int(triton.next_power_of_2(rows))))
+    grid = (triton.cdiv(num_items, _ITEMS), num_groups, triton.cdiv(rows, rows_of_tile))
     maxima = torch.empty((rows, num_groups, tiles), dtype=torch.float32, device=device)
     mask, stride = (maxima, 0) if allowed is None else (allowed, 0 if len(allowed) == 1 else num_items)
     compiled: dict[str, Any] = {
-        "ROWS": _ROWS,
+        "ROWS": rows_of_tile,
         "ITEMS": _ITEMS,
         "STEP": min(64, max(16, int(triton.next_power_of_2(width)))),
         "MASKED": allowed is not None,

@@ -32,7 +32,7 @@ class DeviceQueries:
     """B queries on the device, with what their scores' errors rest on.
 
     Shapes: components (B, P_q, d) and gate (B, P) float32, pair p_q * P_x + p_x; half (B, P_q, d) and half_gate
-    (B, P as the kernel rounds it) as the kernel reads them; errors (B, 4): base, the bound on |score - exact| of
+    (B, P as the kernel rounds it) as the kernel reads them; errors (B, 3): base, the bound on |score - exact| of
     the plain pass, or what `kernel_error` says of the kernel; double_error (B,) float64: the same for float64 scores.
     `half_fits`: first stages may use half precision; `fused`: scores come from the kernel.
     """
@@ -126,7 +126,7 @@ class DeviceScorer:
         double_error = self.error_bounds_float64(queries)
         # What lies within float64's own error of the K-th score is wanted, too.
         base = rounding.error_bounds(queries, self.magnitudes, self.pair_gate, unit=rounding.FLOAT32) + double_error
-        errors = np.zeros((len(queries), 4), dtype=np.float32)
+        errors = np.zeros((len(queries), 3), dtype=np.float32)
         errors[:, 0] = np.nextafter((base * (1 + 2**-22)).astype(np.float32), np.float32(np.inf))
         half_fits = self.half is not None and bool(torch.isfinite(half).all())
         fused = self._fused is not None and half_fits

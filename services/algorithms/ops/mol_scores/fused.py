@@ -145,7 +145,7 @@ class FusedItems:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Upper and lower bounds on s of every item, or of `rows` (B, n) with -1 for no item: (B, n) float32 each.
 
-        Shapes: components (B, P_q, d) in half precision, query_gate from `query_gate`, errors (B, 4) from
+        Shapes: components (B, P_q, d) in half precision, query_gate from `query_gate`, errors (B, 3) from
         `KernelErrorModel`, allowed (1 or B, X) uint8. -inf where there is no allowed item. `grouped`: the lower
         bounds are those of the best of every `TILE` items, (B, ceil(n / TILE)).
         """
@@ -223,7 +223,7 @@ class FusedItems:
             GROUPED=grouped,
             FAST=_fast(components),
             num_warps=_WARPS,
-            num_stages=1 if rows is not None else 2,
+            num_stages=1 if rows is not None else 3,
             enable_fp_fusion=True,
         )
 

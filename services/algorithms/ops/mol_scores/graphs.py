@@ -54,8 +54,7 @@ class CapturedCalls(Generic[Output]):
             if len(self._graphs) > self._max_graphs:
                 self._graphs.popitem(last=False)
         self._graphs.move_to_end(key)
-        for mine, given in zip(captured.queries.tensors(), queries.tensors(), strict=True):
-            mine.copy_(given)
+        torch._foreach_copy_(captured.queries.tensors(), queries.tensors())
         captured.graph.replay()
         return captured.output
 

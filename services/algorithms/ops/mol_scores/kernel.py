@@ -53,7 +53,7 @@ def mol_scores_kernel(
     rows,  # (B, n) int64 where GATHERED; -1 is no item
     allowed,  # (1 or B, X) uint8 where MASKED
     allowed_stride,  # 0 where one mask serves all queries
-    errors,  # (B, 4) float32: base, constant, per_cosine, per_hidden of kernel_error
+    errors,  # (B, 3) float32: base, constant, per_cosine of kernel_error
     upper,  # (B, n) float32
     lower,  # (B, n), or (B, tiles) where GROUPED: the largest of each tile
     num_scored,  # n
@@ -142,7 +142,7 @@ def mol_scores_kernel(
             )
             c = _dot(g, f, tl.zeros((PX * M, Q), dtype=tl.float32), FAST)
             c = tl.reshape(tl.permute(tl.reshape(c, (PX, M, Q)), (1, 0, 2)), (M, P))
-        term = errors + query * 4
+        term = errors + query * 3
         gate_error = tl.load(term + 1) + tl.load(term + 2) * tl.sqrt(tl.sum(c * c, axis=1))
         half_gate = tl.zeros((M, P), dtype=tl.float32)
         if HAS_PAIR_GATE:
@@ -151,7 +151,6 @@ def mol_scores_kernel(
             low = (c - high.to(tl.float32)).to(dtype)
             hidden = _dot(low, w1, tl.zeros((M, G), dtype=tl.float32), FAST)
             hidden = _dot(high, w1, hidden, FAST) + b1[None, :]
-            gate_error += tl.load(term + 3) * tl.sqrt(tl.sum(hidden * hidden, axis=1))
             half_gate = _dot(_silu_of_double(hidden, FAST).to(dtype), w2, half_gate, FAST) + b2[None, :]
         if HAS_STATE_GATES:
             half_gate += tl.load(query_gate + query * P + pair)[None, :] * x_gate.to(tl.float32)

@@ -1,16 +1,17 @@
-"""How far a score of `kernel.py` can be from its exact value, pair by pair; the kernel fills in the pair's norms.
+"""How far a score of `kernel.py` can be from its exact value, pair by pair; the kernel adds the norm of its cosines.
 
 For one query-item pair with cosines c, hidden values h = z SiLU'd and gating weights pi, all as computed,
 
-    |s computed - s exact| <= base + D e^D sd_pi(c),    D = constant + per_cosine ||c|| + per_hidden ||z / 2||
+    |s computed - s exact| <= base + D e^D sd_pi(c),    D = constant + per_cosine ||c||
 
 - *base* holds the errors of the cosines. Rounding of the stored vectors is measured, not assumed: by Cauchy-Schwarz
   ||f - f'|| ||g|| + ||f'|| ||g - g'|| with f', g' as stored.
 - *D* bounds the error of every gate logit (after SiLU). Moving the logits by at most D along a line changes s at the
   rate Cov_pi(change, c) <= D sd_pi(c), and sd_pi(c) by at most e^(t D): where the cosines agree, gates cannot err.
   The numbers in D follow the errors through W2 SiLU(W1 c + b1) + b2 as Euclidean norms, with SiLU' in [-0.1, 1.1] =
-  0.5 +- 0.6, so that an error e of c becomes at most (0.5 ||(W2 W1)_p|| + 0.6 ||W2_p|| ||W1||) ||e||. Norms of the
-  pair at hand instead of the worst case (||z|| is about 3 where sum |W1| + |b1| allows 190): 20 times tighter.
+  0.5 +- 0.6, so that an error e of c becomes at most (0.5 ||(W2 W1)_p|| + 0.6 ||W2_p|| ||W1||) ||e||. The norm of the
+  pair's cosines instead of the worst case makes it far tighter; of the hidden values ||z|| <= ||W1|| ||c|| + ||b1||
+  will do (on an H200 the sum of their squares cost 0.6 of 4.1 ms at Books, and spared 68 of 261 items a query).
 
 Assumed of the card: a matrix product of K terms errs by at most (K + 4) 2**-22 of the sum of magnitudes (float32 sums
 that truncate), tanh.approx by 2**-10.9 of its value (PTX: 2**-11), exp2 by 2**-20 of its value. Tests hold the bound
@@ -56,7 +57,7 @@ class StoredItems:
 class KernelError:
     """The numbers of the module's formula, and the largest value that the kernel rounds to half precision.
 
-    Shapes: terms (B, 4) float32, rounded up: base, constant, per_cosine, per_hidden; largest_half (B,).
+    Shapes: terms (B, 3) float32, rounded up: base, constant, per_cosine; largest_half (B,).
     """
 
     terms: FloatArray
@@ -80,7 +81,7 @@ class KernelErrorModel:
         cosine, cosine_error = self._cosines(exact, half)
         pairs, sums = cosine.shape, (items.width + 4) * _SUM
         constant = np.full(len(exact), 2.0**-20)
-        per_cosine, per_hidden = np.zeros(len(exact)), 0.0
+        per_cosine = np.zeros(len(exact))
         largest_half = cosine.max(axis=1, initial=0)
         gate = np.zeros(pairs)
         gate_error = np.zeros(pairs)
@@ -100,11 +101,13 @@ class KernelErrorModel:
             # The first layer reads a cosine as the sum of two numbers in half precision.
             per_cosine += _SLOPE * network.per_read * self._unit**2 + network.per_cosine
             per_hidden = network.per_hidden + function * network.gate_per_hidden
+            constant += per_hidden * network.hidden_constant
+            per_cosine += per_hidden * network.hidden_per_cosine
             largest_half = np.maximum(largest_half, network.largest_hidden(cosine))
         gate_error = gate_error + 6 * _FLOAT32 * gate
         constant += (_SLOPE * gate_error + function * gate).max(axis=1, initial=0)
         base = cosine_error.max(axis=1, initial=0) + (2 * pairs[1] + 16) * _FLOAT32 * cosine.max(axis=1, initial=0)
-        columns = [base + also, constant, per_cosine, np.full(len(exact), per_hidden)]
+        columns = [base + also, constant, per_cosine]
         terms = (_SECOND_ORDER * np.stack(columns, axis=1)).astype(np.float32)
         return KernelError(terms=np.nextafter(terms, np.float32(np.inf)), largest_half=largest_half)
 
@@ -128,7 +131,8 @@ class _Network:
     """What W2 SiLU(W1 c + b1) + b2 does to errors: largest over its P outputs, in the terms of the module's formula.
 
     per_read: an output's error per unit of ||error of c||; constant, per_cosine, per_hidden: errors of its own, per
-    one, per ||c|| and per ||z / 2|| (all already times SiLU's slope); gate_per_hidden, largest_bias: |output| itself.
+    one, per ||c|| and per ||z / 2|| (all already times SiLU's slope); gate_per_hidden, largest_bias: |output| itself;
+    hidden_constant, hidden_per_cosine: ||z / 2|| as computed, of its own and per ||c||.
     """
 
     def __init__(self, pair_gate: PairGate, precision: str) -> None:
@@ -147,6 +151,8 @@ class _Network:
         magnitudes = float(np.linalg.norm(np.abs(w1), 2))
         before_per_cosine = float(np.linalg.norm(apart1, 2)) + 2 * first_sums * magnitudes
         before_constant = first_sums * float(np.linalg.norm(b1))
+        self.hidden_per_cosine = 0.5 * (spectral + before_per_cosine) * (1 + unit**2)
+        self.hidden_constant = 0.5 * (float(np.linalg.norm(b1)) + before_constant)
         # ||h|| <= 2 ||z / 2||; what is rounded: tanh, the function's own steps, and h to half precision.
         hidden_per_hidden = _TANH + 16 * _FLOAT32 + 2 * unit * (1 + _TANH)
         self.per_cosine = _SLOPE * largest_row * _SLOPE * before_per_cosine
