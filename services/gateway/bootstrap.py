@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from services.algorithms.bundles.model_bundle import Bundle, load_bundle
 from services.algorithms.bundles.model_manifest import BundleError
+from services.algorithms.item_table.ids import ByItem
 from services.algorithms.rules.attributes import Kinds
 from services.algorithms.rules.ranking_rules import Rule
 from services.catalogue.follower import CatalogueFollower, catalogue_reader
@@ -129,7 +130,7 @@ class _Opened:
     def of(cls, folder: Path, settings: GatewaySettings) -> "_Opened":
         """Raises: BundleError; ConfigError for rules that this bundle's attributes do not allow."""
         bundle = load_bundle(folder)
-        popular = PopularItems(bundle.item_ids, bundle.counts, bundle.categories, bundle.attributes)
+        popular = PopularItems(bundle.item_index, bundle.counts, bundle.categories, bundle.attributes)
         return cls(bundle=bundle, popular=popular, rules=standing_rules(settings, bundle.attributes.kinds))
 
 
@@ -269,7 +270,7 @@ class _Gateway:
         """A set's handlers, and what keeps its titles and its fallback up to date."""
         bundle, popular, settings = opened.bundle, opened.popular, self._settings
         peers = _Peers(one, settings, self._tracing, bundle.model_version, near)
-        described = DescribedItems(dict(zip(bundle.item_ids, bundle.titles, strict=True)), popular)
+        described = DescribedItems(ByItem(bundle.item_index, bundle.titles), popular)
         follower = CatalogueFollower(
             catalogue_reader(settings.kafka, "freshet-gateway", ITEMS),
             described,

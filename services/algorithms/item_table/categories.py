@@ -5,6 +5,7 @@ Letters: n items, m rows asked for.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, overload
 
 import numpy as np
@@ -12,8 +13,9 @@ import numpy.typing as npt
 
 from services.algorithms.item_table.strings import Strings
 
-Indices = npt.NDArray[np.int64]
+Indices = npt.NDArray[np.integer[Any]]
 Codes = npt.NDArray[np.int32]
+Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,7 @@ class CategoryLists:
 
     def take(self, rows: Indices) -> "CategoryLists":
         """The lists of some rows, in their order."""
-        lengths = (self.offsets[1:] - self.offsets[:-1])[rows]
+        lengths = self.offsets[rows + 1] - self.offsets[rows]
         offsets = np.zeros(len(rows) + 1, dtype=np.int64)
         np.cumsum(lengths, out=offsets[1:])
         taken = np.arange(offsets[-1]) + np.repeat(self.offsets[rows] - offsets[:-1], lengths)
@@ -42,6 +44,13 @@ class CategoryLists:
 
     def of_row(self, row: int) -> tuple[int, ...]:
         return tuple(self.codes[self.offsets[row] : self.offsets[row + 1]].tolist())
+
+    def having(self, codes: Sequence[int], num_codes: int) -> Mask:
+        """Which rows have any of these codes (n,), of so many that there are."""
+        is_wanted = np.zeros(num_codes, dtype=bool)
+        is_wanted[list(codes)] = True
+        before = np.concatenate([[0], np.cumsum(is_wanted[self.codes])])
+        return np.asarray(before[self.offsets[1:]] > before[self.offsets[:-1]])
 
     def recoded(self, codes: Codes) -> "CategoryLists":
         """The same lists, code c as codes[c]."""
@@ -62,6 +71,9 @@ class Categories(Sequence[tuple[str, ...]]):
         if len(codes) and not 0 <= int(codes.min()) <= int(codes.max()) < len(names):
             raise ValueError(f"category codes {codes.min()} to {codes.max()}; there are {len(names)} names")
         self.lists, self.names = lists, list(names)
+        if len(set(self.names)) < len(self.names):
+            twice = next(name for number, name in enumerate(self.names) if name in self.names[:number])
+            raise ValueError(f"category names hold {twice!r} more than once; allowed: each name once")
 
     @classmethod
     def of(cls, categories: Sequence[Sequence[str]]) -> "Categories":
@@ -94,19 +106,20 @@ class Categories(Sequence[tuple[str, ...]]):
     def __getitem__(self, row: slice) -> list[tuple[str, ...]]: ...
     def __getitem__(self, row: int | slice) -> tuple[str, ...] | list[tuple[str, ...]]:
         if isinstance(row, slice):
-            return [self[one] for one in range(*row.indices(len(self)))]
+            return self.of_rows(np.arange(len(self))[row])
         if not -len(self) <= row < len(self):
             raise IndexError(f"row {row} of {len(self)} items")
         return tuple(self.names[code] for code in self.lists.of_row(row % len(self)))
 
     def __iter__(self) -> Iterator[tuple[str, ...]]:
-        names = self.names
         for start in range(0, len(self), 65_536):
-            offsets = self.lists.offsets[start : start + 65_537].tolist()
-            codes = self.lists.codes[offsets[0] : offsets[-1]].tolist()
-            for row in range(len(offsets) - 1):
-                here = codes[offsets[row] - offsets[0] : offsets[row + 1] - offsets[0]]
-                yield tuple(names[code] for code in here)
+            yield from self.of_rows(np.arange(start, min(start + 65_536, len(self))))
+
+    def of_rows(self, rows: Indices) -> list[tuple[str, ...]]:
+        """The categories of m rows, in their order."""
+        lists = self.lists.take(rows)
+        names = [self.names[code] for code in lists.codes.tolist()]
+        return [tuple(names[start:end]) for start, end in pairwise(lists.offsets.tolist())]
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Sequence) or len(self) != len(other):

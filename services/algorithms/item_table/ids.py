@@ -7,7 +7,7 @@ Letters: n ids, m ids asked for.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,8 @@ from services.algorithms.lazy import lazy_property
 Hashes = npt.NDArray[np.int64]
 
 MAX_ID_BYTES = 128
+
+Value = TypeVar("Value")
 
 
 class ItemIds(Mapping[str, int]):
@@ -123,6 +125,22 @@ class ItemIds(Mapping[str, int]):
                 return int(order[at])
             at += 1
         return -1
+
+
+class ByItem(Mapping[str, Value]):
+    """A column's values by the ids of its items, without a copy of either."""
+
+    def __init__(self, ids: ItemIds, values: Sequence[Value]) -> None:
+        self._ids, self._values = ids, values
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._ids)
+
+    def __getitem__(self, item_id: str) -> Value:
+        return self._values[self._ids[item_id]]
 
 
 def hash_ids(item_ids: Iterable[str]) -> Hashes:

@@ -199,7 +199,7 @@ class AttributeTable:
                 found[name] = self.tags[int(value)] if kind is Kind.TAG else int(value) if kind is Kind.TIME else value
         return found
 
-    def take(self, rows: Sequence[int] | npt.NDArray[np.int64]) -> Self:
+    def take(self, rows: Sequence[int] | npt.NDArray[np.integer[Any]]) -> Self:
         """The items of some rows, in their order; -1 is one without attributes."""
         values = np.full((len(self.kinds), len(rows)), np.nan)
         known = np.flatnonzero(np.asarray(rows, dtype=np.int64) >= 0)

@@ -4,11 +4,36 @@ Candidates and reranker apply the same records; this is for answers that come ab
 calls it while the event loop reads.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from services.contracts.topics.index_deltas import Batch
 from services.contracts.topics.items import CatalogueItem
 from services.gateway.recommend.popular import PopularItems
+
+
+class Titles(Mapping[str, str]):
+    """Titles by item id: those that were put since training, and the bundle's. `put` is for one thread."""
+
+    def __init__(self, bundled: Mapping[str, str]) -> None:
+        self._bundled, self._described = bundled, dict[str, str]()
+
+    def put(self, item_id: str, title: str) -> None:
+        """The title from now on."""
+        if self._bundled.get(item_id) == title:
+            self._described.pop(item_id, None)
+        else:
+            self._described[item_id] = title
+
+    def __getitem__(self, item_id: str) -> str:
+        title = self._described.get(item_id)
+        return self._bundled[item_id] if title is None else title
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._bundled
+        yield from (item_id for item_id in list(self._described) if item_id not in self._bundled)
+
+    def __len__(self) -> int:
+        return len(self._bundled) + sum(item_id not in self._bundled for item_id in list(self._described))
 
 
 class DescribedItems:
@@ -18,7 +43,7 @@ class DescribedItems:
     """
 
     def __init__(self, titles: Mapping[str, str], popular: PopularItems) -> None:
-        self.titles = dict(titles)
+        self.titles = Titles(titles)
         self._popular = popular
         popular.knows_withdrawn = False
 
@@ -34,7 +59,7 @@ class DescribedItems:
         """Take titles, categories, and what may be answered."""
         for item in items:
             if item.title:
-                self.titles[item.item_id] = item.title
+                self.titles.put(item.item_id, item.title)
             self._popular.describe(
                 item.item_id, item.categories, item.attributes, is_served=item.is_served, written_ms=item.written_ms
             )

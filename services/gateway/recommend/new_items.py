@@ -61,7 +61,7 @@ class NewItems:
         ]
         for rule in query.rules:
             if rule.bury:  # a reserved position lifts nothing that a rule holds down
-                buried = self.popular.named(rule.which, fresh)
+                (buried,) = self.popular.named(fresh, [rule.which])
                 fresh = [item_id for item_id, is_buried in zip(fresh, buried, strict=True) if not is_buried]
         return fresh
 
@@ -72,7 +72,8 @@ class NewItems:
             # Behind the end of an answer a pin is at its end.
             at = min(pin, end) - 1
             there = [item.item_id for item in items[at : at + 1]]
-            if any(self.popular.named(rule.which, there).any() for rule in query.rules if rule.pin == pin):
+            which = [rule.which for rule in query.rules if rule.pin == pin]
+            if any(mask.any() for mask in self.popular.named(there, which)):
                 free.remove(at)
                 end = at
         return free

@@ -77,13 +77,15 @@ def with_room(
     """Of what is wanted that for which category limits and caps leave room beside the answer; a cap that no filter can
     say is left out."""
     item_ids = [item.item_id for item in answer]
-    counts = Counter(name for item_id in item_ids for name in set(popular.categories_of(item_id)))
-    categories = [name for name, count in counts.items() if 0 < query.max_per_category <= count]
+    categories: list[str] = []
+    if query.max_per_category:
+        counts = Counter(name for names in popular.categories_of(item_ids) for name in set(names))
+        categories = [name for name, count in counts.items() if count >= query.max_per_category]
     ids: list[str] = []
     for rule in query.rules:
         which = rule.which
         is_one = not which.where and bool(which.allow_item_ids) != bool(which.allow_categories)
-        if rule.cap and is_one and popular.named(which, item_ids).sum() >= rule.cap:
+        if rule.cap and is_one and popular.named(item_ids, [which])[0].sum() >= rule.cap:
             ids += which.allow_item_ids
             categories += which.allow_categories
     return replace(
@@ -98,12 +100,13 @@ def rescored(
 ) -> list[ScoredItem]:
     """The items with boosts, buries and discounts in their scores, best first."""
     item_ids = [item.item_id for item in items]
-    moving = [(rule, popular.named(rule.which, item_ids)) for rule in query.rules if rule.boost or rule.bury]
+    rules = [rule for rule in query.rules if rule.boost or rule.bury]
+    moving = list(zip(rules, popular.named(item_ids, [rule.which for rule in rules]), strict=True))
     found = []
     for row, item in enumerate(items):
-        rules = [rule for rule, mask in moving if mask[row]]
-        score = item.score + sum(rule.adds for rule in rules) - discounts.get(item.item_id, 0.0)
-        found.append(replace(item, score=score, rules=tuple(rule.name for rule in rules)))
+        here = [rule for rule, mask in moving if mask[row]]
+        score = item.score + sum(rule.adds for rule in here) - discounts.get(item.item_id, 0.0)
+        found.append(replace(item, score=score, rules=tuple(rule.name for rule in here)))
     return sorted(found, key=lambda item: -item.score)
 
 
@@ -112,11 +115,12 @@ def within_rules(
 ) -> list[ScoredItem]:
     """The first k of the items, best first, that category limits and caps admit, and pins at their positions."""
     item_ids = [item.item_id for item in items]
-    masks = [(rule, popular.named(rule.which, item_ids)) for rule in query.rules if rule.cap or rule.pin]
+    rules = [rule for rule in query.rules if rule.cap or rule.pin]
+    masks = list(zip(rules, popular.named(item_ids, [rule.which for rule in rules]), strict=True))
     rows = select(
         -np.arange(len(items), dtype=np.float64),
         k,
-        categories=[popular.categories_of(item_id) for item_id in item_ids],
+        categories=popular.categories_of(item_ids) if query.max_per_category else None,
         max_per_category=query.max_per_category,
         caps=[(mask, rule.cap) for rule, mask in masks if rule.cap],
         pins=[(mask, rule.pin) for rule, mask in masks if rule.pin and pins],

@@ -113,7 +113,7 @@ async def recommend(calls: Calls, request: gateway_pb2.RecommendRequest, folder:
         limits=own.limits,
         preferences=own.preferences,
         lag=AcknowledgedLag(),
-        popular=PopularItems(bundle.item_ids, bundle.counts, bundle.categories, bundle.attributes),
+        popular=PopularItems(bundle.item_index, bundle.counts, bundle.categories, bundle.attributes),
         titles={},
         metrics=GatewayMetrics(CollectorRegistry()),
         exposures=Exposures(b"key", MemoryExposureLog()),

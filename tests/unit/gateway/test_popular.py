@@ -9,11 +9,13 @@ from gateway_scene import ATTRIBUTES, CATEGORIES, COUNTS, ITEMS, POPULAR, Scene
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.algorithms.item_table.ids import ByItem, ItemIds
+from services.algorithms.item_table.strings import Strings
 from services.algorithms.rules.attributes import Comparison, Condition
 from services.algorithms.rules.filters import ItemFilter
 from services.contracts.topics.items import CatalogueItem
 from services.gateway.domain import Degradation, RecommendQuery
-from services.gateway.recommend.catalogue import DescribedItems
+from services.gateway.recommend.catalogue import DescribedItems, Titles
 from services.gateway.recommend.popular import TRAINING_COUNTS, PopularItems
 
 CATALOGUE = PopularItems(ITEMS, COUNTS, CATEGORIES, ATTRIBUTES)
@@ -147,46 +149,81 @@ _FILTERS = st.builds(
 
 
 @given(
-    st.lists(st.integers(0, 2_000), min_size=12, max_size=12),
-    st.lists(_SOME, min_size=12, max_size=12),
-    st.lists(_CHANGES, max_size=8),
-    _FILTERS,
+    counts=st.lists(st.integers(0, 3) | st.integers(0, 2_000), min_size=12, max_size=12),
+    categories=st.lists(_SOME, min_size=12, max_size=12),
+    changes=st.lists(_CHANGES, max_size=12),
+    wanted=_FILTERS,
+    max_per_category=st.integers(0, 3),
+    shuffled=st.permutations(NAMES),
 )
-def test_the_order_is_that_of_all_counts_whatever_changed(
+def test_columns_answer_as_lists_do_whatever_changed(
     counts: list[int],
     categories: list[list[str]],
     changes: list[dict[str, float] | tuple[str, list[str], bool]],
     wanted: ItemFilter,
+    max_per_category: int,
+    shuffled: list[str],
 ) -> None:
-    catalogue = PopularItems(NAMES, np.array(counts), categories)
+    catalogue = PopularItems(shuffled, np.array(counts), categories)
     now: dict[str, float] = {}
-    of = dict(zip(NAMES, categories, strict=True))
+    of = {item_id: tuple(names) for item_id, names in zip(shuffled, categories, strict=True)}
+    trained = {item_id: TRAINING_COUNTS * count for item_id, count in zip(shuffled, counts, strict=True)}
+    order = sorted(shuffled, key=lambda item_id: (-trained[item_id], item_id))
     hidden = set()
     for change in changes:
         if isinstance(change, dict):
             now = {item_id: count for item_id, count in change.items() if item_id in of}
             catalogue.take(change)
         else:
-            item_id, of[item_id], is_served = change
-            catalogue.describe(item_id, of[item_id], is_served=is_served)
+            item_id, names, is_served = change
+            of[item_id] = tuple(names)
+            catalogue.describe(item_id, names, is_served=is_served, written_ms=len(order))
             (hidden.discard if is_served else hidden.add)(item_id)
+            if item_id not in order:
+                order.append(item_id)
     catalogue.take(now)
-    total = {item_id: TRAINING_COUNTS * counts[NAMES.index(item_id)] if item_id in NAMES else 0.0 for item_id in of}
-    total = {item_id: count + now.get(item_id, 0.0) for item_id, count in total.items()}
-    allowed = [
-        item_id
-        for item_id in of
-        if item_id not in hidden
-        and item_id not in wanted.deny_item_ids
-        and (not wanted.allow_item_ids or item_id in wanted.allow_item_ids)
-        and (not wanted.allow_categories or set(wanted.allow_categories) & set(of[item_id]))
-        and not set(wanted.deny_categories) & set(of[item_id])
+    total = {item_id: trained.get(item_id, 0.0) + now.get(item_id, 0.0) for item_id in order}
+    expected: list[str] = []
+    for item_id in sorted(order, key=lambda one: -total[one]):
+        taken = [name for one in expected for name in of[one]]
+        if (
+            item_id not in hidden
+            and item_id not in wanted.deny_item_ids
+            and (not wanted.allow_item_ids or item_id in wanted.allow_item_ids)
+            and (not wanted.allow_categories or set(wanted.allow_categories) & set(of[item_id]))
+            and not set(wanted.deny_categories) & set(of[item_id])
+            and not (max_per_category and any(taken.count(name) >= max_per_category for name in of[item_id]))
+        ):
+            expected.append(item_id)
+    found = catalogue.top(20, wanted, [], max_per_category)
+    assert [item.item_id for item in found] == expected
+    shares = [total[item_id] / (sum(total.values()) or 1) for item_id in expected]
+    assert [item.score for item in found] == pytest.approx(shares)
+    asked = [*order, "unheard of", *NEW]
+    assert catalogue.categories_of(asked) == [of.get(item_id, ()) for item_id in asked]
+    by_id, by_name = ItemFilter(allow_item_ids=("item-3", "new-1")), ItemFilter(allow_categories=("x", "z"))
+    assert [mask.tolist() for mask in catalogue.named(asked, [by_id, by_name])] == [
+        [item_id in ("item-3", "new-1") for item_id in asked],
+        [bool({"x", "z"} & set(of.get(item_id, ()))) for item_id in asked],
     ]
-    found = catalogue.top(20, wanted, [], 0)
-    assert sorted(item.item_id for item in found) == sorted(allowed)
-    expected = sorted((total[item_id] for item_id in allowed), reverse=True)
-    assert [total[item.item_id] for item in found] == pytest.approx(expected)
-    assert [item.score for item in found] == pytest.approx([e / (sum(total.values()) or 1) for e in expected])
+    assert catalogue.newest(0, 20) == [one for one in reversed(order) if one in NEW and one not in hidden]
+    assert catalogue.withdrawn == hidden
+
+
+@given(
+    bundled=st.dictionaries(st.sampled_from(NAMES), st.sampled_from(["", "A", "B"])),
+    puts=st.lists(st.tuples(st.sampled_from([*NAMES, *NEW]), st.sampled_from(["A", "B", "C"]))),
+)
+def test_titles_are_those_of_a_dictionary(bundled: dict[str, str], puts: list[tuple[str, str]]) -> None:
+    titles, expected = Titles(ByItem(ItemIds.of(bundled), Strings.of(bundled.values()))), dict(bundled)
+    for item_id, title in puts:
+        titles.put(item_id, title)
+        expected[item_id] = title
+    assert dict(titles) == expected
+    assert len(titles) == len(expected)
+    assert [titles.get(item_id, "none") for item_id in [*NAMES, *NEW]] == [
+        expected.get(item_id, "none") for item_id in [*NAMES, *NEW]
+    ]
 
 
 def test_neither_a_record_nor_an_answer_costs_memory_for_each_hidden_item() -> None:
@@ -202,7 +239,7 @@ def test_neither_a_record_nor_an_answer_costs_memory_for_each_hidden_item() -> N
     tracemalloc.stop()
     assert sorted(answered) == sorted([item_ids[0], *item_ids[-5:-1]])
     # A copy of the hidden set would be a megabyte.
-    assert peak_bytes < 20_000
+    assert peak_bytes < 400_000
 
 
 @pytest.mark.parametrize(("item_id", "categories"), [("new", ("x",)), ("i0", ()), ("i0", ("y",)), ("i1", ("x", "y"))])

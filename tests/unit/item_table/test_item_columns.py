@@ -82,6 +82,11 @@ def test_ids_are_found_as_in_a_dictionary(given: list[str], asked: list[str]) ->
         column["none of them, for it is too long"]
 
 
+@given(given=ids)
+def test_the_order_of_ids_is_that_of_strings(given: list[str]) -> None:
+    assert Strings.of(given).order().tolist() == sorted(range(len(given)), key=given.__getitem__)
+
+
 def test_what_nobody_holds_is_freed_without_a_collection() -> None:
     """A merge leaves a segment of millions of ids behind."""
     column = ItemIds.of(["a", "b"])
@@ -127,6 +132,9 @@ def test_categories_are_the_lists_without_repetitions(given: list[list[str]], da
     assert [column[row] for row in range(len(given))] == wanted
     rows = np.array(data.draw(st.lists(st.integers(0, len(given) - 1), max_size=30)) if given else [], np.int64)
     assert list(column.take(rows)) == [wanted[row] for row in rows]
+    codes = data.draw(st.sets(st.integers(0, len(column.names) - 1))) if column.names else set()
+    asked = {column.names[code] for code in codes}
+    assert column.lists.having(sorted(codes), len(column.names)).tolist() == [bool(asked & {*one}) for one in wanted]
     assert Categories.from_tensors(column.tensors()) == wanted
 
 
@@ -138,6 +146,11 @@ def test_categories_are_the_lists_without_repetitions(given: list[list[str]], da
 def test_codes_that_cannot_be_are_refused(offsets: list[int], codes: list[int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Categories(CategoryLists(np.array(offsets), np.array(codes, np.int32)), ["a", "b"])
+
+
+def test_a_category_named_twice_is_refused() -> None:
+    with pytest.raises(ValueError, match="category names hold 'b' more than once; allowed: each name once"):
+        Categories(CategoryLists(np.array([0, 1]), np.array([2], np.int32)), ["a", "b", "b"])
 
 
 @given(item_ids=ids, data=st.data())

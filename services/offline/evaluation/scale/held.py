@@ -7,6 +7,8 @@ from pathlib import Path
 import psutil
 
 from services.algorithms.bundles.model_bundle import load_bundle
+from services.algorithms.item_table.ids import ByItem
+from services.algorithms.item_table.strings import Strings
 from services.gateway.recommend.catalogue import DescribedItems
 from services.gateway.recommend.popular import PopularItems
 
@@ -15,10 +17,9 @@ def gateway_mib(folder: Path, titles: Sequence[str]) -> float:
     """Ids, titles, categories and counts as the gateway has them; the items' titles are these, each with a number."""
     before = _resident_mib()
     bundle = load_bundle(folder)
-    popular = PopularItems(bundle.item_ids, bundle.counts, bundle.categories, bundle.attributes)
-    named = {item_id: f"{titles[row % len(titles)]} {row}" for row, item_id in enumerate(bundle.item_ids)}
-    held = bundle, DescribedItems(named, popular)
-    del named
+    popular = PopularItems(bundle.item_index, bundle.counts, bundle.categories, bundle.attributes)
+    column = Strings.of(f"{titles[row % len(titles)]} {row}" for row in range(bundle.num_items))
+    held = bundle, DescribedItems(ByItem(bundle.item_index, column), popular)
     grown = _resident_mib() - before
     del held
     return grown
