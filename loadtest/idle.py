@@ -13,8 +13,8 @@ import grpc
 from freshet.v1 import gateway_pb2, gateway_pb2_grpc
 
 _CONNECTIONS = 20
-# Once there are connections: until streams are open and answers are on their way.
-_BEGINS_S = 1.5
+_RECOMMEND = "/freshet.v1.GatewayService/Recommend"
+_WRITTEN_S = 0.5  # gRPC writes what it was given to its sockets
 
 
 async def _nothing() -> AsyncIterator[gateway_pb2.StreamInteractionsRequest]:
@@ -26,13 +26,18 @@ async def _stand_still(target: str, streams: int, unread: int) -> None:
     options = [("grpc.use_local_subchannel_pool", 1)]
     channels = [grpc.aio.insecure_channel(target, options=options) for _ in range(_CONNECTIONS)]
     await asyncio.gather(*(channel.channel_ready() for channel in channels))
-    stubs = [gateway_pb2_grpc.GatewayServiceStub(channel) for channel in channels]  # type: ignore[no-untyped-call]
     key = os.environ.get("FRESHET_API_KEY")
     metadata = (("authorization", f"Bearer {key}"),) if key else ()
+    stubs = [gateway_pb2_grpc.GatewayServiceStub(channel) for channel in channels]  # type: ignore[no-untyped-call]
     calls = [stubs[row % _CONNECTIONS].StreamInteractions(_nothing(), metadata=metadata) for row in range(streams)]
+    # As a stream of one answer: then gRPC reads no answer before it is asked to.
+    encode = gateway_pb2.RecommendRequest.SerializeToString
+    answers = [channel.unary_stream(_RECOMMEND, request_serializer=encode) for channel in channels]
     big = gateway_pb2.RecommendRequest(user_id="loadtest-0", k=1_000)
-    calls += [stubs[row % _CONNECTIONS].Recommend(big, metadata=metadata, timeout=60) for row in range(unread)]
-    await asyncio.sleep(_BEGINS_S)
+    calls += [answers[row % _CONNECTIONS](big, metadata=metadata, timeout=60) for row in range(unread)]
+    # A gateway may refuse some.
+    await asyncio.gather(*(call.wait_for_connection() for call in calls), return_exceptions=True)
+    await asyncio.sleep(_WRITTEN_S)
     os.kill(os.getpid(), signal.SIGSTOP)
     for call in calls:
         call.cancel()
