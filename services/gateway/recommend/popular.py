@@ -11,9 +11,8 @@ Letters: n items of the bundle, m items asked for.
 """
 
 import heapq
-from bisect import insort
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import islice
 from types import MappingProxyType
@@ -22,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from services.algorithms.item_table.categories import Categories
+from services.algorithms.item_table.category_rows import CategoryRows
 from services.algorithms.item_table.ids import ItemIds
 from services.algorithms.rules.attributes import AttributeColumns, AttributeTable, Values, no_attributes
 from services.algorithms.rules.filters import ItemFilter, Mask, passing
@@ -43,40 +43,6 @@ class _Now:
     by_category: Mapping[str, Sequence[tuple[float, int]]] = field(default_factory=dict)
     by_row: Mapping[int, float] = field(default_factory=dict)
     total: float = 0.0
-
-
-class _CategoryRows:
-    """The rows of each category, ascending. Rows that left it stay until they are half of them: who reads looks at each
-    row's own categories. What is longer than a number is replaced or added to, so that others may read."""
-
-    def __init__(self, categories: Categories, rows: Rows) -> None:
-        """rows (n,): of each item of the bundle."""
-        lists = categories.lists
-        members = np.repeat(rows, lists.offsets[1:] - lists.offsets[:-1])
-        members = members[np.lexsort((members, lists.codes))]
-        ends = np.cumsum(np.bincount(lists.codes, minlength=len(categories.names)))
-        self._bundled = dict(zip(categories.names, np.split(members, ends)[:-1], strict=True))
-        self._joined: dict[str, list[int]] = {}
-        self._left: dict[str, set[int]] = {}
-
-    def of(self, name: str) -> tuple[Rows, list[int]]:
-        """Every row of the category, and some that were: of the bundle's items, and of those that came into it."""
-        return self._bundled.get(name, np.zeros(0, np.int32)), self._joined.get(name, [])
-
-    def moved(self, row: int, old: Collection[str], new: Collection[str]) -> None:
-        """The row left these categories, and came into those."""
-        for name in old:
-            left, (bundled, joined) = self._left.setdefault(name, set()), self.of(name)
-            left.add(row)
-            if 2 * len(left) > len(bundled) + len(joined):
-                self._bundled[name] = bundled[~np.isin(bundled, list(left))]
-                self._joined[name] = [other for other in joined if other not in left]
-                del self._left[name]
-        for name in new:
-            if row in (left := self._left.get(name, set())):
-                left.remove(row)
-            else:
-                insort(self._joined.setdefault(name, []), row)
 
 
 class _ItemRows:
@@ -184,7 +150,7 @@ class PopularItems:
         self._rows = _ItemRows(item_ids, counts, categories)
         self._total = -sum(negative for negative, _ in self._rows.counted(range(len(self._rows))))
         self._attributes = AttributeColumns((attributes or no_attributes(len(self._rows))).take(self._rows.order))
-        self._by_category = _CategoryRows(self._rows.categories, self._rows.rank)
+        self._by_category = CategoryRows(self._rows.categories, self._rows.rank)
         self.knows_withdrawn = True
         self.withdrawn: set[str] = set()
         # Rows of items that training never saw, and when each was first heard of (Unix milliseconds).

@@ -1,0 +1,49 @@
+"""Which rows a category has, where items come into categories and leave them: the bundle's column turned round, and what
+changed since.
+
+Letters: n items of the bundle.
+"""
+
+from bisect import insort
+from collections.abc import Collection
+
+import numpy as np
+import numpy.typing as npt
+
+from services.algorithms.item_table.categories import Categories
+
+Rows = npt.NDArray[np.int32]
+
+
+class CategoryRows:
+    """The rows of each category, ascending. Rows that left it stay until they are half of them: who reads looks at each
+    row's own categories. What is longer than a number is replaced or added to, so that others may read."""
+
+    def __init__(self, categories: Categories, rows: Rows) -> None:
+        """rows (n,): of each item of the bundle."""
+        lists = categories.lists
+        members = np.repeat(rows, lists.offsets[1:] - lists.offsets[:-1])
+        members = members[np.lexsort((members, lists.codes))]
+        ends = np.cumsum(np.bincount(lists.codes, minlength=len(categories.names)))
+        self._bundled = dict(zip(categories.names, np.split(members, ends)[:-1], strict=True))
+        self._joined: dict[str, list[int]] = {}
+        self._left: dict[str, set[int]] = {}
+
+    def of(self, name: str) -> tuple[Rows, list[int]]:
+        """Every row of the category, and some that were: of the bundle's items, and of those that came into it."""
+        return self._bundled.get(name, np.zeros(0, np.int32)), self._joined.get(name, [])
+
+    def moved(self, row: int, old: Collection[str], new: Collection[str]) -> None:
+        """The row left these categories, and came into those."""
+        for name in old:
+            left, (bundled, joined) = self._left.setdefault(name, set()), self.of(name)
+            left.add(row)
+            if 2 * len(left) > len(bundled) + len(joined):
+                self._bundled[name] = bundled[~np.isin(bundled, list(left))]
+                self._joined[name] = [other for other in joined if other not in left]
+                del self._left[name]
+        for name in new:
+            if row in (left := self._left.get(name, set())):
+                left.remove(row)
+            else:
+                insort(self._joined.setdefault(name, []), row)
