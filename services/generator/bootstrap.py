@@ -6,7 +6,7 @@ Sources load apart. What a text bundle lacks, or cannot be read of it, is named 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,6 +19,7 @@ from services.algorithms.bundles.model_manifest import BundleError
 from services.algorithms.bundles.tensor_file import changed_in_place
 from services.algorithms.bundles.text_bundle import TextBundle
 from services.algorithms.generation.phrases_part import load_phrases
+from services.algorithms.item_table.categories import Categories
 from services.algorithms.native.threads import set_compute_threads
 from services.algorithms.pefa.policy import SharePolicy
 from services.algorithms.rules.attributes import AttributeTable
@@ -64,17 +65,18 @@ def load_sources(settings: GeneratorSettings, metrics: GeneratorMetrics) -> tupl
     """Everything that can be loaded, and the encoders to be closed. Raises: BundleError without a model bundle."""
     bundle = load_bundle(settings.bundle)
     text_bundle, reason = open_text_bundle(settings.text)
-    documents = {} if text_bundle is None else dict(zip(text_bundle.item_ids, text_bundle.texts, strict=True))
-    items = ItemTable(bundle.item_ids, bundle.titles, bundle.categories, documents, bundle.attributes)
+    documents = () if text_bundle is None else text_bundle.item_index
+    texts = () if text_bundle is None else text_bundle.texts
+    items = ItemTable(bundle.item_index, bundle.titles, bundle.categories, documents, texts, bundle.attributes)
     version = f"titles.{bundle.model_version}" if text_bundle is None else text_bundle.text_version
     sources = Sources(items=items, lexical=Lexical(items, text_version=version), text_version=version)
     if text_bundle is None:
         sources.reasons = {TEXT_MOL: reason, PHRASES: reason}
         return sources, []
     loading = _Loading(settings, metrics, text_bundle)
-    categories = dict(zip(bundle.item_ids, bundle.categories, strict=True))
+    rows = bundle.item_index.find(list(text_bundle.item_ids))
     with loading.or_reason(TEXT_MOL, sources.reasons):
-        sources.text = loading.text(categories, bundle.attributes.of_items(bundle.item_ids, text_bundle.item_ids))
+        sources.text = loading.text(bundle.categories.take(rows), bundle.attributes.take(rows))
     with loading.or_reason(PHRASES, sources.reasons):
         sources.phrases = loading.phrases(items)
     return sources, loading.encoders
@@ -98,8 +100,11 @@ class _Loading:
             level = logging.ERROR if name in self._bundle.parts else logging.INFO
             log.log(level, "source_not_loaded", source=name, reason=str(exc))
 
-    def text(self, categories: Mapping[str, tuple[str, ...]], attributes: AttributeTable) -> TextMol:
-        """Raises: BundleError, ValueError, PreconditionFailed, as every source does that cannot be loaded."""
+    def text(self, categories: Categories, attributes: AttributeTable) -> TextMol:
+        """Categories and attributes: of the documents' items, in their order.
+
+        Raises: BundleError, ValueError, PreconditionFailed, as every source does that cannot be loaded.
+        """
         settings = self._settings
         queries, graph = text_queries(self._bundle)
         base = documents_catalogue(self._bundle, categories, attributes)

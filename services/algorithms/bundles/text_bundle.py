@@ -39,6 +39,9 @@ from services.algorithms.bundles.sealed_files import (
     swap,
 )
 from services.algorithms.bundles.text_manifest import PhrasesPart, TextManifest, TextMolPart
+from services.algorithms.item_table.file import strings_of
+from services.algorithms.item_table.ids import ItemIds
+from services.algorithms.item_table.strings import Strings, joined
 from services.algorithms.scoring.states import FloatArray, ItemStates, PairGate
 from services.algorithms.text.word_pieces import WordPieces
 
@@ -88,17 +91,34 @@ class TextBundle:
         return self.manifest.num_items
 
     @cached_property
-    def _documents(self) -> pa.Table:
-        return read_table(self.path / DOCUMENTS)
+    def _documents(self) -> tuple[ItemIds, Strings]:
+        path = self.path / DOCUMENTS
+        table = read_table(path)
+        ids, texts = (
+            joined([strings_of(chunk) for chunk in table.column(name).chunks]) for name in ("item_id", "text")
+        )
+        try:
+            ids.check()
+            texts.check()
+            found = ItemIds(ids)
+            found.check("item_id")
+        except ValueError as exc:
+            raise BundleError(f"{path}: {exc}") from exc
+        return found, texts
 
-    @cached_property
-    def item_ids(self) -> list[str]:
+    @property
+    def item_ids(self) -> Strings:
         """Item id of each document row."""
-        return list(self._documents.column("item_id").to_pylist())
+        return self.item_index.strings
 
-    @cached_property
-    def texts(self) -> list[str]:
-        return list(self._documents.column("text").to_pylist())
+    @property
+    def item_index(self) -> ItemIds:
+        """The document row of each id. Raises: BundleError for ids that are not distinct or not of 1-128 bytes."""
+        return self._documents[0]
+
+    @property
+    def texts(self) -> Strings:
+        return self._documents[1]
 
     @cached_property
     def word_pieces(self) -> WordPieces:
@@ -176,6 +196,7 @@ def load_text_bundle(path: Path | str, *, verify: bool = True) -> TextBundle:
         raise BundleError(f"{root / MANIFEST}: text_version={manifest.text_version}; the content hashes to {version}")
     bundle = TextBundle(path=root, manifest=manifest)
     check_table(bundle.file(DOCUMENTS), _DOCUMENT_SCHEMA, bundle.num_items)
+    bundle.item_index  # noqa: B018
     _check_tokenizers(bundle)
     _check_text_mol(bundle)
     if manifest.phrases is not None:

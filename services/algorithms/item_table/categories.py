@@ -35,8 +35,8 @@ class CategoryLists:
         return len(self.offsets) - 1
 
     def take(self, rows: Indices) -> "CategoryLists":
-        """The lists of some rows, in their order."""
-        lengths = self.offsets[rows + 1] - self.offsets[rows]
+        """The lists of some rows, in their order; row -1 has none."""
+        lengths = np.where(rows < 0, 0, self.offsets[rows + 1] - self.offsets[rows])
         offsets = np.zeros(len(rows) + 1, dtype=np.int64)
         np.cumsum(lengths, out=offsets[1:])
         taken = np.arange(offsets[-1]) + np.repeat(self.offsets[rows] - offsets[:-1], lengths)
@@ -129,5 +129,5 @@ class Categories(Sequence[tuple[str, ...]]):
     __hash__ = None  # type: ignore[assignment]
 
     def take(self, rows: Indices) -> "Categories":
-        """The lists of some rows, in their order."""
+        """The lists of some rows, in their order; row -1 has none."""
         return Categories(self.lists.take(rows), self.names)

@@ -1,5 +1,4 @@
-"""Which rows a category has, where items come into categories and leave them: the bundle's column turned round, and what
-changed since.
+"""The rows of each category: those of a bundle's items, and what changed since.
 
 Letters: n items of the bundle.
 """
@@ -32,6 +31,12 @@ class CategoryRows:
     def of(self, name: str) -> tuple[Rows, list[int]]:
         """Every row of the category, and some that were: of the bundle's items, and of those that came into it."""
         return self._bundled.get(name, np.zeros(0, np.int32)), self._joined.get(name, [])
+
+    def members(self, name: str) -> Rows:
+        """Every row of the category, and no other one."""
+        rows = np.concatenate([np.asarray(part, np.int32) for part in self.of(name)])
+        left = self._left.get(name)
+        return rows[~np.isin(rows, list(left))] if left else rows
 
     def moved(self, row: int, old: Collection[str], new: Collection[str]) -> None:
         """The row left these categories, and came into those."""

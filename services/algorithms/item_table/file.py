@@ -87,8 +87,8 @@ def read_items(path: Path, num_items: int) -> ItemColumns:
     codes = columns["categories"].values
     try:
         found_items = ItemColumns(
-            ids=ItemIds(_strings(columns["item_id"])),
-            titles=_strings(columns["title"]),
+            ids=ItemIds(strings_of(columns["item_id"])),
+            titles=strings_of(columns["title"]),
             categories=Categories(
                 CategoryLists(columns["categories"].offsets.to_numpy(), codes.indices.to_numpy()),
                 codes.dictionary.to_pylist(),
@@ -110,8 +110,8 @@ def _as_arrow(column: Strings) -> pa.Array:
     return pa.Array.from_buffers(kind, len(column), [None, offsets, pa.py_buffer(column.data)])
 
 
-def _strings(array: pa.Array) -> Strings:
-    """A column over the array's own memory."""
+def strings_of(array: pa.Array) -> Strings:
+    """A column over the memory of an array of strings. Raises: ValueError as `Strings`."""
     width = np.int64 if pa.types.is_large_string(array.type) else np.int32
     _, offsets, data = array.buffers()
     ends = np.frombuffer(offsets, width)[array.offset : array.offset + len(array) + 1]

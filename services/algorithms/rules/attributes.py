@@ -206,11 +206,6 @@ class AttributeTable:
         values[:, known] = self.values[:, np.asarray(rows, dtype=np.int64)[known]]
         return replace(self, values=values)
 
-    def of_items(self, item_ids: Sequence[str], wanted: Sequence[str]) -> Self:
-        """The table of the wanted items, where this one's are `item_ids`."""
-        rows = {item_id: row for row, item_id in enumerate(item_ids)} if self.kinds else {}
-        return self.take([rows.get(item_id, -1) for item_id in wanted])
-
     def recoded(self, codes: dict[str, int]) -> Columns:
         """The values with tags as in `codes`, which gets those that it lacks."""
         moved = np.array([codes.setdefault(tag, len(codes)) for tag in self.tags], dtype=np.float64)

@@ -3,7 +3,7 @@
 It knows which files hold what; what answers with them is the domain's.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,8 @@ from services.algorithms.bundles.text_bundle import (
     TextBundle,
     load_text_bundle,
 )
+from services.algorithms.item_table.categories import Categories
+from services.algorithms.item_table.strings import Strings
 from services.algorithms.items.catalogue import Catalogue
 from services.algorithms.native import instruction_set
 from services.algorithms.rules.attributes import AttributeTable
@@ -46,18 +48,17 @@ def open_text_bundle(path: Path) -> tuple[TextBundle | None, str]:
         return None, str(exc)
 
 
-def documents_catalogue(
-    bundle: TextBundle, categories: Mapping[str, tuple[str, ...]], attributes: AttributeTable
-) -> Catalogue:
-    """The text model's documents as a catalogue of that text version. attributes: of its items, in their order.
+def documents_catalogue(bundle: TextBundle, categories: Categories, attributes: AttributeTable) -> Catalogue:
+    """The text model's documents as a catalogue of that text version. Categories and attributes: of its items, in
+    their order.
 
     Raises: BundleError without a text model.
     """
     return Catalogue(
         model_version=bundle.text_version,
-        item_ids=bundle.item_ids,
-        titles=[""] * bundle.num_items,
-        categories=[categories.get(item_id, ()) for item_id in bundle.item_ids],
+        item_ids=bundle.item_index,
+        titles=Strings(np.zeros(0, np.uint8), np.zeros(bundle.num_items, np.int32)),
+        categories=categories,
         states=bundle.item_states,
         pair_gate=bundle.pair_gate,
         attributes=attributes,

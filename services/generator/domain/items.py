@@ -1,18 +1,22 @@
 """The items by row: ids, words, categories, and who may be answered now.
 
 Rows are the text bundle's documents, then the model bundle's other items, then whatever the topic `items` brings; a row
-is never given to another item. It knows neither sources nor streams.
+is never given to another item. What the bundles say stays in their columns. It knows neither sources nor streams.
 
-Letters: R rows.
+Letters: R rows, n items of the model bundle.
 """
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
+from services.algorithms.item_table.categories import Categories
+from services.algorithms.item_table.category_rows import CategoryRows, Rows
+from services.algorithms.item_table.ids import ItemIds
+from services.algorithms.item_table.strings import Strings
 from services.algorithms.rules.attributes import AttributeColumns, AttributeTable, Kinds, no_attributes
 from services.algorithms.rules.filters import ItemFilter
 from services.contracts.topics.items import CatalogueItem
@@ -29,33 +33,45 @@ class Changes:
     hidden: set[int] = field(default_factory=set)
 
 
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """The model bundle's items."""
+
+    ids: ItemIds
+    titles: Strings
+    categories: Categories
+
+
 class ItemTable:
     """One thread describes items; any number of threads read."""
 
     def __init__(
         self,
-        item_ids: Sequence[str],
+        item_ids: Iterable[str],
         titles: Sequence[str],
         categories: Sequence[Sequence[str]],
-        documents: Mapping[str, str],
+        document_ids: Iterable[str] = (),
+        texts: Iterable[str] = (),
         attributes: AttributeTable | None = None,
     ) -> None:
-        """The model bundle's items, and the text bundle's documents by item id in their order (none: empty)."""
-        described = {
-            item_id: (title, tuple(own)) for item_id, title, own in zip(item_ids, titles, categories, strict=True)
-        }
-        self._documents = documents
-        self._ids = [*documents, *(item_id for item_id in item_ids if item_id not in documents)]
-        self._rows = {item_id: row for row, item_id in enumerate(self._ids)}
-        self._titles = [described.get(item_id, ("", ()))[0] for item_id in self._ids]
-        self._first_titles = dict(enumerate(self._titles))
-        self._categories = [described.get(item_id, ("", ()))[1] for item_id in self._ids]
-        self._attributes = AttributeColumns((attributes or no_attributes(len(item_ids))).of_items(item_ids, self._ids))
-        self._members: dict[str, set[int]] = {}
-        for row, names in enumerate(self._categories):
-            for name in names:
-                self._members.setdefault(name, set()).add(row)
-        self._is_served = bytearray(b"\1") * len(self._ids)
+        """The model bundle's items, and the text bundle's documents by their items; columns are not copied."""
+        ids = item_ids if isinstance(item_ids, ItemIds) else ItemIds.of(item_ids)
+        self._items = _Columns(ids, Strings.of(titles), Categories.of(categories))
+        self._documents = document_ids if isinstance(document_ids, ItemIds) else ItemIds.of(document_ids)
+        self._texts = Strings.of(texts)
+        described = ids.find(list(self._documents))
+        others = np.setdiff1d(np.arange(len(ids)), described)
+        # The model bundle's item in each row, -1: none; and the row of each.
+        self._bundled = np.concatenate([described, others]).astype(np.int32)
+        here = np.flatnonzero(self._bundled >= 0)
+        self._row = np.empty(len(ids), np.int32)
+        self._row[self._bundled[here]] = here
+        self._members = CategoryRows(self._items.categories, self._row)
+        self._attributes = AttributeColumns((attributes or no_attributes(len(ids))).take(self._bundled))
+        self._described: dict[int, tuple[str, tuple[str, ...]]] = {}  # title and categories, where not the bundle's
+        self._new_ids: list[str] = []
+        self._new_rows: dict[str, int] = {}
+        self._is_served = bytearray(b"\1") * len(self._bundled)
         self._lock = threading.Lock()
 
     @property
@@ -63,13 +79,18 @@ class ItemTable:
         """Of attributes."""
         return self._attributes.kinds
 
-    def words(self) -> list[str]:
-        """What each row's item is found by: (R,)."""
-        return [self._words(row) for row in range(len(self._ids))]
+    def words(self) -> Iterator[str]:
+        """What each row's item is found by: R of them."""
+        return (self._words(row, *self._now(row)) for row in range(len(self._is_served)))
 
     def ids(self, rows: Iterable[int]) -> list[str]:
         """The items of some rows."""
-        return [self._ids[row] for row in rows]
+        rows, first, end = list(rows), len(self._documents), len(self._bundled)
+        documents = iter(self._documents.strings.take([row for row in rows if row < first]))
+        others = iter(self._items.ids.strings.take(self._bundled[[row for row in rows if first <= row < end]]))
+        return [
+            next(documents) if row < first else next(others) if row < end else self._new_ids[row - end] for row in rows
+        ]
 
     def allowed(self, wanted: ItemFilter) -> Mask:
         """Which rows may be answered: (R,). Unknown ids and categories match nothing."""
@@ -83,7 +104,8 @@ class ItemTable:
                 passes &= ~self._mask(self._of_categories(wanted.deny_categories))
             if wanted.where:
                 passes &= self._attributes.mask(wanted.where)
-            passes[self._known(wanted.deny_item_ids)] = False
+            if wanted.deny_item_ids:
+                passes[self._known(wanted.deny_item_ids)] = False
             return passes
 
     def describe(self, items: Sequence[CatalogueItem]) -> Changes:
@@ -91,51 +113,74 @@ class ItemTable:
         changes = Changes()
         with self._lock:
             for item in {item.item_id: item for item in items}.values():
-                row = self._rows.get(item.item_id)
-                if row is None:
+                row = self._find(item.item_id)
+                if row < 0:
                     row = self._add(item.item_id)
-                if item.title and item.title != self._titles[row]:
+                title, names = self._now(row)
+                if item.title and item.title != title:
                     changes.titles[row] = item.title
-                words, was_served = self._words(row), bool(self._is_served[row])
-                for name in self._categories[row]:
-                    self._members[name].discard(row)
-                for name in item.categories:
-                    self._members.setdefault(name, set()).add(row)
-                self._titles[row], self._categories[row] = item.title, item.categories
+                words, was_served = self._words(row, title, names), bool(self._is_served[row])
+                self._members.moved(row, set(names) - set(item.categories), set(item.categories) - set(names))
+                now = item.title, tuple(item.categories)
+                if now == self._first(row):
+                    self._described.pop(row, None)
+                else:
+                    self._described[row] = now
                 self._attributes.put(row, item.attributes)
                 self._is_served[row] = item.is_served
                 if not item.is_served:
                     changes.hidden.add(row)
-                elif not was_served or self._words(row) != words:
-                    changes.words[row] = self._words(row)
+                elif not was_served or self._words(row, *now) != words:
+                    changes.words[row] = self._words(row, *now)
         return changes
 
     def _add(self, item_id: str) -> int:
-        row = len(self._ids)
-        self._ids.append(item_id)
-        self._rows[item_id] = row
-        self._titles.append("")
-        self._categories.append(())
+        row = len(self._is_served)
+        self._new_ids.append(item_id)
+        self._new_rows[item_id] = row
         self._is_served.append(True)
         return row
 
-    def _words(self, row: int) -> str:
+    def _first(self, row: int) -> tuple[str, tuple[str, ...]]:
+        """Title and categories in the model bundle."""
+        bundled = int(self._bundled[row]) if row < len(self._bundled) else -1
+        return (self._items.titles[bundled], self._items.categories[bundled]) if bundled >= 0 else ("", ())
+
+    def _now(self, row: int) -> tuple[str, tuple[str, ...]]:
+        """Title and categories."""
+        return self._described.get(row) or self._first(row)
+
+    def _words(self, row: int, title: str, names: Sequence[str]) -> str:
         """The title, or the text bundle's document where that is more than the title was; and the categories."""
-        title, first = self._titles[row], self._first_titles.get(row, "")
-        document = self._documents.get(self._ids[row], "")
+        first = self._first(row)[0]
+        document = self._texts[row] if row < len(self._texts) else ""
         if document in ("", first):
             text = title or first
         else:
             text = document if title in document else f"{title} {document}"
-        return " ".join([text, *(name for name in self._categories[row] if name not in text)])
+        return " ".join([text, *(name for name in names if name not in text)])
+
+    def _find(self, item_id: str) -> int:
+        """The row, -1 for an unknown item."""
+        bundled = self._items.ids.get(item_id, -1)
+        if bundled >= 0:
+            return int(self._row[bundled])
+        row: int = self._documents.get(item_id, -1)
+        return row if row >= 0 else self._new_rows.get(item_id, -1)
 
     def _known(self, item_ids: Sequence[str]) -> list[int]:
-        return [self._rows[item_id] for item_id in item_ids if item_id in self._rows]
+        """The rows of those that there are."""
+        bundled = self._items.ids.find(item_ids)
+        rows = [
+            self._find(item_id) if row < 0 else int(self._row[row])
+            for item_id, row in zip(item_ids, bundled.tolist(), strict=True)
+        ]
+        return [row for row in rows if row >= 0]
 
-    def _of_categories(self, names: Sequence[str]) -> list[int]:
-        return [row for name in names for row in self._members.get(name, ())]
+    def _of_categories(self, names: Sequence[str]) -> Rows:
+        return np.concatenate([self._members.members(name) for name in names])
 
-    def _mask(self, rows: Sequence[int]) -> Mask:
-        out = np.zeros(len(self._ids), dtype=bool)
-        out[list(rows)] = True
+    def _mask(self, rows: Sequence[int] | Rows) -> Mask:
+        out = np.zeros(len(self._is_served), dtype=bool)
+        out[rows] = True
         return out

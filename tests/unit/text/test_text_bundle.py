@@ -6,10 +6,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from safetensors.numpy import save_file
 
-from services.algorithms.bundles.text_bundle import BundleError, TextBundleWriter, add_text_files, load_text_bundle
+from services.algorithms.bundles.text_bundle import (
+    DOCUMENTS,
+    BundleError,
+    TextBundle,
+    TextBundleWriter,
+    add_text_files,
+    load_text_bundle,
+)
 from tests.unit.text.text_scene import (
     HEAD,
     ITEM_IDS,
@@ -217,3 +226,16 @@ def test_documents_and_vocabulary_are_checked_before_anything_is_written(tmp_pat
     with writer(tmp_path / "text") as to, pytest.raises(ValueError, match=r"encoder\.onnx must be among them"):
         to.add_phrases({}, vocabulary="abc", vocabulary_size=9, positions=4, width=4, max_tokens=16)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("item_ids", "message"),
+    [(["a", "b", "a"], "item_id holds 'a' more than once"), (["a", "b" * 129, "c"], "of 129 bytes; allowed: 1-128")],
+)
+def test_ids_of_documents_that_cannot_be_are_refused_by_file_and_id(
+    path: Path, item_ids: list[str], message: str
+) -> None:
+    bundle = TextBundle(path=path, manifest=load_text_bundle(path).manifest)
+    pq.write_table(pa.table({"item_id": item_ids, "text": ["x", "y", "z"]}), path / DOCUMENTS)
+    with pytest.raises(BundleError, match=f"{path / DOCUMENTS}: .*{message}"):
+        bundle.item_ids  # noqa: B018
