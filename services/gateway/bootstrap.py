@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from services.algorithms.bundles.model_bundle import Bundle, load_bundle
 from services.algorithms.bundles.model_manifest import BundleError
+from services.algorithms.bundles.tensor_file import changed_in_place
 from services.algorithms.item_table.ids import ByItem
 from services.algorithms.rules.attributes import Kinds
 from services.algorithms.rules.ranking_rules import Rule
@@ -355,7 +356,8 @@ async def run(
     and, where exposures are written, `pseudonym_key`. Redis, Kafka and the other processes may be away at start:
     answers are marked until they come.
     """
-    tracing, health = tracing or configure_tracing("gateway", settings.otlp_endpoint), health or HealthState(ready=True)
+    tracing = tracing or configure_tracing("gateway", settings.otlp_endpoint)
+    health = health or HealthState(ready=True, check=changed_in_place)
     async with opened_door(settings.api_keys, settings.audit_log) as door:
         gateway = _Gateway(settings, tracing)
         servicer = GatewayServicer(await gateway.start(health, in_process or {}), tracing)

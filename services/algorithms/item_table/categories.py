@@ -34,8 +34,9 @@ class CategoryLists:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    def take(self, rows: Indices) -> "CategoryLists":
+    def take(self, rows: Indices | Sequence[int]) -> "CategoryLists":
         """The lists of some rows, in their order; row -1 has none."""
+        rows = np.asarray(rows, np.int64)
         lengths = np.where(rows < 0, 0, self.offsets[rows + 1] - self.offsets[rows])
         offsets = np.zeros(len(rows) + 1, dtype=np.int64)
         np.cumsum(lengths, out=offsets[1:])

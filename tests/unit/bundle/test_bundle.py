@@ -14,6 +14,7 @@ import pytest
 from pyarrow import feather
 from safetensors.numpy import load_file, save_file
 
+from services.algorithms.bundles import tensor_file
 from services.algorithms.bundles.event_schema import Role, default_schema
 from services.algorithms.bundles.model_bundle import BundleError, add_files, load_bundle, write_bundle
 from services.algorithms.bundles.sealed_files import check_table, read_table
@@ -322,14 +323,30 @@ OTHER_COLUMNS = {
     ),
     "another type": ("count", pa.array(["x"] * 5), r"has 5 rows of .*'count': 'string'.*; expected 5 rows of item_id"),
     "plain categories": ("categories", pa.array([["x"]] * 5), "categories .list of dictionary-coded strings."),
+    "a category that two codes stand for": (
+        "categories",
+        pa.ListArray.from_arrays(
+            [0, 1, 2, 2, 2, 2], pa.DictionaryArray.from_arrays(pa.array([0, 1], pa.int32()), ["x", "x"])
+        ),
+        "category names hold 'x' more than once; allowed: each name once",
+    ),
+    "categories that are no lists": (
+        "categories", pa.array(["x"] * 5), "'categories': 'string'.*; expected .*categories .list of dictionary-coded",
+    ),
     "an id twice": ("item_id", pa.array(["a", "b", "a", "c", "d"]), "item_id holds 'a' more than once"),
     "an empty id": ("item_id", pa.array(["a", "b", "", "c", "d"]), "item_id holds '' of 0 bytes; allowed: 1-128"),
     "a long id": ("item_id", pa.array(["a", "b", "c" * 129, "d", "e"]), "of 129 bytes; allowed: 1-128"),
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("is_mapped", [False, True], ids=["read", "mapped"])
 @pytest.mark.parametrize(("name", "column", "message"), OTHER_COLUMNS.values(), ids=OTHER_COLUMNS)
-def test_items_that_cannot_be_are_refused_by_column(path: Path, name: str, column: pa.Array, message: str) -> None:
+def test_items_that_cannot_be_are_refused_by_column(
+    path: Path, name: str, column: pa.Array, message: str, is_mapped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if is_mapped:
+        monkeypatch.setattr(tensor_file, "LOADED_BYTES", 0)
+        monkeypatch.setattr(tensor_file, "_mapped", {})
     table = items_of(path)
     put_items(path, table.set_column(table.column_names.index(name), name, column))
     with pytest.raises(BundleError, match=rf"items\.arrow.*{message}"):
@@ -342,8 +359,14 @@ def test_fewer_items_than_the_manifest_says_are_refused(path: Path) -> None:
         load_bundle(path)
 
 
+@pytest.mark.parametrize("is_mapped", [False, True], ids=["read", "mapped"])
 @pytest.mark.parametrize("damage", ["cut", "no text", "ends that decrease"])
-def test_a_file_that_is_no_arrow_table_of_text_is_refused(path: Path, damage: str) -> None:
+def test_a_file_that_is_no_arrow_table_of_text_is_refused(
+    path: Path, damage: str, is_mapped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if is_mapped:
+        monkeypatch.setattr(tensor_file, "LOADED_BYTES", 0)
+        monkeypatch.setattr(tensor_file, "_mapped", {})
     file = path / "items.arrow"
     data = file.read_bytes()
     ids = items_of(path).column("item_id").to_pylist()

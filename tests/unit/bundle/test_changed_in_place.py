@@ -85,17 +85,20 @@ def test_a_mapped_file_that_is_written_to_is_told_and_one_that_is_replaced_is_no
     monkeypatch.setattr(tensor_file, "LOADED_BYTES", 0)
     monkeypatch.setattr(tensor_file, "_mapped", {})
     bundle = load_bundle(path)
-    held = arrays(bundle)
-    before = [array.copy() for array in held]
+    items = list(bundle.item_ids), list(bundle.titles), list(bundle.categories)
+    held, before = arrays(bundle), [array.copy() for array in arrays(bundle)]
     assert tensor_file.changed_in_place() == ""
-    write_bundle(path, replace(content(seed=1), neighbours=bundle.neighbours))
+    named = [f"other {row}" for row in range(5)]
+    other = replace(content(seed=1), neighbours=bundle.neighbours, item_ids=named, titles=named)
+    write_bundle(path, replace(other, categories=[("other",)] * 5))
     assert tensor_file.changed_in_place() == ""
     for array, wanted in zip(held, before, strict=True):
         np.testing.assert_array_equal(array, wanted)
+    assert (list(bundle.item_ids), list(bundle.titles), list(bundle.categories)) == items
+    assert [bundle.item_index.get(item_id) for item_id in [*items[0], "other 0"]] == [*range(5), None]
     load_bundle(path).item_states  # noqa: B018
-    write_into(path / "item_states.safetensors")
-    assert tensor_file.changed_in_place().startswith(
-        f"{path / 'item_states.safetensors'} was written to while it serves"
-    )
-    (path / "item_states.safetensors").unlink()
-    assert tensor_file.changed_in_place() == ""
+    for name in ("item_states.safetensors", "items.arrow"):
+        write_into(path / name)
+        assert tensor_file.changed_in_place().startswith(f"{path / name} was written to while it serves")
+        (path / name).unlink()
+        assert tensor_file.changed_in_place() == ""
