@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 
 from services.algorithms.indexes.brute_force import BruteForce
@@ -10,7 +11,7 @@ from services.algorithms.indexes.card_passes import CardPasses
 from services.algorithms.indexes.protocol import Index
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.ops.mol_scores.device import DeviceScorer
-from services.algorithms.scoring.states import ItemStates, PairGate
+from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
 from services.candidates.audit import TRUTH
 from services.platform.config import ConfigError
 
@@ -18,6 +19,7 @@ from services.platform.config import ConfigError
 class DeviceBuild:
     """Every algorithm over one copy of the item states on a device; the audit's truth stays on this machine.
 
+    Kernels compile at the first build, which takes seconds: a first user, or the first one with a filter, would wait.
     It builds a mutable index's segments that have algorithms; the other rows of the delta are scored on this machine.
     It raises ValueError for an algorithm that a card does not serve. `copied_bytes_per_item`: what the device has of an
     item's states.
@@ -25,6 +27,7 @@ class DeviceBuild:
 
     def __init__(self, algorithms: Sequence[Algorithm], device: torch.device) -> None:
         self._algorithms, self._device, self.copied_bytes_per_item = algorithms, device, 0
+        self._compiled = False
 
     def __call__(self, items: MolScorer, pair_gate: PairGate | None, /) -> Mapping[str, Index]:
         states = ItemStates(components=items.components, gate=items.item_gate)
@@ -32,7 +35,22 @@ class DeviceBuild:
         self.copied_bytes_per_item = scorer.nbytes // scorer.num_items
         passes = CardPasses(scorer)
         indexes: dict[str, Index] = {one.text: make_card_index(one, passes) for one in self._algorithms}
+        if not self._compiled:
+            for one in indexes.values():
+                _search_each_way(one, scorer)
+            self._compiled = True
         return {**indexes, TRUTH: BruteForce(items)}
+
+
+def _search_each_way(index: Index, scorer: DeviceScorer) -> None:
+    """One query and more than a tile of them, with a filter and without: what kernels are compiled for."""
+    shape = scorer.shape
+    for batch in (1, 33):
+        components = np.ones((batch, shape.num_query_components, scorer.width), dtype=np.float32)
+        components /= np.sqrt(scorer.width)
+        gate = np.zeros((batch, shape.num_pairs), dtype=np.float32) if shape.gated else None
+        for allowed in (None, np.ones(scorer.num_items, dtype=np.bool_)):
+            index.search(QueryStates(components=components, gate=gate), min(100, scorer.num_items), allowed)
 
 
 def cuda_build(algorithms: Sequence[Algorithm]) -> DeviceBuild:

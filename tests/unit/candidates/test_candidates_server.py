@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 from retrieval_scene import half, make_bundle, make_queries, state_fields
 
 from services.algorithms.bundles.model_bundle import Bundle
+from services.algorithms.indexes.brute_force import BruteForce
 from services.algorithms.indexes.by_name import parse_algorithm
 from services.algorithms.items.catalogue import required_bytes
 from services.algorithms.items.live_catalogue import LiveCatalogue
@@ -344,6 +345,25 @@ async def test_searches_are_answered_from_a_torch_device(tmp_path: Path) -> None
     for name in names:
         answer = catalogue.index.search(queries, 5, algorithm=name)
         assert list(answer.item_ids[0]) == [f"item-{row}" for row in np.argsort(-exact)[:5]]
+
+
+def test_a_card_has_searched_each_way_before_the_first_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels compile at a call's first kind: seconds, which a first user with a filter would wait."""
+    asked: list[tuple[int, bool]] = []
+    searched = BruteForce.search
+
+    def search(index: BruteForce, queries: QueryStates, k: int, allowed: Any = None) -> Any:
+        asked.append((len(queries), allowed is not None))
+        return searched(index, queries, k, allowed)
+
+    monkeypatch.setattr(BruteForce, "search", search)
+    base = load_catalogue(CandidatesSettings(port=0, metrics_port=0, bundle=make_bundle(tmp_path / "bundle").path))
+    build = DeviceBuild([parse_algorithm("brute_force")], torch.device("cpu"))
+    catalogue = LiveCatalogue(base, build=build)
+    assert asked[:4] == [(1, False), (1, True), (33, False), (33, True)]
+    asked.clear()
+    catalogue.index.merge()
+    assert (33, True) not in asked
 
 
 def test_algorithms_beyond_the_memory_limit_are_refused_naming_both_values(tmp_path: Path) -> None:

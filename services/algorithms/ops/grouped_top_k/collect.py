@@ -42,7 +42,7 @@ def collect_best(
     device = items.device
     tiles = triton.cdiv(num_items, width_of_tile)
     capacity = 2 * size + 64
-    rows_of_tile = min(_ROWS, max(16, int(triton.next_power_of_2(rows))))
+    rows_of_tile = _ROWS if rows > _ROWS // 2 else _ROWS // 2
     grid = (triton.cdiv(num_items, _ITEMS), num_groups, triton.cdiv(rows, rows_of_tile))
     maxima = torch.empty((rows, num_groups, tiles), dtype=torch.float32, device=device)
     mask, stride = (maxima, 0) if allowed is None else (allowed, 0 if len(allowed) == 1 else num_items)

@@ -64,7 +64,11 @@ def _tile_scores(
     return tl.where(present, total + 0.0, float("-inf"))
 
 
-@triton.jit
+# See `mol_scores/kernel.py`.
+_ANY_NUMBER = ["allowed_stride", "num_items", "num_rows", "num_groups", "rows_per_query"]
+
+
+@triton.jit(do_not_specialize=[*_ANY_NUMBER, "num_tiles"])
 def tile_maxima_kernel(
     items,  # (X, S, d)
     queries,  # (R, d) in the items' dtype
@@ -98,7 +102,7 @@ def tile_maxima_kernel(
     tl.store(maxima + target, best, mask=(row < num_rows)[:, None] & (tile < num_tiles)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=[*_ANY_NUMBER, "capacity"])
 def collect_kernel(
     items,
     queries,
@@ -145,7 +149,7 @@ def collect_kernel(
         tl.store(keys + pair[:, None] * capacity + offset, key, mask=(hits > 0) & (offset < capacity))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_values", "capacity"])
 def collect_values_kernel(
     values,  # (B, n) float32
     thresholds,  # (B,) float32

@@ -39,7 +39,13 @@ def _dot(left, right, total, FAST: tl.constexpr):
         return tl.dot(left.to(tl.float32), right.to(tl.float32), total, input_precision="ieee")
 
 
-@triton.jit
+# A kernel compiles once more, 1 to 3 s, for a number that is 1 or divisible by 16; these gain nothing by it.
+_ANY_NUMBER = [
+    "allowed_stride", "num_scored", "first_item", "upper_stride", "lower_stride", "num_queries", "queries_per_program"
+]  # fmt: skip
+
+
+@triton.jit(do_not_specialize=_ANY_NUMBER)
 def mol_scores_kernel(
     items,  # (X, P_x, d) half precision
     item_gate,  # (X, P) half precision
@@ -178,7 +184,7 @@ def mol_scores_kernel(
             tl.store(lower + query * lower_stride + first_item + place, below, mask=real)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_scored", "first_item", "num_queries"])
 def cosines_kernel(
     items,  # (X, P_x, d) half precision
     components,  # (B, P_q, d) half precision
