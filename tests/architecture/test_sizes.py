@@ -22,7 +22,7 @@ FILES = {
     "algorithms/pefa/sums.py": "one table of sums: add, remove, digest, restore",
     "offline/backfill/bulk_import.py": "one pass over a log, in its order",
     "offline/evaluation/gpu/table.py": "it needs no package but NumPy, PyTorch, Triton, typer and rich",
-    "offline/evaluation/quality/baselines.py": "seven baselines, side by side",
+    "offline/evaluation/engine/baselines.py": "seven baselines, side by side",
     "offline/evaluation/quality/table.py": "one comparison: what runs, in which order, and its verdicts",
     "user_state/writer.py": "every write of a user's state",
 }

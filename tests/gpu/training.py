@@ -21,8 +21,9 @@ import tests.gpu.bare  # noqa: F401 - before what imports the packages that it s
 from services.algorithms.ops.mol_scores.device import DeviceScorer
 from services.algorithms.scoring.states import QueryStates
 from services.offline.datasets import Interactions, from_columns, leave_one_out_split, load_dataset
-from services.offline.evaluation.common.recall import summary
-from services.offline.training.evaluation import ModelScorer, rank_events
+from services.offline.evaluation.engine.metrics import summary
+from services.offline.evaluation.engine.ranked_events import rank_events
+from services.offline.training.evaluation import ModelScorer
 from services.offline.training.loop import Step, dense_users, train
 from services.offline.training.models.sequential import Dropouts, SequentialModel
 from services.offline.training.presets import TrainConfig, preset, with_dot_head

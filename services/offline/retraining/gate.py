@@ -19,9 +19,9 @@ from services.algorithms.bundles.model_bundle import Bundle
 from services.algorithms.ops.mol_scores import MolScorer
 from services.offline.datasets import Interactions, MeasuredSplit
 from services.offline.evaluation.actions.states import Person, ServedStates, stored_events
-from services.offline.evaluation.quality.runs import strata
-from services.offline.statistics import holm, paired_difference
-from services.offline.training.evaluation import rank_events
+from services.offline.evaluation.engine.intervals import holm, paired_difference
+from services.offline.evaluation.engine.ranked_events import rank_events
+from services.offline.evaluation.engine.strata import strata
 from services.offline.training.sequences import Histories, IntArray
 
 # What the new model may lose of the serving one's hits overall: the interval of the difference must lie above that.

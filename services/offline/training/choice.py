@@ -17,9 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from services.offline.datasets import Interactions, leave_one_out_split
-from services.offline.evaluation.common.recall import Ranks
-from services.offline.statistics import Difference, paired_difference
-from services.offline.training.evaluation import ModelScorer, rank_events
+from services.offline.evaluation.engine.intervals import Difference, paired_difference
+from services.offline.evaluation.engine.metrics import Ranks
+from services.offline.evaluation.engine.ranked_events import rank_events
+from services.offline.training.evaluation import ModelScorer
 from services.offline.training.loop import train
 from services.offline.training.neighbours import choosing_rows, learn_neighbours, ranks_by_share
 from services.offline.training.presets import TrainConfig, with_dot_head, with_wide_dot_head

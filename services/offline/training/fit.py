@@ -19,8 +19,9 @@ from services.offline.datasets import (
     global_time_split,
     leave_one_out_split,
 )
-from services.offline.evaluation.common.recall import summary
-from services.offline.training.evaluation import ModelScorer, evaluate, rank_events
+from services.offline.evaluation.engine.metrics import summary
+from services.offline.evaluation.engine.ranked_events import rank_events
+from services.offline.training.evaluation import ModelScorer, evaluate
 from services.offline.training.loop import ProgressListener, Step, TrainReport, train
 from services.offline.training.neighbours import (
     WithNeighbours,

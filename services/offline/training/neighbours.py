@@ -17,8 +17,8 @@ from scipy import sparse
 from services.algorithms.bundles.model_manifest import NeighbourShape
 from services.algorithms.scoring.neighbours import ItemNeighbours
 from services.offline.datasets import Interactions
-from services.offline.evaluation.common.recall import Ranks, ndcg, target_ranks
-from services.offline.training.evaluation import EventScorer, held_out_batches
+from services.offline.evaluation.engine.metrics import Ranks, ndcg, target_ranks
+from services.offline.evaluation.engine.ranked_events import EventScorer, held_out_batches
 from services.offline.training.sequences import Histories, IntArray
 
 # On validation of ml-latest-small and Amazon Beauty. Co-occurrence alone, NDCG@10: distances up to 30 weighed by their

@@ -16,7 +16,7 @@ from services.offline.evaluation.actions.next_liked import Asked, asked_after, r
 from services.offline.evaluation.actions.pairs import ACTIONS, changes
 from services.offline.evaluation.actions.states import Person, stored_events
 from services.offline.evaluation.common.report import Report, Request, filled, report_of, written
-from services.offline.statistics import paired_difference
+from services.offline.evaluation.engine.intervals import paired_difference
 
 _PAIRS, _EVENTS = 500, 8_000
 _BASE = "all events alike"

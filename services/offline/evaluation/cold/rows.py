@@ -22,9 +22,9 @@ from services.gateway.recommend.favoured import MAX_FAVOURED, favours
 from services.gateway.recommend.popular import TRAINING_COUNTS
 from services.offline.datasets import Interactions, load_dataset
 from services.offline.evaluation.common.report import Report, Request, filled, report_of, written
+from services.offline.evaluation.engine.intervals import paired_difference
 from services.offline.evaluation.stream.models import Fit, TrainedModels, stream_model
 from services.offline.evaluation.stream.walk import EventBatch, Scores, StreamSetting, stream_setting, walk
-from services.offline.statistics import paired_difference
 
 DATASETS = ("ml-1m", "ml-100k", "ml-latest-small")
 HALF_LIFE_S = 7 * 86_400.0

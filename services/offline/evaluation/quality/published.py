@@ -24,13 +24,14 @@ from torch import Tensor, nn
 from services.algorithms.bundles.model_manifest import EncoderShape, HeadShape
 from services.offline.datasets import Interactions, load_dataset
 from services.offline.datasets.splits import leave_one_out_split
-from services.offline.evaluation.common.recall import summary, target_ranks
 from services.offline.evaluation.common.report import Report, Request, filled, report_of, written
+from services.offline.evaluation.engine.intervals import spread
+from services.offline.evaluation.engine.metrics import summary, target_ranks
+from services.offline.evaluation.engine.ranked_events import held_out_batches
 from services.offline.evaluation.quality.arms import ARMS, Trial
 from services.offline.evaluation.quality.runs import CHOSEN_BY
 from services.offline.evaluation.quality.table import LAST, MeasuredData, plan_for
-from services.offline.statistics import spread
-from services.offline.training.evaluation import ModelScorer, held_out_batches
+from services.offline.training.evaluation import ModelScorer
 from services.offline.training.loop import train
 from services.offline.training.models.hstu import HstuEncoder, elapsed_buckets
 from services.offline.training.models.sequential import SequentialModel

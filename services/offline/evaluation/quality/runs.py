@@ -8,23 +8,22 @@ Letters: E events, X items.
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from services.offline.datasets import MeasuredSplit
-from services.offline.evaluation.common.recall import summary
+from services.offline.evaluation.engine.metrics import summary
+from services.offline.evaluation.engine.ranked_events import EventScorer, RankedEvents, rank_events
 from services.offline.evaluation.quality.arms import Arm, Trial, bytes_per_item
-from services.offline.training.evaluation import EventScorer, ModelScorer, RankedEvents, rank_events
+from services.offline.training.evaluation import ModelScorer
 from services.offline.training.loop import Step, dense_users, train
 from services.offline.training.models.sequential import SequentialModel
 from services.offline.training.neighbours import WithNeighbours, learn_neighbours, shares_tried, with_share
 from services.offline.training.presets import TrainConfig
-from services.offline.training.sequences import Histories
 
 Row = dict[str, Any]
 
@@ -181,41 +180,3 @@ def _ranked(row: Row, scorer: EventScorer, split: MeasuredSplit) -> Finished:
 
 def _evenly(rows: np.ndarray[tuple[int], np.dtype[np.int64]], count: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     return rows[np.linspace(0, len(rows) - 1, min(count, len(rows))).astype(np.int64)]
-
-
-Mask = npt.NDArray[np.bool_]
-
-_HOUR_S, _DAY_S = 3600, 86400
-
-
-def strata(split: MeasuredSplit, ranked: RankedEvents) -> Iterator[tuple[str, str, Mask]]:
-    """(question, stratum, mask (E,)) of every stratum that has an event.
-
-    Popularity is the target's number of training events; history the events before the target; a sitting goes on while
-    events follow each other within an hour; a new user has no training event. Times are asked of data that have them.
-    """
-    histories = Histories.of(split.interactions)
-    train = split.train
-    target = histories.items[ranked.events]
-    count = train.item_counts()[target]
-    before = ranked.events - histories.offsets[ranked.users]
-    groups: list[tuple[str, str, Mask]] = [
-        ("target's training events", "none", count == 0),
-        ("target's training events", "1 to 9", (count > 0) & (count < 10)),
-        ("target's training events", "10 to 99", (count >= 10) & (count < 100)),
-        ("target's training events", "100 or more", count >= 100),
-        ("history", "fewer than 10 events", before < 10),
-        ("history", "10 to 49", (before >= 10) & (before < 50)),
-        ("history", "50 or more", before >= 50),
-    ]
-    if split.interactions.has_times:
-        gap = histories.times[ranked.events] - histories.times[ranked.events - 1]
-        groups += [
-            ("time since the last event", "same sitting (within an hour)", gap <= _HOUR_S),
-            ("time since the last event", "within a day", (gap > _HOUR_S) & (gap < _DAY_S)),
-            ("time since the last event", "a day or more", gap >= _DAY_S),
-        ]
-    known = train.user_counts()[ranked.users] > 0
-    if not known.all():
-        groups += [("user", "in training", known), ("user", "new", ~known)]
-    yield from ((question, name, mask) for question, name, mask in groups if mask.any())

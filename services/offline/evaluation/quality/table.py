@@ -19,12 +19,13 @@ import numpy as np
 from services.offline.datasets import Interactions, MeasuredSplit, load_dataset, order_test
 from services.offline.datasets.splits import SPLITS
 from services.offline.evaluation.common.report import machine
+from services.offline.evaluation.engine.baselines import GRIDS, make_baseline
+from services.offline.evaluation.engine.intervals import Difference, holm, paired_difference, spread
+from services.offline.evaluation.engine.ranked_events import RankedEvents
+from services.offline.evaluation.engine.strata import strata
 from services.offline.evaluation.quality.arms import ARMS, Arm, Trial, tune
-from services.offline.evaluation.quality.baselines import GRIDS, make_baseline
-from services.offline.evaluation.quality.runs import Finished, Plan, Row, Store, run_arm, run_baseline, strata
-from services.offline.statistics import Difference, holm, paired_difference, spread
+from services.offline.evaluation.quality.runs import Finished, Plan, Row, Store, run_arm, run_baseline
 from services.offline.training.choice import microseconds_per_position
-from services.offline.training.evaluation import RankedEvents
 from services.offline.training.loop import Step
 from services.offline.training.presets import preset
 from services.offline.training.sequences import Histories

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from services.offline.evaluation.common.report import Report, Request, filled, report_of, written
+from services.offline.evaluation.engine.intervals import paired_difference
 from services.offline.evaluation.shown.world import Outcome, Policy, World, run
-from services.offline.statistics import paired_difference
 
 SEEDS = 20
 # Set before anything was measured.

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from services.offline.datasets import Interactions, global_time_split
-from services.offline.evaluation.common.recall import target_ranks
+from services.offline.evaluation.engine.metrics import target_ranks
 
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]

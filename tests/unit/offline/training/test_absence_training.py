@@ -15,9 +15,10 @@ from services.algorithms.encoding.history import window_start
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.scoring.states import QueryStates
 from services.offline.datasets import Interactions
+from services.offline.evaluation.engine.ranked_events import rank_events
 from services.offline.training import TrainConfig, preset, train
 from services.offline.training.bundling import load_model, save_bundle
-from services.offline.training.evaluation import ModelScorer, rank_events
+from services.offline.training.evaluation import ModelScorer
 from services.offline.training.models.sequential import SequentialModel
 from services.offline.training.presets import with_dot_head, with_sasrec, with_wide_dot_head
 from services.offline.training.sequences import EpochBatches, Histories

@@ -10,8 +10,8 @@ from training_scene import CONFIG, cyclic_interactions
 
 from services.algorithms.bundles.model_bundle import load_bundle
 from services.offline.datasets import Interactions
+from services.offline.evaluation.engine.ranked_events import rank_events
 from services.offline.training import PRESETS, neighbours
-from services.offline.training.evaluation import rank_events
 from services.offline.training.neighbours import (
     WithNeighbours,
     choosing_rows,

@@ -13,9 +13,10 @@ import pytest
 
 from services.offline.datasets import Interactions
 from services.offline.evaluation.common.report import Request
+from services.offline.evaluation.engine.baselines import GRIDS
+from services.offline.evaluation.engine.ranked_events import RankedEvents
 from services.offline.evaluation.quality import table
 from services.offline.evaluation.quality.arms import ARMS, EVERY_ARM, Trial, bytes_per_item, tune
-from services.offline.evaluation.quality.baselines import GRIDS
 from services.offline.evaluation.quality.page import _epochs, page, plot_curves, quality
 from services.offline.evaluation.quality.runs import Finished, Plan, Store
 from services.offline.evaluation.quality.table import DATA as SETS
@@ -31,7 +32,6 @@ from services.offline.evaluation.quality.table import (
     report,
     values_of,
 )
-from services.offline.training.evaluation import RankedEvents
 from tests.unit.offline.training.training_scene import CONFIG, cyclic_interactions
 
 

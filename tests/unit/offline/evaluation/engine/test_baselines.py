@@ -7,7 +7,7 @@ import pytest
 
 from services.offline.datasets import Interactions, from_columns
 from services.offline.datasets.splits import leave_one_out_split, time_split
-from services.offline.evaluation.quality.baselines import (
+from services.offline.evaluation.engine.baselines import (
     BASELINES,
     GRIDS,
     Baseline,

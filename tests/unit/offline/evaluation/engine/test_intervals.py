@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from services.offline.statistics import holm, paired_difference, spread
+from services.offline.evaluation.engine.intervals import holm, paired_difference, spread
 
 
 def hits(rng: np.random.Generator, rates: list[float], events: int = 2000) -> np.ndarray:

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from services.offline.evaluation.common.recall import hit_rate, mean_reciprocal_rank, ndcg, summary, target_ranks
+from services.offline.evaluation.engine.metrics import hit_rate, mean_reciprocal_rank, ndcg, summary, target_ranks
 
 
 def test_a_rank_counts_the_allowed_items_that_score_higher() -> None:

@@ -1,0 +1,111 @@
+"""How well something predicts held-out events: each from what was known before it, against the whole catalogue.
+
+A user's window holds everything that they did before, held-out events included, once they have happened, as of the
+event's own time. Items that the user has seen are left out of the ranking, for every scorer alike, so a model and its
+baselines answer the same questions.
+
+Letters: E events to predict, B of them at a time, X items.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from services.offline.datasets import Interactions
+from services.offline.evaluation.engine.metrics import Ranks, target_ranks
+from services.offline.training.sequences import Histories, IntArray
+
+_EVENTS_PER_BATCH = 256
+_COVERAGE_DEPTH = 10
+
+
+class EventScorer(Protocol):
+    """Something that scores the catalogue for what a user does next: a model or a baseline."""
+
+    def scores(self, histories: Histories, events: IntArray, users: IntArray) -> npt.NDArray[np.floating]:
+        """(B, X) scores, higher is better, from what stands before position events[b] of users[b], that is
+        histories.items[histories.offsets[users[b]] : events[b]], from the event's time and nothing else."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeldOutBatch:
+    """B events to predict: positions in `histories` (B,), their users (B,) and items (B,), and what those users had
+    seen before, which does not compete (B, X)."""
+
+    histories: Histories
+    events: IntArray
+    users: IntArray
+    targets: IntArray
+    seen: npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankedEvents:
+    """Shapes: events (E,) positions in `Histories`, increasing, users (E,), ranks (E,), 0-based.
+
+    `coverage` is the share of the catalogue that stands among the first ten of at least one event.
+    """
+
+    events: IntArray
+    users: IntArray
+    ranks: Ranks
+    coverage: float
+
+
+def held_out_batches(interactions: Interactions, rows: npt.NDArray[np.int64]) -> Iterator[HeldOutBatch]:
+    """The events in `rows` by batches, in the order of `Histories`. First events of users are left out, and where
+    outcomes are known, events that do not speak for their items.
+
+    Raises: ValueError if no event remains to be predicted.
+    """
+    histories = Histories.of(interactions)
+    events, users = _predictable(interactions, rows, histories)
+    if not len(events):
+        raise ValueError(f"none of the {len(rows)} events to predict has an earlier event of its user")
+    for begin in range(0, len(events), _EVENTS_PER_BATCH):
+        chosen, owners = events[begin : begin + _EVENTS_PER_BATCH], users[begin : begin + _EVENTS_PER_BATCH]
+        yield HeldOutBatch(
+            histories=histories,
+            events=chosen,
+            users=owners,
+            targets=histories.items[chosen],
+            seen=_seen_before(histories, chosen, owners, interactions.num_items),
+        )
+
+
+def rank_events(scorer: EventScorer, interactions: Interactions, rows: npt.NDArray[np.int64]) -> RankedEvents:
+    """Rank the item of each event of `held_out_batches` against the catalogue.
+
+    Items that the user has seen do not compete; equal scores are ordered by item index. Raises: as `held_out_batches`.
+    """
+    batches, ranks, shown = [], [], np.zeros(interactions.num_items, dtype=bool)
+    for batch in held_out_batches(interactions, rows):
+        scores = scorer.scores(batch.histories, batch.events, batch.users)
+        ranks.append(target_ranks(scores, batch.targets, batch.seen))
+        depth = min(_COVERAGE_DEPTH, scores.shape[1] - 1)
+        first = np.argpartition(np.where(batch.seen, np.inf, -scores), depth, axis=1)
+        shown[first[:, :_COVERAGE_DEPTH].ravel()] = True
+        batches.append((batch.events, batch.users))
+    events, users = (np.concatenate(part) for part in zip(*batches, strict=True))
+    return RankedEvents(events=events, users=users, ranks=np.concatenate(ranks), coverage=float(shown.mean()))
+
+
+def _predictable(interactions: Interactions, rows: IntArray, histories: Histories) -> tuple[IntArray, IntArray]:
+    """Positions in `histories` of the wanted events that are not their user's first, increasing, and their users."""
+    if interactions.outcomes is not None:
+        rows = rows[interactions.outcomes[rows] == 0]
+    order, _ = interactions.by_user()
+    events = np.flatnonzero(np.isin(order, rows))
+    users = np.searchsorted(histories.offsets, events, side="right") - 1
+    later = events > histories.offsets[users]
+    return events[later], users[later]
+
+
+def _seen_before(histories: Histories, events: IntArray, users: IntArray, num_items: int) -> npt.NDArray[np.bool_]:
+    seen = np.zeros((len(events), num_items), dtype=bool)
+    for row, (event, user) in enumerate(zip(events, users, strict=True)):
+        seen[row, histories.items[histories.offsets[user] : event]] = True
+    return seen
