@@ -16,7 +16,7 @@ from services.algorithms.bundles.model_bundle import Bundle
 from services.algorithms.ops.mol_scores import MolScorer
 from services.contracts.stored_history import StoredEvent
 from services.offline.datasets import Interactions
-from services.offline.evaluation.actions.states import Person, ServedStates, stored_events
+from services.offline.evaluation.engine.served_states import Person, ServedStates, stored_events
 from services.offline.training.neighbours import learn_neighbours
 
 LIKED, DISLIKED = 4.0, 2.0

@@ -19,7 +19,7 @@ from services.algorithms.pefa.policy import DEFAULT_SHARE
 from services.algorithms.pefa.refresh import refreshed, unit
 from services.algorithms.scoring.states import ItemStates, QueryStates
 from services.contracts.stored_history import StoredEvent
-from services.offline.evaluation.actions.states import Person, ServedStates
+from services.offline.evaluation.engine.served_states import Person, ServedStates
 
 NEAREST = 20
 # Types and values of the actions; by the default schema a rating of 5 weighs 1, of 1 weighs -1.

@@ -14,9 +14,9 @@ from services.algorithms.native.threads import set_compute_threads
 from services.offline.datasets import Interactions, load_dataset
 from services.offline.evaluation.actions.next_liked import Asked, asked_after, ranks_by_arm
 from services.offline.evaluation.actions.pairs import ACTIONS, changes
-from services.offline.evaluation.actions.states import Person, stored_events
 from services.offline.evaluation.common.report import Report, Request, filled, report_of, written
 from services.offline.evaluation.engine.intervals import paired_difference
+from services.offline.evaluation.engine.served_states import Person, stored_events
 
 _PAIRS, _EVENTS = 500, 8_000
 _BASE = "all events alike"

@@ -15,7 +15,8 @@ import pytest
 from services.algorithms.bundles.model_bundle import load_bundle
 from services.algorithms.bundles.model_manifest import BundleError, Manifest
 from services.offline.datasets import Interactions
-from services.offline.retraining.gate import MIN_EVENTS, Compared, ServedScorer, _verdict, judge
+from services.offline.evaluation.engine.served_scorer import ServedScorer
+from services.offline.retraining.gate import MIN_EVENTS, Compared, _verdict, judge
 from services.offline.retraining.run import retrain
 from services.offline.training.bundling import load_model
 from services.offline.training.evaluation import ModelScorer

@@ -13,8 +13,8 @@ from services.offline.datasets import Interactions
 from services.offline.evaluation.actions import rows
 from services.offline.evaluation.actions.next_liked import asked_after, ranks_by_arm
 from services.offline.evaluation.actions.pairs import _with, changes
-from services.offline.evaluation.actions.states import Person, ServedStates, stored_events
 from services.offline.evaluation.common.report import Request
+from services.offline.evaluation.engine.served_states import Person, ServedStates, stored_events
 from services.offline.training import PRESETS
 from services.offline.training.presets import with_sasrec
 from services.offline.training.run import run_training
