@@ -18,7 +18,8 @@ import numpy.typing as npt
 from services.algorithms.bundles.model_bundle import Bundle
 from services.offline.datasets import Interactions, MeasuredSplit
 from services.offline.evaluation.engine.intervals import holm, paired_difference
-from services.offline.evaluation.engine.ranked_events import rank_events
+from services.offline.evaluation.engine.metrics import gains
+from services.offline.evaluation.engine.ranked_events import counting, rank_events
 from services.offline.evaluation.engine.served_scorer import ServedScorer
 from services.offline.evaluation.engine.strata import strata
 from services.offline.training.sequences import Histories
@@ -29,7 +30,7 @@ MARGIN = 0.05
 MIN_EVENTS, LEVEL = 100, 0.05
 # How much more processor time an event, or bytes the bundle, may take.
 MAX_COST = 1.5
-_MAX_EVENTS, _CUT = 6_000, 10
+_MAX_EVENTS = 6_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,7 +71,7 @@ def judge(
     """
     seen = data.seen(new.event_schema)
     data, first = data.select(seen), int(np.searchsorted(seen, first))
-    rows = first + np.flatnonzero(data.speaking_for(new.event_schema)[first:])
+    rows = counting(data, np.arange(first, len(data), dtype=np.int64), new.event_schema)
     rows = rows[np.linspace(0, len(rows) - 1, min(_MAX_EVENTS, len(rows))).astype(np.int64)] if len(rows) else rows
     if len(rows) < MIN_EVENTS:
         raise ValueError(f"{len(rows)} events to judge by; allowed: {MIN_EVENTS} and more, so judge by more hours")
@@ -80,7 +81,7 @@ def judge(
     )
     scorers = [ServedScorer(one, data, clock=clock) for one in (serving, new)]
     ranked = [rank_events(one, data, rows) for one in scorers]
-    old_hits, new_hits = ((one.ranks[None] < _CUT).astype(np.float64) for one in ranked)
+    old_hits, new_hits = (gains(one.ranks[None], "hr@10") for one in ranked)
     users = ranked[0].users
     trained = [item_id for item_id in serving.item_ids if item_id not in serving.untrained]
     known = np.isin(data.item_ids, trained)[Histories.of(data).items[ranked[0].events]]

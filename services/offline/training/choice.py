@@ -16,10 +16,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from services.algorithms.bundles.event_schema import EventSchema
 from services.offline.datasets import Interactions, leave_one_out_split
 from services.offline.evaluation.engine.intervals import Difference, paired_difference
-from services.offline.evaluation.engine.metrics import Ranks
-from services.offline.evaluation.engine.ranked_events import rank_events
+from services.offline.evaluation.engine.metrics import Ranks, gains
+from services.offline.evaluation.engine.ranked_events import counting, rank_events
 from services.offline.training.evaluation import ModelScorer
 from services.offline.training.loop import train
 from services.offline.training.neighbours import choosing_rows, learn_neighbours, ranks_by_share
@@ -29,6 +30,7 @@ from services.offline.training.presets import TrainConfig, with_dot_head, with_w
 # gains later (docs/benchmarks/quality.md).
 _SHARE = 1 / 3
 _EVENTS = 4_000
+_METRIC = "ndcg@10"
 # How much of a training measures what a position costs, after batches that warm up.
 _MEASURED_POSITIONS, _WARM_UP_BATCHES = 30_000, 4
 
@@ -79,6 +81,7 @@ def microseconds_per_position(config: TrainConfig, interactions: Interactions, d
 def choose(
     options: Mapping[str, TrainConfig],
     interactions: Interactions,
+    schema: EventSchema,
     *,
     on_candidate: Callable[[str], None] = lambda name: None,
     device: str = "cpu",
@@ -87,22 +90,27 @@ def choose(
     """Train every option on all but each user's last event, and rank those as served.
 
     The dearest mixture is trained for a third of its epochs, every other option for as many as `cost` (microseconds per
-    position) says that fill the same processor time. Raises: ValueError if no user has three events.
+    position) says that fill the same processor time.
+    Raises: ValueError if no user has three events of which the last counts.
     """
     parts = leave_one_out_split(interactions)
-    if not len(parts.test_rows):
-        raise ValueError(f"{interactions.name}: no user has three events; choosing a head needs one to be predicted")
+    last = counting(interactions, parts.test_rows, schema)
+    if not len(last):
+        raise ValueError(
+            f"{interactions.name}: no user has three events of which the last one counts by the event schema; choosing "
+            "a head needs one to be predicted"
+        )
     known = interactions.select(parts.refit_rows)
-    rows = parts.test_rows[np.linspace(0, len(parts.test_rows) - 1, min(_EVENTS, len(parts.test_rows))).astype(int)]
+    rows = last[np.linspace(0, len(last) - 1, min(_EVENTS, len(last))).astype(int)]
     taken = known if known.outcomes is None else known.select(known.outcomes == 0)
-    neighbours = learn_neighbours(taken) if len(choosing_rows(interactions)) else None
+    neighbours = learn_neighbours(taken) if len(choosing_rows(interactions, schema)) else None
     began = time.process_time()
     costs = {name: cost(config, known, device) for name, config in options.items()}
     spent = time.process_time() - began
     mixtures = [name for name, config in options.items() if config.head.is_mixture]
     dearest = max(mixtures, key=lambda name: options[name].epochs * costs[name])
     epochs = options[dearest].epochs
-    gains: dict[str, npt.NDArray[np.float64]] = {}
+    found: dict[str, npt.NDArray[np.float64]] = {}
     for name, config in options.items():
         share = costs[dearest] / costs[name]
         short = replace(config, epochs=_at_least_one(_at_least_one(epochs * _SHARE) * share))
@@ -111,47 +119,47 @@ def choose(
         report.model.to("cpu")
         scorer = ModelScorer(report.model, report.user_index)
         if neighbours is None:
-            gains[name] = _gains(rank_events(scorer, interactions, rows).ranks)
+            found[name] = gains(rank_events(scorer, interactions, rows).ranks, _METRIC)
         else:
-            gains[name] = _served_gains(ranks_by_share(scorer, neighbours, interactions, rows))
+            found[name] = _served_gains(ranks_by_share(scorer, neighbours, interactions, rows))
         spent += report.cpu_seconds
-    means = {name: float(values.mean()) for name, values in gains.items()}
+    means = {name: float(values.mean()) for name, values in found.items()}
     mixture, dot = (
         max((name for name in options if (name in mixtures) is wanted), key=means.__getitem__)
         for wanted in (True, False)
     )
-    chosen, reason = _cheapest_of_the_best(options, gains)
+    chosen, reason = _cheapest_of_the_best(options, found)
     return Choice(
         name=chosen,
         config=replace(options[chosen], epochs=_at_least_one(epochs * costs[dearest] / costs[chosen])),
         ndcg_at_10=means,
         reason=reason,
-        lead=_difference(gains, mixture, dot),
+        lead=_difference(found, mixture, dot),
         cpu_seconds=spent,
     )
 
 
 def _cheapest_of_the_best(
-    options: Mapping[str, TrainConfig], gains: Mapping[str, npt.NDArray[np.float64]]
+    options: Mapping[str, TrainConfig], found: Mapping[str, npt.NDArray[np.float64]]
 ) -> tuple[str, str]:
     """The cheapest to serve of the options that the best is not beyond doubt better than, and why in words."""
-    best = max(options, key=lambda name: gains[name].mean())
+    best = max(options, key=lambda name: found[name].mean())
     # A wide dot product has the mixture's bytes, and no gate to compute.
     order = sorted(
         options,
-        key=lambda name: (options[name].head.is_mixture, options[name].head.component_width, -gains[name].mean()),
+        key=lambda name: (options[name].head.is_mixture, options[name].head.component_width, -found[name].mean()),
     )
-    chosen = next(name for name in order if name == best or not _difference(gains, best, name).is_above_zero)
+    chosen = next(name for name in order if name == best or not _difference(found, best, name).is_above_zero)
     if chosen != best:
-        lead = _difference(gains, best, chosen)
+        lead = _difference(found, best, chosen)
         return chosen, f"no difference beyond doubt ({best} minus {chosen} {lead}), and it is cheaper to serve"
     return best, "the best, and none is cheaper to serve" if best == order[
         0
     ] else "beyond doubt better than all cheaper"
 
 
-def _difference(gains: Mapping[str, npt.NDArray[np.float64]], one: str, other: str) -> Difference:
-    return paired_difference(gains[one][None], gains[other][None])
+def _difference(found: Mapping[str, npt.NDArray[np.float64]], one: str, other: str) -> Difference:
+    return paired_difference(found[one][None], found[other][None])
 
 
 def _at_least_one(epochs: float) -> int:
@@ -160,13 +168,9 @@ def _at_least_one(epochs: float) -> int:
 
 def _served_gains(ranks: Mapping[float, Ranks]) -> npt.NDArray[np.float64]:
     """(E,) on each half of the events, with the share of item neighbours that is best on the other."""
-    by_share = np.stack([_gains(found) for found in ranks.values()])
+    by_share = gains(np.stack(list(ranks.values())), _METRIC)
     is_odd = np.arange(by_share.shape[1]) % 2 == 1
     served: npt.NDArray[np.float64] = by_share[0].copy()
     for half in (is_odd, ~is_odd):
         served[half] = by_share[by_share[:, ~half].sum(axis=1).argmax(), half]
     return served
-
-
-def _gains(ranks: Ranks) -> npt.NDArray[np.float64]:
-    return np.where(ranks < 10, 1.0 / np.log2(ranks + 2.0), 0.0)

@@ -3,8 +3,6 @@
 Letters: B events at a time, X items.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -12,21 +10,8 @@ import torch
 from services.algorithms.encoding.absence import buckets_of
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.scoring.states import QueryStates
-from services.offline.datasets import Interactions
-from services.offline.evaluation.engine.metrics import Ranks, summary
-from services.offline.evaluation.engine.ranked_events import rank_events
 from services.offline.training.models.sequential import SequentialModel
 from services.offline.training.sequences import Histories, IntArray, windows_before
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Evaluation:
-    """`model` and `popularity` hold HR@{1,10,50,200}, NDCG@10 and MRR over `num_events` predicted events."""
-
-    model: dict[str, float]
-    popularity: dict[str, float]
-    num_events: int
-    ranks: Ranks
 
 
 class ModelScorer:
@@ -47,42 +32,6 @@ class ModelScorer:
         if self._absence is not None:
             states = self._absence.apply(states, buckets_of(histories.gaps(events), self._absence.shape))
         return self._scorer.scores(states)
-
-
-class _CountScorer:
-    def __init__(self, item_counts: npt.NDArray[np.int64]) -> None:
-        self._counts = item_counts.astype(np.float64)
-
-    def scores(self, histories: Histories, events: IntArray, users: IntArray) -> npt.NDArray[np.floating]:
-        del histories, users
-        return np.broadcast_to(self._counts, (len(events), len(self._counts)))
-
-
-def evaluate(
-    model: SequentialModel,
-    interactions: Interactions,
-    rows: npt.NDArray[np.int64],
-    *,
-    item_counts: npt.NDArray[np.int64],
-    user_index: IntArray | None = None,
-) -> Evaluation:
-    """Predict the events in `rows` of `interactions`. A user's very first event has no history and is left out.
-
-    `item_counts` (X,) are the training interactions; `user_index` (U,) as in `ModelScorer`.
-    Raises: ValueError if no event remains to be predicted.
-    """
-    training = model.training
-    try:
-        ranked = rank_events(ModelScorer(model, user_index), interactions, rows)
-    finally:
-        model.train(training)
-    popular = rank_events(_CountScorer(item_counts), interactions, rows)
-    return Evaluation(
-        model=summary(ranked.ranks),
-        popularity=summary(popular.ranks),
-        num_events=len(ranked.ranks),
-        ranks=ranked.ranks,
-    )
 
 
 @torch.no_grad()

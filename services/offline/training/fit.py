@@ -19,9 +19,10 @@ from services.offline.datasets import (
     global_time_split,
     leave_one_out_split,
 )
+from services.offline.evaluation.engine.baselines import Popularity, ServedNeighbours
 from services.offline.evaluation.engine.metrics import summary
-from services.offline.evaluation.engine.ranked_events import rank_events
-from services.offline.training.evaluation import ModelScorer, evaluate
+from services.offline.evaluation.engine.ranked_events import EventScorer, counting, rank_events
+from services.offline.training.evaluation import ModelScorer
 from services.offline.training.loop import ProgressListener, Step, TrainReport, train
 from services.offline.training.neighbours import (
     WithNeighbours,
@@ -34,8 +35,6 @@ from services.offline.training.new_items import measure_new_item_length
 from services.offline.training.presets import (
     TrainConfig,
 )
-
-_METRICS = ("hr@1", "hr@10", "hr@50", "hr@200", "ndcg@10", "mrr")
 
 LEAVE_ONE_OUT, TIME, NONE = "leave-one-out", "time", "none"
 SPLITS = (LEAVE_ONE_OUT, TIME, NONE)
@@ -80,21 +79,28 @@ class FitSplit:
     split_time: int | None = None
 
 
-def fit_split(interactions: Interactions, split: str, *, max_events: int = 6000, fraction: float = 0.8) -> FitSplit:
+def fit_split(
+    interactions: Interactions, split: str, schema: EventSchema, *, max_events: int = 6000, fraction: float = 0.8
+) -> FitSplit:
     """Divide data for training.
 
     "leave-one-out" predicts each user's last event and trains on all others; "time" trains on the first `fraction` of
     the events and predicts up to `max_events` of the rest, evenly spread; "none" trains on everything.
+    Of what is held out only events that count by the schema are predicted.
     Raises: ValueError naming the known splits.
     """
     if split not in SPLITS:
         raise ValueError(f"split={split!r}; allowed: {', '.join(SPLITS)}")
     if split == LEAVE_ONE_OUT:
         parts = leave_one_out_split(interactions)
-        return FitSplit(train=interactions.select(parts.refit_rows), whole=interactions, test_rows=parts.test_rows)
+        return FitSplit(
+            train=interactions.select(parts.refit_rows),
+            whole=interactions,
+            test_rows=counting(interactions, parts.test_rows, schema),
+        )
     if split == TIME:
         divided = global_time_split(interactions, fraction)
-        held_out = np.arange(len(divided.train), len(interactions), dtype=np.int64)
+        held_out = counting(interactions, np.arange(len(divided.train), len(interactions), dtype=np.int64), schema)
         chosen = np.linspace(0, len(held_out) - 1, min(max_events, len(held_out))).astype(np.int64)
         return FitSplit(
             train=divided.train, whole=interactions, test_rows=held_out[chosen], split_time=divided.split_time
@@ -145,7 +151,7 @@ def fit_model(
 ) -> Fit:
     """Train, choose the share of item neighbours on what was kept back, and measure on what was held out."""
     with training_progress(console, config.epochs) as listener:
-        kept = choosing_rows(divided.train)
+        kept = choosing_rows(divided.train, schema)
         learnt = divided.train.select(np.setdiff1d(np.arange(len(divided.train)), kept, assume_unique=True))
         report = train(config, learnt, out=checkpoints, progress=listener, resume=resume, device=device)
     report.model.to("cpu")
@@ -156,7 +162,7 @@ def fit_model(
         report=report,
         taken=taken,
         neighbours=neighbours,
-        metrics=_metrics(report, neighbours, divided, taken.item_counts()),
+        metrics=_metrics(report, neighbours, divided, taken),
         new_item_length=measure_new_item_length(report.model, taken),
     )
 
@@ -182,14 +188,20 @@ def _neighbours(
 
 
 def _metrics(
-    report: TrainReport, neighbours: ItemNeighbours | None, divided: FitSplit, counts: npt.NDArray[np.int64]
+    report: TrainReport, neighbours: ItemNeighbours | None, divided: FitSplit, taken: Interactions
 ) -> dict[str, Any]:
+    """Of the model beside baselines that learnt what was taken; empty where nothing can be predicted."""
     if not len(divided.test_rows):
         return {}
-    found = evaluate(report.model, divided.whole, divided.test_rows, item_counts=counts, user_index=report.user_index)
-    parts = {"model": found.model, "popularity": found.popularity}
+    model = ModelScorer(report.model, report.user_index)
+    scorers: dict[str, EventScorer] = {"model": model}
+    for name, baseline in (("popularity", Popularity()), ("item_knn", ServedNeighbours())):
+        baseline.fit(taken)
+        scorers[name] = baseline
     if neighbours is not None:
-        served = WithNeighbours(model=ModelScorer(report.model, report.user_index), neighbours=neighbours)
-        parts["with_neighbours"] = summary(rank_events(served, divided.whole, divided.test_rows).ranks)
-    rounded = {name: {metric: round(value, 5) for metric, value in values.items()} for name, values in parts.items()}
-    return {**rounded, "num_events": found.num_events}
+        scorers["with_neighbours"] = WithNeighbours(model=model, neighbours=neighbours)
+    ranks = {name: rank_events(one, divided.whole, divided.test_rows).ranks for name, one in scorers.items()}
+    rounded = {
+        name: {metric: round(value, 5) for metric, value in summary(found).items()} for name, found in ranks.items()
+    }
+    return {**rounded, "num_events": len(ranks["model"])}

@@ -14,11 +14,12 @@ import numpy as np
 import numpy.typing as npt
 from scipy import sparse
 
+from services.algorithms.bundles.event_schema import EventSchema
 from services.algorithms.bundles.model_manifest import NeighbourShape
 from services.algorithms.scoring.neighbours import ItemNeighbours
 from services.offline.datasets import Interactions
-from services.offline.evaluation.engine.metrics import Ranks, ndcg, target_ranks
-from services.offline.evaluation.engine.ranked_events import EventScorer, held_out_batches
+from services.offline.evaluation.engine.metrics import Ranks, gains, target_ranks
+from services.offline.evaluation.engine.ranked_events import EventScorer, counting, held_out_batches
 from services.offline.training.sequences import Histories, IntArray
 
 # On validation of ml-latest-small and Amazon Beauty. Co-occurrence alone, NDCG@10: distances up to 30 weighed by their
@@ -107,11 +108,11 @@ class WithNeighbours:
         return scores + (1 - share) * votes_before(self.neighbours, histories, events, users)
 
 
-def choosing_rows(interactions: Interactions) -> IntArray:
-    """Rows of the events that choose the model's share: last ones of users with three and more, of items that the other
-    rows have too; none where too few."""
+def choosing_rows(interactions: Interactions, schema: EventSchema) -> IntArray:
+    """Rows of the events that choose the model's share: last ones that count of users with three events and more,
+    of items that the other rows have too; none where too few."""
     rows, offsets = interactions.by_user()
-    last = np.sort(rows[offsets[1:][np.diff(offsets) >= 3] - 1])
+    last = counting(interactions, np.sort(rows[offsets[1:][np.diff(offsets) >= 3] - 1]), schema)
     count = min(_MAX_EVENTS, int(_MAX_SHARE * len(interactions)), len(last))
     if count < _MIN_EVENTS:
         return np.zeros(0, dtype=np.int64)
@@ -146,4 +147,4 @@ def shares_tried(
 ) -> dict[float, float]:
     """NDCG@10 by the model's share on the events of `ranks_by_share`."""
     ranks = ranks_by_share(model, learnt, interactions, rows)
-    return {share: ndcg(found, 10) for share, found in ranks.items()}
+    return {share: float(gains(found, "ndcg@10").mean()) for share, found in ranks.items()}

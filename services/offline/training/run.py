@@ -26,6 +26,7 @@ from services.offline.datasets import (
     read_data,
 )
 from services.offline.datasets.item_attributes import read_item_attributes
+from services.offline.evaluation.engine.metrics import METRICS
 from services.offline.training.bundling import save_bundle
 from services.offline.training.checkpoint import read_config
 from services.offline.training.choice import Choice, candidates, choose
@@ -41,11 +42,9 @@ from services.offline.training.presets import (
 )
 from services.offline.training.sequences import Histories
 
-_METRICS = ("hr@1", "hr@10", "hr@50", "hr@200", "ndcg@10", "mrr")
-
 
 def show_report(console: Console, report: Mapping[str, Any]) -> None:
-    """Speed, where the time went, memory, and quality beside the popularity baseline."""
+    """Speed, where the time went, memory, and quality beside popularity and item-kNN."""
     shares = ", ".join(f"{part} {share:.0%}" for part, share in report["part_shares"].items())
     console.print(
         f"{report['positions']:,} positions in {report['seconds']:.1f} s: "
@@ -55,10 +54,10 @@ def show_report(console: Console, report: Mapping[str, Any]) -> None:
     metrics = report["metrics"]
     if metrics:
         table = Table(title=f"{metrics['num_events']:,} held-out events, seen items left out")
-        for column in ("", *_METRICS):
+        for column in ("", *METRICS):
             table.add_column(column, justify="right" if column else "left")
         for name in (name for name in metrics if name != "num_events"):
-            table.add_row(name, *(f"{metrics[name][metric]:.4f}" for metric in _METRICS))
+            table.add_row(name, *(f"{metrics[name][metric]:.4f}" for metric in METRICS))
         console.print(table)
     console.print(f"Bundle {report['bundle']} (model version {report['model_version']})")
 
@@ -157,14 +156,14 @@ def run_training(
     reading = read_data(dataset, schema=schema) if interactions is None else Reading.of(interactions)
     accepted, names, rows = _accepted(reading, schema, actions, say)
     config = replace(config, encoder=replace(config.encoder, actions=tuple(names)))
-    divided = fit_split(accepted, split)
+    divided = fit_split(accepted, split, schema)
     of_items = None if attributes is None else read_item_attributes(attributes, divided.train.item_ids)
     if epochs is None:
         config = replace(config, epochs=default_epochs(config, Histories.of(divided.train).num_positions))
     checkpoints = out.with_name(f"{out.name}.checkpoint")
     choice = None
     if head == AUTO:
-        config, choice = _chosen(config, divided.train, checkpoints, device, say, resume=resume)
+        config, choice = _chosen(config, divided.train, schema, checkpoints, device, say, resume=resume)
     fit = fit_model(config, divided, schema, checkpoints, console, say, device=device, resume=resume)
     data, told = _facts(accepted, divided, split), fit.told(config)
     training = {"preset": preset_name, "config": config.as_dict(), "positions_per_s": told["positions_per_s"]}
@@ -222,6 +221,7 @@ def _accepted(
 def _chosen(
     config: TrainConfig,
     interactions: Interactions,
+    schema: EventSchema,
     checkpoints: Path,
     device: str,
     say: Callable[[str], None],
@@ -232,7 +232,7 @@ def _chosen(
     begun = _begun(candidates(config), checkpoints) if resume else None
     if begun is not None:
         return begun, None
-    choice = _choose(config, interactions, device, say)
+    choice = _choose(config, interactions, schema, device, say)
     return choice.config, choice
 
 
@@ -249,8 +249,12 @@ def _facts(interactions: Interactions, divided: FitSplit, split: str) -> dict[st
     }
 
 
-def _choose(config: TrainConfig, interactions: Interactions, device: str, say: Callable[[str], None]) -> Choice:
-    choice = choose(candidates(config), interactions, on_candidate=lambda told: say(f"Trying {told}"), device=device)
+def _choose(
+    config: TrainConfig, interactions: Interactions, schema: EventSchema, device: str, say: Callable[[str], None]
+) -> Choice:
+    choice = choose(
+        candidates(config), interactions, schema, on_candidate=lambda told: say(f"Trying {told}"), device=device
+    )
     scores = ", ".join(f"{name} {value:.4f}" for name, value in choice.ndcg_at_10.items())
     say(
         f"Chosen: {choice.name}, {choice.config.epochs} epochs: {choice.reason}. Validation NDCG@10 as served, after "

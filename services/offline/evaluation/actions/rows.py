@@ -16,6 +16,7 @@ from services.offline.evaluation.actions.next_liked import Asked, asked_after, r
 from services.offline.evaluation.actions.pairs import ACTIONS, changes
 from services.offline.evaluation.common.report import Report, Request, filled, report_of, written
 from services.offline.evaluation.engine.intervals import paired_difference
+from services.offline.evaluation.engine.metrics import gains
 from services.offline.evaluation.engine.served_states import Person, stored_events
 
 _PAIRS, _EVENTS = 500, 8_000
@@ -113,8 +114,8 @@ def _next(request: Request, bundles: Sequence[Bundle], asked: Asked) -> list[dic
         users = asked.data.users[asked.rows[chosen]]
         base = np.array([ranks[chosen] <= 10 for ranks in by_arm[base_arm]], np.float64)
         for arm, ranks_of in by_arm.items():
-            ranks = np.array([one[chosen] for one in ranks_of], np.float64)
-            hits = (ranks <= 10).astype(np.float64)
+            ranks = np.array([one[chosen] for one in ranks_of]) - 1
+            hits = gains(ranks, "hr@10")
             against = paired_difference(hits, base, users=users, seed=request.seed) if arm != base_arm else None
             rows.append(
                 {
@@ -124,8 +125,8 @@ def _next(request: Request, bundles: Sequence[Bundle], asked: Asked) -> list[dic
                     "events": int(chosen.sum()),
                     "models": len(ranks),
                     "hr_10": round(float(hits.mean()), 4),
-                    "hr_50": round(float((ranks <= 50).mean()), 4),
-                    "ndcg_10": round(float(np.where(ranks <= 10, 1 / np.log2(ranks + 1), 0).mean()), 4),
+                    "hr_50": round(float(gains(ranks, "hr@50").mean()), 4),
+                    "ndcg_10": round(float(gains(ranks, "ndcg@10").mean()), 4),
                     "difference": None
                     if against is None
                     else [round(one, 5) for one in (against.mean, against.low, against.high)],

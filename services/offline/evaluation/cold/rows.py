@@ -23,6 +23,7 @@ from services.gateway.recommend.popular import TRAINING_COUNTS
 from services.offline.datasets import Interactions, load_dataset
 from services.offline.evaluation.common.report import Report, Request, filled, report_of, written
 from services.offline.evaluation.engine.intervals import paired_difference
+from services.offline.evaluation.engine.metrics import gains
 from services.offline.evaluation.stream.models import Fit, TrainedModels, stream_model
 from services.offline.evaluation.stream.walk import EventBatch, Scores, StreamSetting, stream_setting, walk
 
@@ -30,7 +31,6 @@ DATASETS = ("ml-1m", "ml-100k", "ml-latest-small")
 HALF_LIFE_S = 7 * 86_400.0
 TRAINING, NOW, MODEL, FAVOURED = "training's counts", "popular now", "the model", "popular items favoured"
 _GROUPS = ((0, 0), (1, 1), (2, 3), (4, 5), (6, 9), (10, 19), (20, 29), (30, 59), (60, 10_000))
-_CUT = 10
 
 Row = dict[str, Any]
 Counts = npt.NDArray[np.float64]
@@ -69,7 +69,7 @@ def _rows(request: Request, data: Interactions, fit: Fit, seeds: Sequence[int], 
         ranker = ColdRanker(setting, TrainedModels(setting, [model], name=MODEL), tau=model.tau)
         walked = walk(setting, [ranker], predict_every=predict_every)
         for name, ranks in walked.ranks.items():
-            hits.setdefault(name, []).append((ranks < _CUT).astype(np.float64))
+            hits.setdefault(name, []).append(gains(ranks, "hr@10"))
     rows, before = [], events_before(setting)[walked.places]
     users = setting.interactions.users[setting.split :][walked.places]
     for low, high in _GROUPS:

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from services.offline.evaluation.engine.metrics import target_ranks
+
 Rows = npt.NDArray[Any] | Sequence[Sequence[Hashable]]
 Pairs = npt.NDArray[np.int64]
 PerQuery = dict[str, npt.NDArray[np.float64]]
@@ -65,15 +67,9 @@ def pair_ranks(scores: npt.NDArray[np.floating], pairs: Pairs) -> npt.NDArray[np
     Raises: ValueError if a wanted score is NaN, which would otherwise stand first.
     """
     ranks = np.empty(len(pairs), dtype=np.int64)
-    columns = np.arange(scores.shape[1])
     for start in range(0, len(pairs), 256):
         query, document = pairs[start : start + 256].T
-        rows = scores[query]
-        own = rows[np.arange(len(rows)), document][:, None]
-        if np.isnan(own).any():
-            raise ValueError(f"{int(np.isnan(own).sum())} wanted documents have the score NaN; scores must be numbers")
-        before = (rows > own) | ((rows == own) & (columns < document[:, None]))
-        ranks[start : start + 256] = before.sum(axis=1)
+        ranks[start : start + 256] = target_ranks(scores[query], document)
     return ranks
 
 

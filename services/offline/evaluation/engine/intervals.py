@@ -14,7 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from services.offline.evaluation.engine.metrics import Ranks, gains
+
 Values = npt.NDArray[np.float64]
+Estimate = list[float]  # a mean over events with its 95 % interval: mean, low, high
 
 REPLICATES = 2000
 CONFIDENCE = 0.95
@@ -62,16 +65,61 @@ def paired_difference(
         drawn = np.bincount(rng.integers(0, num_groups, num_groups), minlength=num_groups)[group]
         events = drawn / drawn.sum()
         means[replicate] = _mean(one, rng, events) - _mean(other, rng, events)
-    tail = 100 * (1 - CONFIDENCE) / 2
-    low, high = np.percentile(means, [tail, 100 - tail])
+    low, high = interval(means)
     # With the observed value among the replicates no p-value is zero (Davison and Hinkley, 1997, equation 4.11).
     below, above = ((means <= 0).sum() + 1) / (replicates + 1), ((means >= 0).sum() + 1) / (replicates + 1)
     return Difference(
         mean=float(one.mean() - other.mean()),
-        low=float(low),
-        high=float(high),
+        low=low,
+        high=high,
         p_value=float(min(1, 2 * min(below, above))),
     )
+
+
+def interval(means: Values) -> tuple[float, float]:
+    """The middle 95 % of the means of replicates."""
+    tail = 100 * (1 - CONFIDENCE) / 2
+    low, high = np.percentile(means, [tail, 100 - tail])
+    return float(low), float(high)
+
+
+def drawn_means(
+    values: Sequence[Values], groups: npt.NDArray[np.integer], *, replicates: int = REPLICATES, seed: int = 0
+) -> list[Values]:
+    """Means (R,) of each of several values (E,) over the same draws of groups (E,), all events of a group with it."""
+    present, dense = np.unique(groups, return_inverse=True)
+    rng = np.random.default_rng(seed)
+    drawn = rng.multinomial(len(present), np.full(len(present), 1 / len(present)), size=replicates).astype(np.float64)
+    events = drawn @ np.bincount(dense)
+    return [drawn @ np.bincount(dense, weights=one) / events for one in values]
+
+
+def estimates(
+    ranks: Mapping[str, Ranks],
+    groups: npt.NDArray[np.integer],
+    metrics: Sequence[str],
+    *,
+    minus: str | None = None,
+    seed: int = 0,
+) -> dict[str, dict[str, Estimate]]:
+    """By name and metric [mean, low, high] over E events, groups (E,) of them drawn together; of no event nothing.
+
+    `minus`: each one less that one, on the same draws. Ranks (E,) are 0-based.
+    """
+    if not len(groups):
+        return {}
+    values = {name: [gains(found, metric) for metric in metrics] for name, found in ranks.items()}
+    draws = iter(drawn_means([one for found in values.values() for one in found], groups, seed=seed))
+    rates = {name: [(float(one.mean()), next(draws)) for one in found] for name, found in values.items()}
+    none = [(0.0, np.zeros(1))] * len(metrics)
+    other = none if minus is None else rates.pop(minus)
+    return {
+        name: {
+            metric: [round(one, 5) for one in (mean - base, *interval(drawn - base_drawn))]
+            for metric, (mean, drawn), (base, base_drawn) in zip(metrics, found, other, strict=True)
+        }
+        for name, found in rates.items()
+    }
 
 
 def _mean(values: Values, rng: np.random.Generator, events: Values) -> float:

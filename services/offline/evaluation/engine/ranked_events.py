@@ -14,6 +14,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from services.algorithms.bundles.event_schema import EventSchema
 from services.offline.datasets import Interactions
 from services.offline.evaluation.engine.metrics import Ranks, target_ranks
 from services.offline.training.sequences import Histories, IntArray
@@ -46,18 +47,27 @@ class HeldOutBatch:
 class RankedEvents:
     """Shapes: events (E,) positions in `Histories`, increasing, users (E,), ranks (E,), 0-based.
 
-    `coverage` is the share of the catalogue that stands among the first ten of at least one event.
+    `coverage` is the share of the catalogue among the first ten of at least one event. `first` (E, 10): those
+    ten, best first, -1 where nothing is left to show, None where they were not kept.
     """
 
     events: IntArray
     users: IntArray
     ranks: Ranks
     coverage: float
+    first: IntArray | None = None
+
+
+def counting(interactions: Interactions, rows: IntArray, schema: EventSchema) -> IntArray:
+    """Those of the rows that somebody took, by an event schema: no exposure, nothing neutral, turned down or rated low.
+
+    This alone says what may be predicted, in training, evaluation and the retraining gate.
+    """
+    return rows[interactions.speaking_for(schema)[rows]]
 
 
 def held_out_batches(interactions: Interactions, rows: npt.NDArray[np.int64]) -> Iterator[HeldOutBatch]:
-    """The events in `rows` by batches, in the order of `Histories`. First events of users are left out, and where
-    outcomes are known, events that do not speak for their items.
+    """The events in `rows` by batches, in the order of `Histories`. First events of users are left out.
 
     Raises: ValueError if no event remains to be predicted.
     """
@@ -81,22 +91,30 @@ def rank_events(scorer: EventScorer, interactions: Interactions, rows: npt.NDArr
 
     Items that the user has seen do not compete; equal scores are ordered by item index. Raises: as `held_out_batches`.
     """
-    batches, ranks, shown = [], [], np.zeros(interactions.num_items, dtype=bool)
+    batches, ranks, tops, shown = [], [], [], np.zeros(interactions.num_items, dtype=bool)
     for batch in held_out_batches(interactions, rows):
         scores = scorer.scores(batch.histories, batch.events, batch.users)
         ranks.append(target_ranks(scores, batch.targets, batch.seen))
         depth = min(_COVERAGE_DEPTH, scores.shape[1] - 1)
-        first = np.argpartition(np.where(batch.seen, np.inf, -scores), depth, axis=1)
-        shown[first[:, :_COVERAGE_DEPTH].ravel()] = True
+        lost = np.where(batch.seen, np.inf, -scores)
+        first = np.argpartition(lost, depth, axis=1)[:, :_COVERAGE_DEPTH]
+        shown[first.ravel()] = True
+        order = np.lexsort((first, np.take_along_axis(lost, first, axis=1)), axis=1)
+        ordered = np.take_along_axis(first, order, axis=1)
+        tops.append(np.where(np.take_along_axis(batch.seen, ordered, axis=1), -1, ordered))
         batches.append((batch.events, batch.users))
     events, users = (np.concatenate(part) for part in zip(*batches, strict=True))
-    return RankedEvents(events=events, users=users, ranks=np.concatenate(ranks), coverage=float(shown.mean()))
+    return RankedEvents(
+        events=events,
+        users=users,
+        ranks=np.concatenate(ranks),
+        coverage=float(shown.mean()),
+        first=np.concatenate(tops),
+    )
 
 
 def _predictable(interactions: Interactions, rows: IntArray, histories: Histories) -> tuple[IntArray, IntArray]:
     """Positions in `histories` of the wanted events that are not their user's first, increasing, and their users."""
-    if interactions.outcomes is not None:
-        rows = rows[interactions.outcomes[rows] == 0]
     order, _ = interactions.by_user()
     events = np.flatnonzero(np.isin(order, rows))
     users = np.searchsorted(histories.offsets, events, side="right") - 1

@@ -1,4 +1,4 @@
-"""A bundle as a scorer: what its processes would answer with, from its own ONNX encoder, states, mixture and neighbours.
+"""A bundle as a scorer of what its processes would answer: its ONNX encoder, states, mixture and neighbours.
 
 Letters: B events, X items of the data.
 """

@@ -21,6 +21,7 @@ from services.offline.datasets.splits import SPLITS
 from services.offline.evaluation.common.report import machine
 from services.offline.evaluation.engine.baselines import GRIDS, make_baseline
 from services.offline.evaluation.engine.intervals import Difference, holm, paired_difference, spread
+from services.offline.evaluation.engine.metrics import METRICS, gains
 from services.offline.evaluation.engine.ranked_events import RankedEvents
 from services.offline.evaluation.engine.strata import strata
 from services.offline.evaluation.quality.arms import ARMS, Arm, Trial, tune
@@ -31,7 +32,6 @@ from services.offline.training.presets import preset
 from services.offline.training.sequences import Histories
 
 TIME, LAST, LAST_REVERSED = "global time", "leave-one-out", "leave-one-out, reversed ties"
-METRICS = ("hr@1", "hr@10", "hr@50", "hr@200", "ndcg@10", "mrr")
 # The metrics that a verdict is about; Holm's correction is over the verdicts of a family and a metric.
 JUDGED = ("ndcg@10", "hr@10")
 # Holm multiplies the smallest p-value that they allow, 2 / (R + 1), by the comparisons of a family, 50 at most: .02.
@@ -395,12 +395,7 @@ def _mean(runs: Sequence[Finished], field: str) -> float:
 
 def values_of(runs: Sequence[Finished], metric: str) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
     """A metric's value per seed and event, (S, E): hits, discounted gains or reciprocal ranks."""
-    ranks = np.stack([one.ranked.ranks for one in runs if one.ranked is not None]).astype(np.float64)
-    if metric == "mrr":
-        return 1.0 / (ranks + 1.0)
-    name, depth = metric.split("@")
-    inside = ranks < int(depth)
-    return np.where(inside, 1.0 / np.log2(ranks + 2.0), 0.0) if name == "ndcg" else inside.astype(np.float64)
+    return gains(np.stack([one.ranked.ranks for one in runs if one.ranked is not None]), metric)
 
 
 def report(work: Work, data: Sequence[MeasuredData], *, seeds: int | None = None) -> dict[str, Any]:

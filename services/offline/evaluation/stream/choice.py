@@ -16,7 +16,7 @@ import numpy.typing as npt
 from services.algorithms.pefa.policy import FeedbackPolicy, SharePolicy
 from services.algorithms.pefa.share_choice import new_item_length
 from services.offline.evaluation.stream.baselines import NeighbourSettings, StreamingItemNeighbours, StreamingPopularity
-from services.offline.evaluation.stream.measures import METRICS, columns, kinds
+from services.offline.evaluation.stream.measures import METRICS, columns, kinds, own_rates
 from services.offline.evaluation.stream.models import StreamModel, TrainedModels
 from services.offline.evaluation.stream.pefa import Feedback, RefreshedItems, Refreshing, VoteSettings, WithVotes
 from services.offline.evaluation.stream.walk import EventBatch, Ranker, Scores, StreamSetting, walk
@@ -202,9 +202,8 @@ class _Trial:
         for name, ranks in walked.ranks.items():
             row: Row = {"contender": ranker, "setting": name.strip("; "), "chosen": False, "events": len(ranks)}
             for kind, short in _KINDS.items():
-                for metric, gain in METRICS.items():
-                    gains = gain(ranks[masks[kind]])
-                    row[f"{short} {metric}"] = round(float(gains.mean()), 5) if len(gains) else 0.0
+                found = own_rates(ranks, masks[kind])
+                row |= {f"{short} {metric}": found.get(metric, 0.0) for metric in METRICS}
             rows.append(row)
         self.rows += rows
         return rows

@@ -3,33 +3,27 @@
 Events of one item share its luck, so the bootstrap draws items, all events of an item with it, in all seeds at once.
 It takes ranks and columns; it knows nothing of models.
 
-Letters: N predicted events (of all seeds together), X items, D draws of the bootstrap.
+Letters: N predicted events (of all seeds together), X items.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 
+from services.offline.evaluation.engine import intervals
+from services.offline.evaluation.engine.intervals import Estimate
+from services.offline.evaluation.engine.metrics import summary
 from services.offline.evaluation.stream.walk import BoolArray, IntArray, StreamSetting
 
-DoubleArray = npt.NDArray[np.float64]
-Estimate = list[float]  # a mean over events with its 95 % interval from drawing items: mean, low, high
-
-_DRAWS = 2000
 _NO_END = 10**9
 # Age of a new item in its own interactions, the predicted one included, and in days since its first: (from, up to).
 _INTERACTION_AGES = ((1, 2), (3, 5), (6, 10), (11, 30), (31, _NO_END))
 _DAY_AGES = ((0, 1), (1, 7), (7, 30), (30, _NO_END))
 _SECONDS_PER_DAY = 86_400
 
-METRICS: dict[str, Callable[[IntArray], npt.NDArray[np.floating]]] = {
-    "hr@10": lambda ranks: (ranks < 10).astype(np.float64),
-    "hr@50": lambda ranks: (ranks < 50).astype(np.float64),
-    "mrr": lambda ranks: 1.0 / (ranks + 1.0),
-}
+METRICS = ("hr@10", "hr@50", "mrr")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,59 +100,16 @@ def kinds(table: EventColumns) -> dict[str, BoolArray]:
 
 
 def estimates(
-    table: EventColumns, ranks: Mapping[str, IntArray], mask: BoolArray, *, seed: int = 0
+    table: EventColumns, ranks: Mapping[str, IntArray], mask: BoolArray, *, minus: str | None = None, seed: int = 0
 ) -> dict[str, dict[str, Estimate]]:
-    """By ranker and metric. Where `mask` leaves no event, empty."""
-    rates = _bootstrap(table, ranks, mask, seed=seed)
-    return {name: {metric: _estimate(*rate) for metric, rate in found.items()} for name, found in rates.items()}
-
-
-def differences(
-    table: EventColumns, ranks: Mapping[str, IntArray], mask: BoolArray, *, minus: str, seed: int = 0
-) -> dict[str, dict[str, Estimate]]:
-    """Each ranker less `minus`, paired: both are measured on the same drawn items."""
-    rates = _bootstrap(table, ranks, mask, seed=seed)
-    other = rates.pop(minus, {})
-    return {
-        name: {
-            metric: _estimate(mean - other[metric][0], draws - other[metric][1])
-            for metric, (mean, draws) in found.items()
-        }
-        for name, found in rates.items()
-        if other
-    }
+    """By ranker and metric, `minus` another where asked for. Where `mask` leaves no event, empty."""
+    kept = {name: found[mask] for name, found in ranks.items()}
+    return intervals.estimates(kept, table.items[mask], METRICS, minus=minus, seed=seed)
 
 
 def own_rates(ranks: IntArray, mask: BoolArray) -> dict[str, float]:
     """Means of one seed's ranks; empty where `mask` leaves no event."""
-    if not mask.any():
-        return {}
-    return {metric: round(float(gain(ranks[mask]).mean()), 5) for metric, gain in METRICS.items()}
-
-
-def _bootstrap(
-    table: EventColumns, ranks: Mapping[str, IntArray], mask: BoolArray, *, seed: int
-) -> dict[str, dict[str, tuple[float, DoubleArray]]]:
-    if not mask.any():
-        return {}
-    items = table.items[mask]
-    present, dense = np.unique(items, return_inverse=True)
-    counts = np.bincount(dense).astype(np.float64)
-    # How often each present item is drawn when as many items are drawn as are present.
-    drawn = np.random.default_rng(seed).multinomial(len(present), np.full(len(present), 1 / len(present)), size=_DRAWS)
-    weights = drawn.astype(np.float64)
-    events = weights @ counts
-    found: dict[str, dict[str, tuple[float, DoubleArray]]] = {}
-    for name, all_ranks in ranks.items():
-        found[name] = {}
-        for metric, gain in METRICS.items():
-            gains = gain(all_ranks[mask])
-            found[name][metric] = (float(gains.mean()), weights @ np.bincount(dense, weights=gains) / events)
-    return found
-
-
-def _estimate(mean: float, draws: DoubleArray) -> Estimate:
-    return [round(float(one), 5) for one in (mean, *np.percentile(draws, [2.5, 97.5]))]
+    return {name: round(mean, 5) for name, mean in summary(ranks[mask], METRICS).items()} if mask.any() else {}
 
 
 def _running_count(items: IntArray) -> IntArray:

@@ -18,7 +18,6 @@ from services.offline.evaluation.stream.choice import Policies, choose
 from services.offline.evaluation.stream.measures import (
     EventColumns,
     columns,
-    differences,
     estimates,
     joined,
     kinds,
@@ -182,7 +181,7 @@ def _rows(table: EventColumns, ranks: dict[str, IntArray], walked: Sequence[_See
     rows: list[Row] = []
     by_seed = [(one, kinds(one.table)) for one in walked]
     for kind, mask in kinds(table).items():
-        against = {other: differences(table, ranks, mask, minus=other) for other in (FROZEN, "popularity", "item-kNN")}
+        against = {other: estimates(table, ranks, mask, minus=other) for other in (FROZEN, "popularity", "item-kNN")}
         for ranker, estimate in estimates(table, ranks, mask).items():
             row: Row = {
                 "kind": kind,

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from training_scene import CONFIG, cyclic_interactions
 
+from services.algorithms.bundles.event_schema import default_schema
 from services.offline.datasets import Interactions
 from services.offline.training import TrainConfig, neighbours
 from services.offline.training.choice import candidates, choose, microseconds_per_position
@@ -31,6 +32,7 @@ def test_a_candidate_that_hardly_learns_is_not_chosen() -> None:
     choice = choose(
         {"mol": replace(CONFIG, epochs=9), "weak": weak},
         cyclic_interactions(num_users=300, num_items=60, events=4000),
+        default_schema(),
         cost=alike,
     )
     assert choice.name == "mol"
@@ -51,6 +53,7 @@ def test_candidates_get_the_mixtures_processor_time() -> None:
     choice = choose(
         options,
         cyclic_interactions(),
+        default_schema(),
         on_candidate=tried.append,
         cost=lambda config, data, device: next(costs[name] for name in options if options[name] == config),
     )
@@ -72,9 +75,9 @@ def test_what_item_neighbours_find_is_no_heads_merit(monkeypatch: pytest.MonkeyP
     weak = replace(with_dot_head(CONFIG), learning_rate=IDLE)
     data = cyclic_interactions(num_users=300, num_items=60, events=4000)
     options = {"mol": replace(CONFIG, epochs=9), "weak": weak}
-    alone = choose(options, data, cost=alike)
+    alone = choose(options, data, default_schema(), cost=alike)
     monkeypatch.setattr(neighbours, "_MIN_EVENTS", 10)
-    served = choose(options, data, cost=alike)
+    served = choose(options, data, default_schema(), cost=alike)
     assert served.ndcg_at_10["weak"] > alone.ndcg_at_10["weak"] + 0.2
     assert served.ndcg_at_10["mol"] >= alone.ndcg_at_10["mol"]
     assert served.lead.mean < alone.lead.mean - 0.2
@@ -83,7 +86,7 @@ def test_what_item_neighbours_find_is_no_heads_merit(monkeypatch: pytest.MonkeyP
 def test_of_candidates_that_nothing_tells_apart_the_cheapest_to_serve_is_chosen() -> None:
     weak = replace(CONFIG, learning_rate=IDLE, epochs=1)
     options = {"mol": weak, "wide": with_wide_dot_head(weak), "dot": with_dot_head(weak)}
-    choice = choose(options, cyclic_interactions(), cost=alike)
+    choice = choose(options, cyclic_interactions(), default_schema(), cost=alike)
     assert choice.name == "dot"
     assert choice.config == with_dot_head(weak)
     assert "none is cheaper to serve" in choice.reason or (
@@ -95,4 +98,4 @@ def test_nobody_with_three_events_is_an_error_that_says_so() -> None:
     data = cyclic_interactions()
     _, first = np.unique(data.users, return_index=True)
     with pytest.raises(ValueError, match="no user has three events"):
-        choose({"mol": CONFIG, "dot": with_dot_head(CONFIG)}, data.select(np.sort(first)))
+        choose({"mol": CONFIG, "dot": with_dot_head(CONFIG)}, data.select(np.sort(first)), default_schema())

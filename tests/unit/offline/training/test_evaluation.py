@@ -1,14 +1,19 @@
 """Evaluation ranks each held-out event from the state that serving would have had just before it."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from training_scene import CONFIG, cyclic_interactions
 
+from services.algorithms.bundles.event_schema import default_schema
 from services.algorithms.encoding.history import window_start
 from services.algorithms.ops.mol_scores.reference import mol_scores_reference
 from services.algorithms.scoring.states import QueryStates
-from services.offline.training.evaluation import evaluate
+from services.offline.evaluation.engine.baselines import Popularity
+from services.offline.evaluation.engine.ranked_events import counting, rank_events
+from services.offline.training.evaluation import ModelScorer
 from services.offline.training.models.sequential import SequentialModel
 
 
@@ -17,7 +22,7 @@ def test_ranks_equal_a_slow_walk_through_the_events() -> None:
     interactions = cyclic_interactions(num_users=6, events=300)
     model = SequentialModel(CONFIG.encoder, CONFIG.head, num_items=interactions.num_items).eval()
     rows = np.arange(150, 300, 7)
-    found = evaluate(model, interactions, rows, item_counts=interactions.item_counts())
+    found = rank_events(ModelScorer(model), interactions, rows)
     expected = []
     for row in rows:
         mine = np.flatnonzero(interactions.users[:row] == interactions.users[row])
@@ -39,22 +44,37 @@ def test_ranks_equal_a_slow_walk_through_the_events() -> None:
 
 def test_popularity_ranks_by_training_counts_and_leaves_seen_items_out() -> None:
     interactions = cyclic_interactions(num_users=2, num_items=30, events=20)
-    model = SequentialModel(CONFIG.encoder, CONFIG.head, num_items=30)
-    counts = np.arange(30, dtype=np.int64)
+    popular = Popularity()
+    popular.fit(replace(interactions, items=np.repeat(np.arange(30, dtype=np.int32), np.arange(30))[-20:]))
     rows = np.flatnonzero([user in interactions.users[:row] for row, user in enumerate(interactions.users)])
-    found = evaluate(model, interactions, rows, item_counts=counts)
-    hits = 0
+    counts = np.bincount(np.repeat(np.arange(30), np.arange(30))[-20:], minlength=30).tolist()
+    expected = []
     for row in rows:
         before = interactions.items[:row][interactions.users[:row] == interactions.users[row]]
         target = int(interactions.items[row])
-        hits += int(sum(1 for item in range(target + 1, 30) if item not in before) < 10)
-    assert found.popularity["hr@10"] == pytest.approx(hits / len(rows))
-    assert model.training  # as it was
+        order = sorted(range(30), key=lambda item: (-counts[item], item))
+        expected.append([item for item in order if item == target or item not in before].index(target))
+    assert sorted(rank_events(popular, interactions, rows).ranks.tolist()) == sorted(expected)
 
 
 def test_a_users_first_event_cannot_be_predicted() -> None:
     interactions = cyclic_interactions()
-    model = SequentialModel(CONFIG.encoder, CONFIG.head, num_items=interactions.num_items)
+    popular = Popularity()
+    popular.fit(interactions)
     _, first = np.unique(interactions.users, return_index=True)
     with pytest.raises(ValueError, match="has an earlier event of its user"):
-        evaluate(model, interactions, np.sort(first), item_counts=interactions.item_counts())
+        rank_events(popular, interactions, np.sort(first))
+
+
+def test_only_what_somebody_took_may_be_predicted() -> None:
+    kinds = [("click", 1), ("impression", 1), ("dislike", 1), ("remove_from_cart", 1), ("rating", 3), ("rating", 4)]
+    kinds.append(("never heard of", 1))
+    names = sorted({name for name, _ in kinds})
+    data = replace(
+        cyclic_interactions(num_users=2, events=len(kinds)),
+        types=np.array([names.index(name) for name, _ in kinds], np.int16),
+        values=np.array([value for _, value in kinds], np.float32),
+        type_names=names,
+    )
+    assert counting(data, np.arange(1, len(kinds)), default_schema()).tolist() == [5]
+    assert counting(data, np.arange(len(kinds)), default_schema()).tolist() == [0, 5]

@@ -8,6 +8,7 @@ import numpy.typing as npt
 import pytest
 from training_scene import CONFIG, cyclic_interactions
 
+from services.algorithms.bundles.event_schema import default_schema
 from services.algorithms.bundles.model_bundle import load_bundle
 from services.offline.datasets import Interactions
 from services.offline.evaluation.engine.ranked_events import rank_events
@@ -91,21 +92,21 @@ def test_the_share_that_ranks_the_kept_events_best_is_found_in_both_directions()
 
 def test_a_hundredth_of_the_events_chooses_and_few_choose_nothing() -> None:
     data = cyclic_interactions(num_users=200, events=15_000)
-    rows = choosing_rows(data)
+    rows = choosing_rows(data, default_schema())
     assert len(rows) == 150
     histories, offsets = data.by_user()
     assert set(rows.tolist()) <= set(histories[offsets[1:] - 1].tolist())
-    assert len(choosing_rows(cyclic_interactions())) == 0
+    assert len(choosing_rows(cyclic_interactions(), default_schema())) == 0
 
 
 def test_an_items_only_events_choose_nothing() -> None:
     data = cyclic_interactions(num_users=200, events=15_000)
-    lonely = choosing_rows(data)[::2]
+    lonely = choosing_rows(data, default_schema())[::2]
     items = data.items.copy()
     items[lonely] = 30
     items[lonely[-2:]] = 31
     data = replace(data, items=items, item_ids=[*data.item_ids, "30", "31"], titles=[""] * 32, categories=[()] * 32)
-    rows = choosing_rows(data)
+    rows = choosing_rows(data, default_schema())
     assert set(rows.tolist()).isdisjoint(lonely.tolist())
     learnt = data.select(np.setdiff1d(np.arange(len(data)), rows))
     np.testing.assert_array_equal(learnt.item_counts() > 0, data.item_counts() > 0)

@@ -75,7 +75,17 @@ def test_run_training_writes_a_bundle_and_says_how_it_went(tmp_path: Path, monke
     assert 0 < bundle.manifest.new_item_length == report["new_item_length"] <= 1
     assert report["export"]["max_error"] < 1e-4
     assert [path.name for path in tmp_path.iterdir()] == ["bundle"]  # no checkpoints left
-    for words in ("positions/s", "data", "encoder", "mol", "optimizer", "peak memory", "popularity", "hr@10"):
+    for words in (
+        "positions/s",
+        "data",
+        "encoder",
+        "mol",
+        "optimizer",
+        "peak memory",
+        "popularity",
+        "item_knn",
+        "hr@10",
+    ):
         assert words in shown.getvalue()
 
 
@@ -85,7 +95,12 @@ def test_a_resumed_training_has_the_head_and_the_epochs_that_were_chosen(
     monkeypatch.setitem(PRESETS, "quick", CONFIG)
     data, chosen = cyclic_interactions(), replace(candidates(CONFIG)["dot"], epochs=5)
     out = tmp_path / "bundle"
-    train(chosen, fit_split(data, "leave-one-out").train, out=tmp_path / "bundle.checkpoint", stop_after_batches=1)
+    train(
+        chosen,
+        fit_split(data, "leave-one-out", default_schema()).train,
+        out=tmp_path / "bundle.checkpoint",
+        stop_after_batches=1,
+    )
     report = run_training(out=out, interactions=data, epochs=3, resume=True, export=False)
     assert (report["head"], report["epochs"], report["choice"]) == ("dot", 5, None)
     assert load_bundle(out).manifest.data["training"]["config"] == json.loads(json.dumps(chosen.as_dict()))
@@ -146,16 +161,16 @@ def test_a_bundles_model_gives_the_states_that_the_bundle_holds(tmp_path: Path) 
 
 def test_leave_one_out_trains_on_all_but_the_last_event_and_time_on_the_past() -> None:
     interactions = cyclic_interactions()
-    one_out = fit_split(interactions, "leave-one-out")
+    one_out = fit_split(interactions, "leave-one-out", default_schema())
     assert len(one_out.train) + len(one_out.test_rows) == len(interactions)
-    by_time = fit_split(interactions, "time", max_events=50)
+    by_time = fit_split(interactions, "time", default_schema(), max_events=50)
     assert by_time.split_time is not None
     assert by_time.train.timestamps.max() < by_time.split_time
     assert len(by_time.test_rows) == 50
     assert interactions.timestamps[by_time.test_rows].min() >= by_time.split_time
-    assert not len(fit_split(interactions, "none").test_rows)
+    assert not len(fit_split(interactions, "none", default_schema()).test_rows)
     with pytest.raises(ValueError, match="split='random'; allowed: leave-one-out, time, none"):
-        fit_split(interactions, "random")
+        fit_split(interactions, "random", default_schema())
 
 
 def test_presets_are_the_issues_and_unknown_names_are_refused_with_the_known() -> None:

@@ -100,7 +100,7 @@ def test_recall_is_the_share_of_a_querys_documents_found() -> None:
 def test_a_query_without_documents_and_a_score_of_nan_are_refused() -> None:
     with pytest.raises(ValueError, match="1 of 2 queries have no document"):
         recalls(np.array([0]), np.array([[0, 1]]), 2)
-    with pytest.raises(ValueError, match="1 wanted documents have the score NaN"):
+    with pytest.raises(ValueError, match="1 targets have the score NaN"):
         pair_ranks(np.array([[0.1, np.nan]]), np.array([[0, 1]]))
 
 
