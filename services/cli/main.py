@@ -17,6 +17,7 @@ from services.cli.commands import (
     data,
     dead_letters,
     demo,
+    evaluate,
     explain,
     forget,
     import_past,
@@ -104,6 +105,9 @@ app.command("train", rich_help_panel=_DATA)(train.train)
 app.add_typer(train_text.app, rich_help_panel=_DATA)
 app.command("retrain", rich_help_panel=_DATA)(retrain.retrain)
 app.add_typer(model.app, rich_help_panel=_DATA)
+app.command("evaluate", rich_help_panel=_DATA)(evaluate.evaluate)
+app.command("compare", rich_help_panel=_DATA)(evaluate.compare)
+app.command("inspect", rich_help_panel=_DATA)(evaluate.inspect)
 app.command("export", rich_help_panel=_DATA)(train.export)
 app.command("index", rich_help_panel=_DATA)(index.index)
 app.command("import", rich_help_panel=_DATA)(import_past.import_past)

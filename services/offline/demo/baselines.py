@@ -17,6 +17,7 @@ from services.algorithms.bundles.model_bundle import Bundle
 from services.algorithms.scoring.states import QueryStates
 from services.offline.datasets import Interactions
 from services.offline.demo.plan import HITS_AT, ReplayEvent
+from services.offline.evaluation.engine.metrics import top_rows
 from services.offline.evaluation.stream.baselines import NeighbourSettings, StreamingItemNeighbours, StreamingPopularity
 from services.offline.evaluation.stream.walk import EventBatch, Ranker, StreamSetting
 
@@ -133,24 +134,9 @@ def walked_answers(
         for row, (_, seen) in enumerate(itertools.islice(predicted, len(batch.chosen))):
             left_out = np.array([item_codes[item] for item in seen if item in item_codes], dtype=np.int64)
             for name, rows in scored.items():
-                best = top_rows(rows[row], left_out)
+                best = top_rows(rows[row], left_out, k=HITS_AT)
                 answers.setdefault(name, []).append([train.item_ids[code] for code in best.tolist()])
     return answers
-
-
-def top_rows(scores: npt.NDArray[np.floating], had: npt.NDArray[np.int64], *, k: int = HITS_AT) -> npt.NDArray[np.intp]:
-    """The k items (at most) with the highest of `scores` (X,), `had` left out; of equals the first ones.
-
-    A score of -inf is no answer.
-    """
-    left = scores.copy()
-    left[had] = -np.inf
-    if len(left) > k:
-        least = np.partition(left, len(left) - k)[len(left) - k]
-        rows = np.flatnonzero((left >= least) & ~np.isneginf(left))
-    else:
-        rows = np.flatnonzero(~np.isneginf(left))
-    return rows[np.argsort(-left[rows], kind="stable")[:k]]
 
 
 def _batch(

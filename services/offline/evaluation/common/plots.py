@@ -3,13 +3,15 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from matplotlib.figure import Figure
 
 
 @contextmanager
-def panels(path: Path, lines: int, columns: int, *, size: tuple[float, float], dpi: int = 130) -> Iterator[Any]:
+def panels(
+    path: Path | IO[bytes], lines: int, columns: int, *, size: tuple[float, float], dpi: int = 130
+) -> Iterator[Any]:
     """An array of axes (lines, columns), each `size` inches, to draw on; written to `path` afterwards.
 
     Every panel with labelled artists gets a legend.

@@ -28,6 +28,21 @@ def target_ranks(
     return np.asarray((before if excluded is None else before & ~excluded).sum(axis=1), dtype=np.int64)
 
 
+def top_rows(scores: npt.NDArray[np.floating], had: npt.NDArray[np.int64], *, k: int) -> npt.NDArray[np.intp]:
+    """The k items (at most) with the highest of `scores` (X,), `had` left out; of equals the first ones.
+
+    A score of -inf is no answer.
+    """
+    left = scores.copy()
+    left[had] = -np.inf
+    if len(left) > k:
+        least = np.partition(left, len(left) - k)[len(left) - k]
+        rows = np.flatnonzero((left >= least) & ~np.isneginf(left))
+    else:
+        rows = np.flatnonzero(~np.isneginf(left))
+    return rows[np.argsort(-left[rows], kind="stable")[:k]]
+
+
 METRICS = ("hr@1", "hr@10", "hr@50", "hr@200", "ndcg@10", "mrr")
 
 

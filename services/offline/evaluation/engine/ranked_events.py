@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from services.algorithms.bundles.event_schema import EventSchema
 from services.offline.datasets import Interactions
-from services.offline.evaluation.engine.metrics import Ranks, target_ranks
+from services.offline.evaluation.engine.metrics import Ranks, target_ranks, top_rows
 from services.offline.training.sequences import Histories, IntArray
 
 _EVENTS_PER_BATCH = 256
@@ -96,12 +96,13 @@ def rank_events(scorer: EventScorer, interactions: Interactions, rows: npt.NDArr
         scores = scorer.scores(batch.histories, batch.events, batch.users)
         ranks.append(target_ranks(scores, batch.targets, batch.seen))
         depth = min(_COVERAGE_DEPTH, scores.shape[1] - 1)
-        lost = np.where(batch.seen, np.inf, -scores)
-        first = np.argpartition(lost, depth, axis=1)[:, :_COVERAGE_DEPTH]
-        shown[first.ravel()] = True
-        order = np.lexsort((first, np.take_along_axis(lost, first, axis=1)), axis=1)
-        ordered = np.take_along_axis(first, order, axis=1)
-        tops.append(np.where(np.take_along_axis(batch.seen, ordered, axis=1), -1, ordered))
+        first = np.argpartition(np.where(batch.seen, np.inf, -scores), depth, axis=1)
+        shown[first[:, :_COVERAGE_DEPTH].ravel()] = True
+        top = np.full((len(scores), _COVERAGE_DEPTH), -1, dtype=np.int64)
+        for row, (own, seen) in enumerate(zip(scores, batch.seen, strict=True)):
+            best = top_rows(own, np.flatnonzero(seen), k=_COVERAGE_DEPTH)
+            top[row, : len(best)] = best
+        tops.append(top)
         batches.append((batch.events, batch.users))
     events, users = (np.concatenate(part) for part in zip(*batches, strict=True))
     return RankedEvents(

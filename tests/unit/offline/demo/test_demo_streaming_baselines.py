@@ -5,8 +5,9 @@ import numpy as np
 from services.offline.datasets import Interactions
 from services.offline.datasets.interactions import from_columns
 from services.offline.demo import baselines
-from services.offline.demo.baselines import ITEM_KNN, RECENT_POPULARITY, streaming_answers, top_rows
+from services.offline.demo.baselines import ITEM_KNN, RECENT_POPULARITY, streaming_answers
 from services.offline.demo.plan import ReplayEvent
+from services.offline.evaluation.engine.metrics import top_rows
 
 ITEMS = ["a", "b", "c", "d", "e"]
 USERS = ["u", "v", "w", "x"]

@@ -1,0 +1,169 @@
+"""`freshet evaluate`, `compare` and `inspect`: how good a bundle is, which of two is better, and what one holds."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from services.cli import options
+from services.cli.output import console, emit_json, reports_errors, sentences, table
+from services.offline.openmp import wait_without_spinning
+
+Bundle = Annotated[Path, typer.Argument(help="A model bundle.")]
+_SHOWN = ("hr@1", "hr@10", "hr@50", "ndcg@10", "mrr")
+
+
+@reports_errors
+def evaluate(
+    bundle: Bundle,
+    *,
+    data: options.Data,
+    out: Annotated[Path, typer.Option(help="Where the page goes.")] = options.DEFAULT_STATE / "evaluation.html",
+    as_json: options.AsJson = False,
+) -> None:
+    """How well a bundle, as served, predicts what it has not learnt, beside item-kNN, popularity and EASE.
+
+    Data that it was trained on is divided as training divided it; of other data it is judged by what came after its
+    newest event. Only what people took by the bundle's event schema is predicted. Metrics with 95 % intervals, by kind
+    of event, and coverage, novelty and popularity bias; as one HTML page, too. EASE is left out where it would take
+    more than 30 seconds.
+
+    Example:  freshet evaluate .freshet/bundle --data ml-1m
+    """
+    wait_without_spinning()
+    from services.offline.evaluation.bundles.evaluate import evaluate as run
+    from services.offline.evaluation.bundles.page import page
+
+    told = console(stderr=True)
+    with sentences():
+        report = run(bundle, data, say=told.print)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(page(report), encoding="utf-8")
+    if as_json:
+        emit_json(report | {"page": str(out)})
+        return
+    _head(report)
+    best = report["best_baseline"]
+    columns = ("", *_SHOWN, "coverage", "novelty", "bias")
+    shown = table(
+        *columns, right=columns[1:], title="metrics; coverage, novelty (bits) and popularity bias of the first ten"
+    )
+    for row in report["rows"]:
+        bias = row["popularity_bias"]
+        shown.add_row(
+            row["name"],
+            *(f"{row['metrics'][metric][0]:.4f}" for metric in _SHOWN),
+            f"{row['coverage']:.3f}",
+            f"{row['novelty']:.2f}",
+            "–" if bias is None else f"{bias:.2f}",
+        )
+    console().print(shown)
+    for row in report["rows"][1:]:
+        typer.echo(f"model minus {row['name']}: HR@10 {_interval(row['model_minus']['hr@10'])}")
+    if best:
+        _segments(report["segments"], "model", best, f"HR@10 of the model and {best}, by kind of event")
+    for name, why in report["left_out"].items():
+        typer.echo(f"left out: {name}: {why}")
+    typer.echo(f"page {out}")
+
+
+@reports_errors
+def compare(
+    a: Bundle,
+    b: Bundle,
+    *,
+    data: options.Data,
+    as_json: options.AsJson = False,
+) -> None:
+    """Which of two bundles of one catalogue is better on events that neither has learnt, by how much and where.
+
+    Differences are paired by event, their 95 % intervals drawn by user; a kind of event is marked where the difference
+    is beyond doubt (Holm's correction, 5 %). Then twenty people side by side: what they had, took, and were told.
+
+    Example:  freshet compare .freshet/bundle .freshet/next --data ml-1m
+    """
+    wait_without_spinning()
+    from services.offline.evaluation.bundles.compare import compare as run
+
+    told = console(stderr=True)
+    with sentences():
+        report = run(a, b, data, say=told.print)
+    if as_json:
+        emit_json(report)
+        return
+    _head(report | {"bundle": f"A {a}, B {b}"})
+    shown = table("", "A", "B", "B minus A [95 %]", right=("A", "B", "B minus A [95 %]"))
+    for metric in _SHOWN:
+        means = [report["metrics"][name][metric][0] for name in ("a", "b")]
+        shown.add_row(metric, *(f"{mean:.4f}" for mean in means), _interval(report["b_minus_a"][metric]))
+    console().print(shown)
+    _segments(report["segments"], "b", "a", "HR@10 of B and A by kind of event (*: beyond doubt)")
+    people = table("user", "had", "took", "rank A", "rank B", "first of A", "first of B", right=("rank A", "rank B"))
+    for one in report["people"]:
+        ranks = (f"{one[name]['rank']:,}" for name in ("a", "b"))
+        answers = ("; ".join(one[name]["first"]) for name in ("a", "b"))
+        people.add_row(one["user"], "; ".join(one["had"]), one["took"], *ranks, *answers)
+    console().print(people)
+
+
+@reports_errors
+def inspect(bundle: Bundle, *, as_json: options.AsJson = False) -> None:
+    """What a bundle is, what it was trained on, its shapes, bytes and metrics, and the nearest items of a few.
+
+    Example:  freshet inspect .freshet/bundle
+    """
+    from services.offline.evaluation.bundles.inspect import inspect as run
+
+    with sentences():
+        report = run(bundle)
+    if as_json:
+        emit_json(report)
+        return
+    encoder, head, trained = report["encoder"], report["head"], report["trained_on"]
+    typer.echo(f"bundle {bundle}  model {report['model_version']}  {report['bytes'] / 1e6:.1f} MB")
+    read = "brought from elsewhere" if encoder is None else f"{encoder['kind']}, {encoder['num_blocks']} blocks"
+    pairs = f"{head['num_query_components']}×{head['num_item_components']}×{head['component_width']}"
+    typer.echo(f"encoder {read}  head {head['kind']} {pairs}  items {report['items']:,}")
+    for name in ("neighbours", "absence"):
+        typer.echo(f"{name} {_plain(report[name]) if report[name] else 'none'}")
+    typer.echo(f"trained on {_plain({name: value for name, value in trained.items() if name != 'training'})}")
+    sizes = table("file", "bytes", right=("bytes",))
+    for name, size in report["files"].items():
+        sizes.add_row(name, f"{size:,}")
+    console().print(sizes)
+    for name, shape in report["shapes"].items():
+        typer.echo(f"{name} {' × '.join(f'{one:,}' for one in shape)}")
+    metrics = {name: found for name, found in report["metrics"].items() if isinstance(found, dict) and "hr@10" in found}
+    if metrics:
+        shown = table("measured in training", *_SHOWN, right=_SHOWN)
+        for name, found in metrics.items():
+            shown.add_row(name, *(f"{found[metric]:.4f}" for metric in _SHOWN))
+        console().print(shown)
+    for row in report["nearest"]:
+        near = "; ".join(f"{one['item']} {one['cosine']:.2f}" for one in row["nearest"])
+        console().print(f"near {row['item']} ({row['events']:,} events): {near}")
+
+
+def _head(report: dict[str, Any]) -> None:
+    typer.echo(report["note"])
+    typer.echo(f"{report['bundle']} on {report['data']}: {report['events']:,} events of {report['users']:,} users")
+
+
+def _segments(rows: list[dict[str, Any]], one: str, other: str, title: str) -> None:
+    columns = ("", "", "events", one, other, "difference [95 %]")
+    shown = table(*columns, right=columns[2:], title=title)
+    for row in rows:
+        means = (f"{row['values'][name]['hr@10'][0]:.4f}" for name in (one, other))
+        mark = " *" if row.get("differs") else ""
+        difference = _interval(row["differences"][one]["hr@10"]) + mark
+        shown.add_row(row["question"], row["segment"], f"{row['events']:,}", *means, difference)
+    console().print(shown)
+
+
+def _interval(value: list[float]) -> str:
+    mean, low, high = value
+    return f"{mean:+.4f} [{low:+.4f}, {high:+.4f}]"
+
+
+def _plain(values: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in values.items())

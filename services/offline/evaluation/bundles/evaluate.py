@@ -1,0 +1,153 @@
+"""`freshet evaluate`: a bundle as served, beside what needs no model, on events that it has not learnt.
+
+Every scorer ranks the same events. What the report says: metrics with intervals over users, the difference to each
+baseline on the same draws, all by kind of event, and what is recommended beside accuracy. It knows nothing of pages.
+
+Letters: E events, X items.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from services.algorithms.bundles.model_bundle import load_bundle
+from services.offline.datasets import Interactions, MeasuredSplit
+from services.offline.evaluation.bundles.judged import Data, judged_by
+from services.offline.evaluation.engine.baselines import Ease, Popularity, RecentPopularity, ServedNeighbours
+from services.offline.evaluation.engine.intervals import estimates
+from services.offline.evaluation.engine.metrics import METRICS
+from services.offline.evaluation.engine.ranked_events import EventScorer, RankedEvents, rank_events
+from services.offline.evaluation.engine.served_scorer import ServedScorer
+from services.offline.evaluation.engine.strata import strata
+
+MODEL = "model"
+# EASE inverts a matrix of items by items: it is left out where that would take longer.
+EASE_SECONDS = 30.0
+_PROBE_ITEMS = 512
+# A kind of events is told from so many on.
+MIN_EVENTS = 30
+
+Report = dict[str, Any]
+Say = Callable[[str], None]
+
+
+def evaluate(bundle_path: Path, data: Data, *, say: Say = lambda line: None) -> Report:
+    """A report of plain values: what was judged by which events, `rows` by scorer, `segments` by kind of event.
+
+    Raises: ValueError as `judged_by`, and where no event has an earlier one of its user; BundleError.
+    """
+    bundle = load_bundle(bundle_path)
+    judged = judged_by([bundle], data)
+    split, note = judged.split, judged.note
+    scorers, left_out = baselines_of(split, bundle.event_schema.of)
+    ranked = {}
+    for name, scorer in {MODEL: ServedScorer(bundle, split.interactions), **scorers}.items():
+        say(f"ranking {len(split.test_rows):,} events: {name}")
+        ranked[name] = rank_events(scorer, split.interactions, split.test_rows)
+    of = ranked[MODEL]
+    best = max(scorers, key=lambda name: (ranked[name].ranks < 10).mean(), default=None)
+    return {
+        "bundle": str(bundle_path),
+        "model_version": bundle.model_version,
+        "data": split.interactions.name,
+        "note": note,
+        "events": len(of.ranks),
+        "users": len(np.unique(of.users)),
+        "items": split.interactions.num_items,
+        "learnt_events": len(split.train_rows),
+        "best_baseline": best,
+        "left_out": left_out,
+        "rows": list(_rows(split, ranked)),
+        "segments": segments(split, of, {name: one.ranks for name, one in ranked.items()}, minus=best),
+    }
+
+
+def baselines_of(split: MeasuredSplit, means: Callable[[str], Any]) -> tuple[dict[str, EventScorer], dict[str, str]]:
+    """Baselines by name, fitted on what the split lets be learnt, and why others are left out.
+
+    `means`: what a type of event means, by the event schema.
+    """
+    past = split.train
+    taken = past.select(past.of_types([name for name in past.type_names if means(name).is_encoded]))
+    if not len(taken):
+        return {}, {"baselines": "the data has no event from before: there is nothing that they could learn"}
+    found: dict[str, Popularity | RecentPopularity | ServedNeighbours | Ease] = {
+        "item-kNN": ServedNeighbours(),
+        "popularity": Popularity(),
+        "recent popularity": RecentPopularity(),
+    }
+    left_out: dict[str, str] = {}
+    seconds = ease_seconds(taken.num_items)
+    if seconds <= EASE_SECONDS:
+        found["EASE"] = Ease()
+    else:
+        left_out["EASE"] = f"{taken.num_items:,} items would take {seconds:,.0f} s; allowed: {EASE_SECONDS:.0f} s"
+    for baseline in found.values():
+        baseline.fit(taken)
+    return dict(found), left_out
+
+
+def ease_seconds(num_items: int) -> float:
+    """What EASE's inverse takes on this machine, by a small one's best time of three: it grows with the cube."""
+    import torch
+
+    matrix, times = torch.eye(_PROBE_ITEMS) + 1e-4, []
+    for _ in range(3):
+        began = time.perf_counter()
+        torch.cholesky_inverse(torch.linalg.cholesky(matrix))
+        times.append(time.perf_counter() - began)
+    return min(times) * (num_items / _PROBE_ITEMS) ** 3
+
+
+def segments(
+    split: MeasuredSplit, of: RankedEvents, ranks: Mapping[str, np.ndarray[Any, Any]], *, minus: str | None
+) -> list[dict[str, Any]]:
+    """Of each kind with MIN_EVENTS events and more HR@10 and NDCG@10 by name, and each one's differences to `minus`."""
+    names = ("hr@10", "ndcg@10")
+    found = []
+    for question, kind, mask in strata(split, of):
+        if mask.sum() < MIN_EVENTS:
+            continue
+        users, kept = of.users[mask], {name: one[mask] for name, one in ranks.items()}
+        row: dict[str, Any] = {"question": question, "segment": kind, "events": int(mask.sum())}
+        row["values"] = estimates(kept, users, names)
+        row["differences"] = estimates(kept, users, names, minus=minus) if minus else {}
+        found.append(row)
+    return found
+
+
+def _rows(split: MeasuredSplit, ranked: Mapping[str, RankedEvents]) -> Any:
+    """A row by scorer: metrics [mean, low, high], MODEL's difference to it, and what is recommended."""
+    users = ranked[MODEL].users
+    ranks = {name: one.ranks for name, one in ranked.items()}
+    means = estimates(ranks, users, METRICS)
+    for name, one in ranked.items():
+        row = {"name": name, "metrics": means[name]}
+        if name != MODEL:
+            row["model_minus"] = estimates({MODEL: ranks[MODEL], name: ranks[name]}, users, METRICS, minus=name)[MODEL]
+        yield row | beyond_accuracy(split, one)
+
+
+def beyond_accuracy(split: MeasuredSplit, ranked: RankedEvents) -> dict[str, float | None]:
+    """Of the first ten of every event: `coverage`, the share of the catalogue that is among them; `novelty`, the mean
+    of -log2 of an item's share of the events that could be learnt, one event more than it has; `popularity_bias`, their
+    mean number of such events over that of the items people took (above 1: more popular ones), None where that is 0."""
+    counts = split.train.item_counts().astype(np.float64)
+    assert ranked.first is not None
+    shown = ranked.first[ranked.first >= 0]
+    targets = _targets(split.interactions, ranked)
+    surprise = -np.log2((counts + 1) / (counts.sum() + len(counts)))
+    taken = float(counts[targets].mean())
+    return {
+        "coverage": round(len(np.unique(shown)) / len(counts), 5),
+        "novelty": round(float(surprise[shown].mean()), 4),
+        "popularity_bias": round(float(counts[shown].mean()) / taken, 4) if taken else None,
+    }
+
+
+def _targets(data: Interactions, ranked: RankedEvents) -> np.ndarray[Any, Any]:
+    rows, _ = data.by_user()
+    return data.items[rows[ranked.events]]

@@ -1,0 +1,154 @@
+"""Which events of a file a bundle is judged by: those that it has not learnt.
+
+Data that a bundle was trained on is known by its fingerprint, and divided as training divided it: what it held out is
+predicted. Of other data what came after the newest event that the bundle has learnt is predicted; all before is history
+alone. It does not know how anything is scored.
+
+Letters: N events, X items.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from services.algorithms.bundles.model_bundle import Bundle
+from services.offline.datasets import (
+    Interactions,
+    MeasuredSplit,
+    global_time_split,
+    leave_one_out_split,
+    read_data,
+)
+from services.offline.evaluation.engine.ranked_events import counting
+from services.offline.training.fit import LEAVE_ONE_OUT, TIME
+from services.offline.training.sequences import IntArray
+
+# Evenly spread over those that could be predicted.
+MAX_EVENTS = 6_000
+
+Data = str | Path | Interactions
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Judged:
+    """split: its interactions have the bundle's items first, in the bundle's order; test_rows are predicted. note: says
+    which events these are."""
+
+    split: MeasuredSplit
+    note: str
+
+
+def judged_by(bundles: Sequence[Bundle], data: Data) -> Judged:
+    """The events that none of the bundles (of one catalogue and event schema) has learnt and somebody took.
+
+    Raises: ValueError for data that the bundles have learnt, or without one event that counts.
+    """
+    first = bundles[0]
+    schema = first.event_schema
+    given = data if isinstance(data, Interactions) else read_data(data, schema=schema).accepted()
+    parts = [_part(one, given) for one in bundles]
+    seen = given.seen(schema)
+    events = _over_catalogue(given.select(seen), first)
+    held_out = [np.searchsorted(seen, rows) for _, rows, _ in parts]
+    # A model that learnt more is judged by less.
+    rows = held_out[int(np.argmin([len(one) for one in held_out]))]
+    for one in held_out:
+        rows = np.intersect1d(rows, one, assume_unique=True)
+    note = " ".join(dict.fromkeys(text for _, _, text in parts))
+    counted = counting(events, rows, schema)
+    if not len(counted):
+        names = ", ".join(events.type_names[:10])
+        raise ValueError(
+            f"{given.name}: none of the {len(rows):,} events to predict counts by the event schema (types: {names}); "
+            f"allowed: at least one that somebody took. {note}"
+        )
+    learnt = np.searchsorted(seen, parts[0][0])
+    return Judged(
+        split=MeasuredSplit(
+            name="not learnt",
+            interactions=events,
+            train_rows=learnt,
+            valid_rows=rows[:0],
+            test_rows=counted[np.linspace(0, len(counted) - 1, min(MAX_EVENTS, len(counted))).astype(np.int64)],
+            refit_rows=learnt,
+        ),
+        note=note,
+    )
+
+
+def _part(bundle: Bundle, given: Interactions) -> tuple[IntArray, IntArray, str]:
+    """Rows that the bundle has learnt, or could have, rows that it has not, and a sentence that says so."""
+    said = bundle.manifest.data
+    read = _rows_read(bundle, given)
+    divided = _as_trained(said, given.select(read))
+    if divided is not None:
+        learnt, held_out, what = divided
+        return read[learnt], read[held_out], f"{given.name} is what model {bundle.model_version} was trained on: {what}"
+    newest = said.get("newest_time")
+    if newest is None or not given.has_times:
+        why = "has no times by the clock" if newest is not None else "may have been learnt, no time says which of it"
+        raise ValueError(
+            f"{given.name} is not the data that model {bundle.model_version} was trained on, and {why}; allowed: that "
+            "data, where it was trained with --split leave-one-out or time, or data with times and a model that says "
+            "its newest event's"
+        )
+    first = int(np.searchsorted(given.timestamps, newest, side="right"))
+    learnt, rest = read[: np.searchsorted(read, first)], np.arange(first, len(given), dtype=np.int64)
+    if not len(rest):
+        raise ValueError(
+            f"all {len(given):,} events of {given.name} (the newest at {_text(given.timestamps[-1])}) overlap the "
+            f"training data: model {bundle.model_version} has learnt up to {_text(newest)}; allowed: newer events, or "
+            "the data that it was trained on, where it was trained with --split leave-one-out or time"
+        )
+    overlap = f"{first:,} earlier events may have been learnt and are history alone." if first else ""
+    return (
+        learnt,
+        rest,
+        f"Model {bundle.model_version} has learnt up to {_text(newest)}: judged by the events from "
+        f"{_text(given.timestamps[first])} on. {overlap}".rstrip(),
+    )
+
+
+def _rows_read(bundle: Bundle, given: Interactions) -> IntArray:
+    """Rows of the events that the bundle's encoder reads."""
+    numbered = replace(given, timestamps=np.arange(len(given), dtype=np.int64))
+    names = bundle.encoder.actions
+    read = numbered.with_actions(bundle.event_schema, names)[0] if names else numbered.encoded(bundle.event_schema)
+    return read.timestamps
+
+
+def _as_trained(said: dict[str, Any], read: Interactions) -> tuple[IntArray, IntArray, str] | None:
+    """Rows that training took, rows that it held out, and what these are; None where it was trained on other data."""
+    if said.get("split") == LEAVE_ONE_OUT:
+        parts = leave_one_out_split(read)
+        learnt, held_out, what = parts.refit_rows, parts.test_rows, "judged by each user's last event."
+    elif said.get("split") == TIME and read.has_times:
+        end = int(np.searchsorted(read.timestamps, global_time_split(read).split_time))
+        learnt, held_out = np.arange(end, dtype=np.int64), np.arange(end, len(read), dtype=np.int64)
+        what = f"judged by the last fifth of it, from {_text(read.timestamps[end])} on."
+    else:
+        return None
+    return (learnt, held_out, what) if read.select(learnt).fingerprint() == said.get("fingerprint") else None
+
+
+def _over_catalogue(data: Interactions, bundle: Bundle) -> Interactions:
+    """The same events with the bundle's items first, those that the data has not among them: all of them compete."""
+    rows = [bundle.item_index.get(item_id, -1) for item_id in data.item_ids]
+    new = [number for number, row in enumerate(rows) if row < 0]
+    for place, number in enumerate(new, bundle.num_items):
+        rows[number] = place
+    return replace(
+        data,
+        items=np.array(rows, dtype=np.int32)[data.items],
+        item_ids=[*bundle.item_ids, *(data.item_ids[number] for number in new)],
+        titles=[*bundle.titles, *(data.titles[number] for number in new)],
+        categories=[*map(tuple, bundle.categories), *(data.categories[number] for number in new)],
+    )
+
+
+def _text(seconds: Any) -> str:
+    return f"{datetime.fromtimestamp(int(seconds), UTC):%Y-%m-%d %H:%M:%S} UTC"
