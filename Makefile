@@ -119,7 +119,6 @@ bench: setup ## Measure again and rewrite docs/benchmarks (hours; `freshet bench
 	@$(BIN)/freshet train --head mol --data amazon-beauty-large-2014 --epochs 3 --no-export --out .freshet/beauty
 	@$(BIN)/freshet train --head dot --data amazon-beauty-large-2014 --epochs 3 --no-export --out .freshet/beauty-dot
 	@$(BIN)/freshet bench quantization $(foreach of,ml-1m ml-1m-dot beauty beauty-dot,--bundle .freshet/$(of))
-	@$(BIN)/freshet bench mutation
 	@$(BIN)/freshet bench stream
 	@$(BIN)/freshet bench paper table-3
 	@$(BIN)/freshet bench paper published

@@ -117,32 +117,6 @@ def quantization(
     return trained.run(request, bundle) if bundle else codes.run(request)
 
 
-@benchmark(app, "mutation", less_memory="--shape ml-20m")
-def mutation(
-    request: "Request",
-    *,
-    shape: Annotated[
-        list[str] | None, typer.Option(help="dot-32 or ml-20m (with --quick ml-1m); may be repeated. Default: both.")
-    ] = None,
-    rate: Annotated[
-        list[int] | None, typer.Option(min=0, help="Changes per second; may be repeated. Default: 0 to 10,000.")
-    ] = None,
-    seconds: Annotated[
-        float | None, typer.Option(min=1.0, help="Seconds per row. Default: 60; with --quick 4.")
-    ] = None,
-) -> "Report":
-    """Search latency and recall while items are inserted, updated and deleted, beside FAISS and hnswlib.
-
-    Example:  freshet bench mutation --quick --json
-
-    Example:  freshet bench mutation --shape ml-20m --rate 1000 --seconds 600 --out .freshet/bench
-    """
-    from services.offline.evaluation.mutation import rows
-
-    rates = tuple(dict.fromkeys(rate)) if rate else None
-    return rows.run(request, shapes=shape or (), seconds=seconds, rates=rates)
-
-
 @benchmark(app, "large", less_memory="--size 1000000")
 def large(
     request: "Request",
@@ -211,22 +185,6 @@ def shards(
 
     searches = min(searches, 2_000) if request.quick else searches
     return rows.run(request, bundle=bundle, shards=shards, replicas=replicas, searches=searches)
-
-
-@benchmark(app, "catalogues")
-def catalogues(
-    request: "Request",
-    *,
-    bundle: Bundle = DEFAULT_BUNDLE,
-    queries: Annotated[int, typer.Option(min=40, help="Users whose states are measured.")] = 300,
-) -> "Report":
-    """How near generated catalogues come to a trained model: the generator's constants, fitted to a bundle.
-
-    Example:  freshet bench catalogues --bundle .freshet/bundle
-    """
-    from services.offline.evaluation.catalogues import fit
-
-    return fit.run(request, bundle, num_queries=queries)
 
 
 @benchmark(app, "universality")

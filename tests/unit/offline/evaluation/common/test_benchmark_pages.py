@@ -11,12 +11,10 @@ from PIL import Image
 
 from services.offline.demo.plots import LABELS
 from services.offline.evaluation.actions.rows import page as actions_page
-from services.offline.evaluation.catalogues import fit
 from services.offline.evaluation.cold.rows import page as cold_page
 from services.offline.evaluation.common.report import Report, cell, filled, tables
 from services.offline.evaluation.generation.rows import page as generation_page
 from services.offline.evaluation.large.rows import page as large_page
-from services.offline.evaluation.mutation.rows import page as mutation_page
 from services.offline.evaluation.new_items.rows import page as new_items_page
 from services.offline.evaluation.pefa.report import page as pefa_page
 from services.offline.evaluation.quality.page import page as quality_page
@@ -40,7 +38,6 @@ PAGES: dict[str, Callable[[Report], str]] = {
     "freshness": freshness_page,
     "generation": generation_page,
     "large-catalogues": large_page,
-    "mutation": mutation_page,
     "new-items": new_items_page,
     "pefa": pefa_page,
     "published": published_page,
@@ -113,12 +110,6 @@ def test_the_page_of_scale_and_the_unit_costs_of_an_installed_package_are_the_be
 def test_the_published_page_of_a_subject_is_its_json(subject: str) -> None:
     report = json.loads((DOCS / f"{subject}.json").read_text(encoding="utf-8"))
     assert (DOCS / f"{subject}.md").read_text(encoding="utf-8") == PAGES[subject](report).rstrip() + "\n"
-
-
-def test_constants_of_the_generator_stand_on_its_page_as_code() -> None:
-    row = {"moment": "entropy", "trained": 0.9, "generated": 0.8}
-    report = {"command": "freshet", "machine": "a machine", "rows": [row], "constants": {"tau": 0.5}}
-    assert fit.page(report).endswith("| entropy | 0.9 | 0.8 |\n\n    tau=0.5,\n")
 
 
 def test_a_template_repeats_lines_for_rows_and_keeps_lines_for_what_there_is(tmp_path: Path) -> None:

@@ -1,1 +1,0 @@
-"""Search latency and recall while items change."""
