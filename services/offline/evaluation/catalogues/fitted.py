@@ -1,4 +1,4 @@
-"""The generator's constants, fitted to trained models by `freshet bench catalogues`.
+"""The generator's constants, fitted to trained models until scenes had their moments (`moments.py`).
 
 QUICK: preset quick on MovieLens-1M, HR@10 .245 (4x2x32, G 64), well trained. PAPER, the default: components of preset
 ml-1m (8x4x64, after 4 of its 101 epochs, HR@10 .205), whose eight views agree more than four do (pair correlation .53

@@ -10,7 +10,7 @@ of one latent vector, and the gate moves weight between pairs as the average cos
     gates   linear in a few axes of z and y; the pair network random, then moved so that each pair's output has the
             fitted mean, slope over the average cosine and residual on this very catalogue's pairs
 
-Constants are in `fitted.py`; `freshet bench catalogues` estimates them.
+Constants are in `fitted.py`.
 
 Letters: X items, B queries, P_q, P_x components, P = P_q * P_x, d width, G gate hidden width, r latent width.
 """

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from services.offline.evaluation.catalogues.fit import Moments, clustering, measure
 from services.offline.evaluation.catalogues.fitted import QUICK
 from services.offline.evaluation.catalogues.generator import generate
+from services.offline.evaluation.catalogues.moments import Moments, clustering, measure
 from services.offline.evaluation.catalogues.scene import SHAPES, Shape, shape_named
 
 # Measured on the model that QUICK was fitted to.
