@@ -3,8 +3,8 @@
 import asyncio
 import contextlib
 import math
-from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, repeat
 from pathlib import Path
@@ -23,9 +23,9 @@ from services.algorithms.indexes.exact.cheapest import carry_over
 from services.algorithms.indexes.mutable.background_merge import BackgroundMerge
 from services.algorithms.indexes.mutable.index import Build, IndexFullError
 from services.algorithms.indexes.mutable.snapshot import Snapshot, SnapshotError, load_snapshot, snapshots
+from services.algorithms.indexes.mutable.snapshot_codes import HeldCodes
 from services.algorithms.indexes.protocol import Index
 from services.algorithms.indexes.quantized.codebooks import Codebooks
-from services.algorithms.indexes.quantized.kept_codes import KeptCodes
 from services.algorithms.items.catalogue import Catalogue, catalogue_from_bundle, required_bytes
 from services.algorithms.items.live_catalogue import VERSIONS_KEPT, LiveCatalogue
 from services.algorithms.native.threads import set_compute_threads
@@ -43,7 +43,7 @@ from services.candidates.votes import RememberedVotes, Voting
 from services.catalogue.changes import CatalogueChanges
 from services.catalogue.follower import CatalogueFollower, catalogue_reader
 from services.catalogue.gate import CatalogueGate
-from services.catalogue.snapshots import CatalogueSnapshots
+from services.catalogue.snapshots import CatalogueSnapshots, started
 from services.contracts.processes import PROCESSES
 from services.contracts.shards import Shard
 from services.platform.config import ConfigError
@@ -81,8 +81,8 @@ def host_build(
 ) -> Build:
     """Every algorithm over the same item states in this machine's memory, and the audit's truth.
 
-    The first items that it is given are the bundle's, whose codes `first_coder` may know; `codebooks` are its. It
-    raises ValueError for an algorithm that this model can't have.
+    `first_coder` may know the codes of the first items that it is given; `codebooks` are the bundle's. It raises
+    ValueError for an algorithm that this model can't have.
     """
     coders = chain([first_coder], repeat(vectors_coded))
 
@@ -95,9 +95,10 @@ def host_build(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Live:
-    """What serves: the catalogue, the memory if there is one, and the handler in front."""
+    """What serves: the catalogue, its snapshots and the memory if there are any, and the handler in front."""
 
     catalogue: LiveCatalogue
+    snapshots: CatalogueSnapshots | None
     votes: RememberedVotes | None
     search: Search
 
@@ -122,13 +123,17 @@ def make_live(
     algorithms = algorithms_for(text, num_items=len(base.item_ids), num_pairs=num_pairs)
     on_card = _card_build(algorithms) if settings.device == "cuda" else None
     limit = settings.max_memory_mb << 20 if settings.max_memory_mb else available_bytes()
+
+    def make(snapshot: Snapshot | None) -> tuple[LiveCatalogue, HeldCodes]:
+        if snapshot is not None and not settings.follows_topics and snapshot.manifest.said["position"] >= 0:
+            raise SnapshotError(f"{snapshot.path}: changes of `index-deltas`, which this process does not follow")
+        coder = HeldCodes() if snapshot is None else replace(snapshot.codes, report=log.info)
+        build = on_card or host_build(algorithms, coder, base.codebooks)
+        live = LiveCatalogue(base, build=build, max_bytes=limit, versions_kept=versions_kept, snapshot=snapshot)
+        return live, coder
+
     try:
-        catalogue = LiveCatalogue(
-            base,
-            build=on_card or host_build(algorithms, kept_codes(settings, base), base.codebooks),
-            max_bytes=limit,
-            versions_kept=versions_kept,
-        )
+        catalogue, kept = _started(settings, base, make)
     except ValueError as error:
         raise ConfigError(f"FRESHET_CANDIDATES_ALGORITHMS={settings.algorithms!r}: {error}") from error
     votes = make_votes(settings, base, catalogue, limit - catalogue.index.memory.total)
@@ -148,14 +153,30 @@ def make_live(
             limit_mb=settings.max_memory_mb,
             variable=MEMORY_VARIABLE,
         )
-    return Live(catalogue=catalogue, votes=votes, search=search)
+    return Live(catalogue=catalogue, snapshots=kept, votes=votes, search=search)
 
 
-def kept_codes(settings: CandidatesSettings, base: Catalogue) -> Coder:
-    """What keeps the codes of the bundle's items beside the snapshots, where the settings name a folder for them."""
-    if settings.snapshot_folder is None:
-        return vectors_coded
-    return KeptCodes(settings.snapshot_folder, of=base.index_version, writes=settings.does_common_work, report=log.info)
+def _started(
+    settings: CandidatesSettings,
+    base: Catalogue,
+    make: Callable[[Snapshot | None], tuple[LiveCatalogue, HeldCodes]],
+) -> tuple[LiveCatalogue, CatalogueSnapshots | None]:
+    """From the newest snapshot, where the settings name a folder and there is no memory, which lies in `index-deltas`
+    alone."""
+    root = settings.snapshot_folder
+    if root is None or settings.vote_neighbours:
+        if root is not None:
+            log.warning("snapshots_not_kept", reason="remembered interactions are read from the topic's start")
+        return make(None)[0], None
+    load = partial(load_shard_snapshot, settings.shard, base.model_version)
+    (catalogue, coder), taken = started(make, root, found=snapshots, load=load)
+    return catalogue, CatalogueSnapshots(
+        catalogue,
+        root,
+        taken=taken,
+        every_s=60 * settings.snapshot_minutes if settings.does_common_work else math.inf,
+        writes_first=coder.made and settings.does_common_work,
+    )
 
 
 def _card_build(algorithms: Sequence[Algorithm]) -> "DeviceBuild":
@@ -183,22 +204,6 @@ def make_votes(
         max_bytes=max(0, max_bytes),
     )
     return RememberedVotes(index, neighbours=settings.vote_neighbours, model_share=settings.vote_model_share)
-
-
-def make_snapshots(settings: CandidatesSettings, live: Live) -> CatalogueSnapshots | None:
-    """Where the settings ask for them and there is no memory, which lies in `index-deltas` alone."""
-    if settings.snapshot_folder is None:
-        return None
-    if live.votes is not None:
-        log.warning("snapshots_not_kept", reason="remembered interactions are read from the topic's start")
-        return None
-    return CatalogueSnapshots(
-        live.catalogue,
-        settings.snapshot_folder,
-        found=snapshots,
-        load=partial(load_shard_snapshot, settings.shard, live.catalogue.base.model_version),
-        every_s=60 * settings.snapshot_minutes if settings.does_common_work else math.inf,
-    )
 
 
 def load_shard_snapshot(shard: Shard, model_version: str, path: Path) -> Snapshot:
@@ -237,7 +242,7 @@ def make_follower(
         model_version=live.catalogue.base.model_version,
         on_ready=gate.open,
         kinds=live.catalogue.index.kinds,
-        snapshots=make_snapshots(settings, live),
+        snapshots=live.snapshots,
         tracing=tracing,
     )
     metrics.catalogue.watch_turns(follower.turns)
@@ -281,6 +286,8 @@ async def opened(
         followers.append(follower)
     else:
         log.warning("topics_not_followed", serves=info.served.name)
+        if live.snapshots is not None:
+            live.snapshots.look(0)
         gate.open()
 
     servicer = CandidatesServicer(

@@ -152,8 +152,10 @@ class CatalogueFollower(TopicFollower):
     def turn(self) -> int:
         """As of any topic, from a snapshot on at first."""
         if self._snapshots is not None and not self._looked_for_one:
-            position = self._snapshots.restore(self._is_in_place)
-            self._next[INDEX_DELTAS] = 0 if position is None else position + 1
+            first = self._snapshots.first_offset(self._is_in_place)
+            if first is None:
+                self._listener.reset()
+            self._next[INDEX_DELTAS] = first or 0
             self._looked_for_one = True
         records = super().turn()
         if self._snapshots is not None and not (self.is_behind or self._pending or self._batches.num_open):

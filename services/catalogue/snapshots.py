@@ -5,15 +5,18 @@ topic still has that batch's last record in its place: a topic made anew has ano
 took it, so much was written since that reading all of it takes about as long. It knows nothing of indexes.
 """
 
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import structlog
 
 log = structlog.get_logger()
+
+C = TypeVar("C")
 
 # Half of what brokers keep a tombstone by default (delete.retention.ms): after a longer absence one may be gone, and
 # what it dropped would stay.
@@ -24,7 +27,6 @@ class Snapshotted(Protocol):
     """The catalogue, as snapshots see it."""
 
     def capture(self, **said: int) -> Callable[[Path], Path]: ...
-    def restore(self, snapshot: Any) -> None: ...
 
 
 def _check_said(said: Mapping[str, Any]) -> None:
@@ -34,11 +36,36 @@ def _check_said(said: Mapping[str, Any]) -> None:
             raise ValueError(f"its manifest says {name}={said.get(name)!r:.80}; allowed: {kind.__name__}")
 
 
-class CatalogueSnapshots:
-    """Those below a folder. `found` lists them, newest first; `load` opens one.
+def started(
+    make: Callable[[Any | None], C],
+    root: Path,
+    *,
+    found: Callable[[Path], list[Path]],
+    load: Callable[[Path], Any],
+) -> tuple[C, Mapping[str, Any] | None]:
+    """What `make` makes of the newest snapshot that is whole, or of None; and what that one says.
 
-    What `load` and the catalogue's `restore` refuse is a ValueError that says what and where: then the one before is
-    tried, and without any the topic is read from its start.
+    `found` lists them, newest first; `load` opens one. What `load` and `make` refuse is a ValueError that says what and
+    where: then the one before is tried.
+    """
+    for path in found(root):
+        try:
+            snapshot = load(path)
+            said = snapshot.manifest.said
+            _check_said(said)
+            catalogue = make(snapshot)
+        except ValueError as exc:
+            log.error("snapshot_refused", path=str(path), reason=str(exc))
+            continue
+        log.info("snapshot_taken", path=str(path), position=said["position"])
+        return catalogue, said
+    return make(None), None
+
+
+class CatalogueSnapshots:
+    """Those below a folder, of a catalogue that started from one, which says `taken`, or from None.
+
+    writes_first: one is written as soon as it may be, which spares the next start what this one had to do.
     """
 
     def __init__(
@@ -46,32 +73,25 @@ class CatalogueSnapshots:
         catalogue: Snapshotted,
         root: Path,
         *,
-        found: Callable[[Path], list[Path]],
-        load: Callable[[Path], Any],
+        taken: Mapping[str, Any] | None,
         every_s: float,
+        writes_first: bool = False,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._catalogue, self._root, self._found, self._load = catalogue, root, found, load
+        self._catalogue, self._root, self._taken = catalogue, root, taken
         self._every_s, self._clock = every_s, clock
-        self._written_s, self._written_at, self._thread = clock(), -1, threading.Thread()
+        self._written_s, self._written_at = -math.inf if writes_first else clock(), -1
+        self._thread = threading.Thread()
 
-    def restore(self, is_in_place: Callable[[int, str], bool]) -> int | None:
-        """Take the newest snapshot that is whole and whose batch `is_in_place`; return its offset, None without one."""
-        for path in self._found(self._root):
-            try:
-                snapshot = self._load(path)
-                said = snapshot.manifest.said
-                _check_said(said)
-                age_s = self._clock() - said["written_s"]
-                if age_s > MAX_AGE_S or not is_in_place(said["position"], said["mark"]):
-                    log.info("snapshot_passed_over", path=str(path), position=said["position"], age_s=round(age_s))
-                    continue
-                self._catalogue.restore(snapshot)
-            except ValueError as exc:
-                log.error("snapshot_refused", path=str(path), reason=str(exc))
-                continue
-            log.info("snapshot_taken", path=str(path), position=said["position"], age_s=round(age_s))
-            return int(said["position"])
+    def first_offset(self, is_in_place: Callable[[int, str], bool]) -> int | None:
+        """The first record that the catalogue lacks; None where what it started from is too old, or the topic another
+        one: then it has to go back to the bundle's states."""
+        if self._taken is None or self._taken["position"] < 0:
+            return 0
+        position, age_s = int(self._taken["position"]), self._clock() - self._taken["written_s"]
+        if age_s <= MAX_AGE_S and is_in_place(position, self._taken["mark"]):
+            return position + 1
+        log.info("snapshot_passed_over", root=str(self._root), position=position, age_s=round(age_s))
         return None
 
     def look(self, next_offset: int) -> None:

@@ -15,7 +15,7 @@ from services.algorithms.bundles.model_bundle import load_bundle
 from services.algorithms.bundles.tensor_file import changed_in_place
 from services.algorithms.indexes.mutable.background_merge import BackgroundMerge
 from services.algorithms.indexes.mutable.index import IndexFullError
-from services.algorithms.indexes.mutable.snapshot import load_snapshot, snapshots
+from services.algorithms.indexes.mutable.snapshot import Snapshot, load_snapshot, snapshots
 from services.algorithms.indexes.protocol import Index
 from services.algorithms.items.catalogue import Catalogue, catalogue_from_bundle, required_bytes
 from services.algorithms.items.live_catalogue import VERSIONS_KEPT, LiveCatalogue
@@ -25,7 +25,7 @@ from services.algorithms.scoring.states import PairGate
 from services.catalogue.changes import CatalogueChanges
 from services.catalogue.follower import CatalogueFollower, catalogue_reader
 from services.catalogue.gate import CatalogueGate
-from services.catalogue.snapshots import CatalogueSnapshots
+from services.catalogue.snapshots import CatalogueSnapshots, started
 from services.contracts.processes import PROCESSES
 from services.platform.memory import available_bytes, require_memory
 from services.platform.process import configure_tracing
@@ -41,8 +41,8 @@ log = structlog.get_logger()
 _add_servicer: Any = reranker_pb2_grpc.add_RerankerServiceServicer_to_server
 
 
-def load_catalogue(settings: RerankerSettings) -> LiveCatalogue:
-    """Open the bundle and prepare its items.
+def load_catalogue(settings: RerankerSettings) -> tuple[LiveCatalogue, CatalogueSnapshots | None]:
+    """Open the bundle and prepare its items, or those of the newest snapshot where the settings name a folder.
 
     Raises: BundleError for an unusable bundle; MemoryError, naming both values, when it does not fit.
     """
@@ -53,19 +53,25 @@ def load_catalogue(settings: RerankerSettings) -> LiveCatalogue:
         limit_mb=settings.max_memory_mb,
         variable=MEMORY_VARIABLE,
     )
-    return make_live(catalogue_from_bundle(bundle), limit_mb=settings.max_memory_mb)
+    make = partial(make_live, catalogue_from_bundle(bundle), settings.max_memory_mb)
+    if not settings.snapshots:
+        return make(None), None
+    root, every_s = Path(settings.snapshots), 60 * settings.snapshot_minutes
+    load = partial(load_snapshot, model_version=bundle.model_version)
+    catalogue, taken = started(make, root, found=snapshots, load=load)
+    return catalogue, CatalogueSnapshots(catalogue, root, taken=taken, every_s=every_s)
 
 
-def make_live(base: Catalogue, *, limit_mb: int) -> LiveCatalogue:
+def make_live(base: Catalogue, limit_mb: int, snapshot: Snapshot | None = None) -> LiveCatalogue:
     """The catalogue with its last versions; items are asked for by their ids, so there is no algorithm over them."""
     limit = limit_mb << 20 if limit_mb else available_bytes()
-    return LiveCatalogue(base, build=_no_algorithm, max_bytes=limit, versions_kept=VERSIONS_KEPT)
+    return LiveCatalogue(base, build=_no_algorithm, max_bytes=limit, versions_kept=VERSIONS_KEPT, snapshot=snapshot)
 
 
 async def run(settings: RerankerSettings) -> None:
     """Serve until a signal. Raises: BundleError, MemoryError, PortTaken."""
     set_compute_threads(settings.compute_threads)
-    catalogue = await asyncio.to_thread(load_catalogue, settings)
+    catalogue, kept = await asyncio.to_thread(load_catalogue, settings)
     metrics = RerankerMetrics()
     rerank = Rerank(catalogue=catalogue, metrics=metrics)
     tracing = configure_tracing("reranker", settings.otlp_endpoint)
@@ -74,20 +80,13 @@ async def run(settings: RerankerSettings) -> None:
     health.serve_as([PROCESSES["reranker"].health_of(catalogue.base.model_version)])
     gate = CatalogueGate("reranker", health)
     merge = BackgroundMerge(catalogue.index)
-    kept = CatalogueSnapshots(
-        catalogue,
-        Path(settings.snapshots),
-        found=snapshots,
-        load=partial(load_snapshot, model_version=catalogue.base.model_version),
-        every_s=60 * settings.snapshot_minutes,
-    )
     follower = CatalogueFollower(
         catalogue_reader(settings.kafka, "reranker", makes_topics=settings.replicas),
         CatalogueChanges(catalogue, metrics.catalogue, full_error=IndexFullError, merges=[merge]),
         model_version=catalogue.base.model_version,
         on_ready=gate.open,
         kinds=catalogue.index.kinds,
-        snapshots=kept if settings.snapshots else None,
+        snapshots=kept,
     )
     metrics.catalogue.watch_turns(follower.turns)
     health.watch("catalogue", follower.turns)

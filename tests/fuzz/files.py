@@ -35,12 +35,12 @@ from services.algorithms.bundles.model_manifest import BundleError, Manifest
 from services.algorithms.bundles.text_bundle import _text_version, load_text_bundle
 from services.algorithms.bundles.text_manifest import TextManifest
 from services.algorithms.generation.phrases_part import load_phrases
-from services.algorithms.indexes.mutable.snapshot import _checksum, load_snapshot, snapshots
+from services.algorithms.indexes.mutable.snapshot import Snapshot, _checksum, load_snapshot, snapshots
 from services.algorithms.items.catalogue import catalogue_from_bundle
 from services.algorithms.items.live_catalogue import LiveCatalogue
 from services.candidates.bootstrap import host_build
 from services.candidates.config import CandidatesSettings
-from services.catalogue.snapshots import CatalogueSnapshots
+from services.catalogue.snapshots import CatalogueSnapshots, started
 from services.cli.backup import BackupError, _own_checksum, make_backup, read_backup
 from services.contracts.topics.index_deltas import ItemDelta
 from services.contracts.topics.items import CatalogueItem
@@ -275,8 +275,8 @@ class Snapshots(Files):
         live.capture(written_s=round(time.time()))(folder / "kept")
         return folder / "kept"
 
-    def _live(self) -> LiveCatalogue:
-        return LiveCatalogue(self.base, build=host_build([]))
+    def _live(self, snapshot: Snapshot | None = None) -> LiveCatalogue:
+        return LiveCatalogue(self.base, build=host_build([]), snapshot=snapshot)
 
     def change(self, rng: Random) -> None:
         super().change(rng)
@@ -294,15 +294,10 @@ class Snapshots(Files):
                 return
 
     def read(self) -> None:
-        live = self._live()
-        kept = CatalogueSnapshots(
-            live,
-            self.root,
-            found=snapshots,
-            load=partial(load_snapshot, model_version=self.base.model_version),
-            every_s=1e9,
-        )
-        kept.restore(lambda position, mark: position == 4 and mark == "m")
+        load = partial(load_snapshot, model_version=self.base.model_version)
+        live, taken = started(self._live, self.root, found=snapshots, load=load)
+        kept = CatalogueSnapshots(live, self.root, taken=taken, every_s=1e9)
+        kept.first_offset(lambda position, mark: position == 4 and mark == "m")
         assert live.served is not None
         live.describe([CatalogueItem(item_id="item-7"), CatalogueItem(item_id="item-2", withdrawn=True)])
         live.reset()

@@ -59,7 +59,7 @@ class Served:
         self.live = candidates.make_live(settings, candidates.load_catalogue(settings), self.candidates_metrics)
         own = RerankerSettings(port=0, metrics_port=0, bundle=bundle)
         self.reranker_metrics = RerankerMetrics(self.registry)
-        self.catalogue = reranker.load_catalogue(own)
+        self.catalogue = reranker.load_catalogue(own)[0]
         self.rerank = reranker.Rerank(catalogue=self.catalogue, metrics=self.reranker_metrics)
         self.candidates, self.reranker = CandidatesServicer(self.live.search), RerankerServicer(self.rerank)
 

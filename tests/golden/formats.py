@@ -29,6 +29,7 @@ from services.algorithms.bundles.model_manifest import AbsenceShape, EncoderShap
 from services.algorithms.bundles.text_bundle import TextBundleWriter
 from services.algorithms.generation.generator import Generator
 from services.algorithms.generation.phrases_part import PhraseParts, save_phrases
+from services.algorithms.indexes.mutable.snapshot import Snapshot
 from services.algorithms.items.catalogue import catalogue_from_bundle
 from services.algorithms.items.live_catalogue import LiveCatalogue
 from services.algorithms.pefa.decay import ForwardDecay
@@ -518,10 +519,10 @@ NEW = replace(CHANGED, item_id="film-9", model_share=0.0)
 WRITTEN_S = NOW_MS // 1000
 
 
-def live_catalogue(bundle: Path) -> LiveCatalogue:
+def live_catalogue(bundle: Path, snapshot: Snapshot | None = None) -> LiveCatalogue:
     from services.algorithms.bundles.model_bundle import load_bundle
 
-    return LiveCatalogue(catalogue_from_bundle(load_bundle(bundle)), build=host_build([]))
+    return LiveCatalogue(catalogue_from_bundle(load_bundle(bundle)), build=host_build([]), snapshot=snapshot)
 
 
 def changed_catalogue(bundle: Path) -> LiveCatalogue:

@@ -123,10 +123,10 @@ def test_a_text_bundle(tmp_path: Path) -> None:
 
 
 def test_a_catalogues_snapshot() -> None:
-    live, wanted = formats.live_catalogue(BACKUP / "bundle"), formats.changed_catalogue(BACKUP / "bundle")
-    found = load_snapshot(SNAPSHOT, model_version=live.base.model_version)
+    wanted = formats.changed_catalogue(BACKUP / "bundle")
+    found = load_snapshot(SNAPSHOT, model_version=wanted.base.model_version)
     assert found.manifest.said["written_s"] == formats.WRITTEN_S
-    live.restore(found)
+    live = formats.live_catalogue(BACKUP / "bundle", found)
     # Whatever was withdrawn is read again from `items`.
     live.describe([formats.CatalogueItem(item_id="film-2", withdrawn=True)])
     assert (live.served.name, live.served.newest_recorded_ms) == (wanted.served.name, formats.NOW_MS)

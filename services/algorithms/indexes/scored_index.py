@@ -3,6 +3,8 @@
 Letters: B queries, X items, K results.
 """
 
+from collections.abc import Mapping
+
 import numpy as np
 import numpy.typing as npt
 
@@ -10,6 +12,7 @@ from services.algorithms.indexes.cpu_passes import CpuPasses
 from services.algorithms.indexes.passes import Passes
 from services.algorithms.indexes.protocol import Indices, Mask, check_request
 from services.algorithms.ops.mol_scores import MolScorer
+from services.algorithms.ops.quantized_scan import RowCodes
 from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
 
 
@@ -43,6 +46,11 @@ class ScoredIndex:
     @property
     def num_items(self) -> int:
         return self.passes.num_items
+
+    @property
+    def row_codes(self) -> Mapping[str, RowCodes]:
+        """The codes of X items that it searches, by what they are known by; none of most."""
+        return {}
 
     @property
     def nbytes(self) -> int:

@@ -18,6 +18,7 @@ from services.algorithms.lazy import lazy_property
 Hashes = npt.NDArray[np.int64]
 
 MAX_ID_BYTES = 128
+_FOUND = 65_536  # looked for at a time
 
 Value = TypeVar("Value")
 
@@ -109,6 +110,25 @@ class ItemIds(Mapping[str, int]):
                 if found != item_id:  # another id of equal hash comes first
                     rows[number] = self._among_equal(item_id, int(positions[number]))
         return rows
+
+    def first(self, count: int) -> "ItemIds":
+        """A column of the first of them, not copied."""
+        strings = self.strings
+        return (
+            self
+            if count == len(self)
+            else ItemIds(Strings(strings.data[: strings.ends[count - 1]], strings.ends[:count]))
+        )
+
+    def rows_of(self, others: "ItemIds") -> Indices:
+        """The rows here of all others (m,), -1 for unknown ones."""
+        if self.strings == others.strings:
+            return np.arange(len(self))
+        parts = range(0, len(others), _FOUND)
+        found = [
+            self.find(others.strings[start : start + _FOUND], others.hashes[start : start + _FOUND]) for start in parts
+        ]
+        return np.concatenate([np.zeros(0, np.int64), *found])
 
     def _row(self, item_id: str) -> int:
         hashes, _ = self._by_hash

@@ -14,7 +14,6 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import NoneType
 from typing import Protocol
 
 import numpy as np
@@ -22,12 +21,13 @@ import numpy as np
 from services.algorithms.indexes.mutable.index import Build, MutableIndex
 from services.algorithms.indexes.mutable.item_batch import ItemBatch
 from services.algorithms.indexes.mutable.lookup import find_items
-from services.algorithms.indexes.mutable.snapshot import Snapshot, SnapshotError, write_snapshot
+from services.algorithms.indexes.mutable.snapshot import Snapshot, write_snapshot
 from services.algorithms.indexes.mutable.version import Version
 from services.algorithms.item_table.categories import Categories
 from services.algorithms.item_table.ids import ItemIds
 from services.algorithms.item_table.strings import Strings
 from services.algorithms.items.catalogue import Catalogue
+from services.algorithms.items.stored_changes import StoredChanges
 from services.algorithms.rules.attributes import AttributeTable, Values
 from services.algorithms.rules.filters import ItemFilter, Mask, passing
 from services.algorithms.scoring.states import FloatArray, ItemStates, QueryStates, check_sizes
@@ -104,26 +104,73 @@ class ExplainedItem:
 class LiveCatalogue:
     """One writer at a time (the stream's thread) applies changes; any number of threads read."""
 
-    def __init__(self, base: Catalogue, *, build: Build, max_bytes: int | None = None, versions_kept: int = 1) -> None:
-        """Start from the bundle's items. `build` and `max_bytes` as in MutableIndex.
+    def __init__(
+        self,
+        base: Catalogue,
+        *,
+        build: Build,
+        max_bytes: int | None = None,
+        versions_kept: int = 1,
+        snapshot: Snapshot | None = None,
+    ) -> None:
+        """Start from the bundle's items, or from a snapshot of what became of them. `build` and `max_bytes` as in
+        MutableIndex. What was withdrawn when the snapshot was written has to be described again.
 
-        Raises: ValueError if states and gates disagree, and what `build` raises.
+        Raises: SnapshotError for one over other items; IndexFullError for one with no room; ValueError if states and
+        gates disagree, and what `build` raises.
         """
         self.base, self._categories = base, Categories.of(base.categories)
-        batch = ItemBatch(
-            item_ids=base.rows, states=base.states, categories=self._categories, attributes=base.attributes
-        )
-        self.index = MutableIndex(
-            batch, base.pair_gate, model_version=base.model_version, build=build, max_bytes=max_bytes
-        )
         self._writing = threading.Lock()
         self._described: dict[str, Description] = {}
         self._evidence: dict[str, tuple[float, int]] = {}  # lambda and interactions of refreshed items
         self._aside: dict[str, ItemStates] = {}  # refreshed states of items that may not be answered
         self._versions_kept = versions_kept
-        self._kept: tuple[Served, ...] = (
-            Served(name=base.index_version, position=NO_CHANGE, version=self.index.version),
+        self._kept: tuple[Served, ...] = ()
+        if snapshot is None:
+            batch = ItemBatch(
+                item_ids=base.rows, states=base.states, categories=self._categories, attributes=base.attributes
+            )
+            self.index = MutableIndex(
+                batch, base.pair_gate, model_version=base.model_version, build=build, max_bytes=max_bytes
+            )
+            self._publish(NO_CHANGE, None, None, "")
+        else:
+            self._start_from(snapshot, build, max_bytes)
+
+    def _start_from(self, snapshot: Snapshot, build: Build, max_bytes: int | None) -> None:
+        """The snapshot's coded items, or all of them, as the main segment, and the others as changes of it."""
+        said, base, items = StoredChanges.of(snapshot, self.base), self.base, snapshot.items
+        count = snapshot.codes.num_rows or len(items)
+        rows = base.rows.rows_of(items.ids)
+        is_base = not said.evidence and len(rows) == base.num_items and (rows == np.arange(len(rows))).all()
+        main = rows[:count]
+        batch = ItemBatch(
+            item_ids=base.rows if is_base and count == len(rows) else items.ids.first(count),
+            # The bundle's, which processes share, where they are the same.
+            states=(base.states if is_base else items.states).take(slice(0, count)),
+            categories=self._categories.take(main),
+            attributes=base.attributes.take(main),
         )
+        self.index = MutableIndex(
+            batch,
+            base.pair_gate,
+            model_version=base.model_version,
+            build=build,
+            max_bytes=max_bytes,
+            number=snapshot.manifest.number,
+            digest=snapshot.manifest.digest,
+        )
+        hidden = np.ones(base.num_items, dtype=bool)
+        hidden[rows[rows >= 0]] = False
+        known = base.rows.find(list(said.aside))
+        hidden[known[known >= 0]] = False
+        absent = np.flatnonzero(hidden)
+        parts = [items.states.take(slice(count, None)), *said.aside.values(), base.states.take(absent)]
+        item_ids = [*items.ids.strings[count:], *said.aside, *base.rows.strings.take(absent)]
+        if item_ids:
+            self._upsert(item_ids, _together(parts))
+        self._evidence = said.evidence
+        self._publish(said.position, said.newest_recorded_ms, None, said.mark)
 
     # -- readers ----------------------------------------------------------------------------------------------------
 
@@ -163,10 +210,9 @@ class LiveCatalogue:
     def categories_of(self, item_ids: Sequence[str]) -> list[Sequence[str]]:
         """Each item's categories as described, else as the bundle has them; none of an unknown item."""
         rows = self.base.rows.find(item_ids)
-        listed = iter(self._categories.take(rows[rows >= 0]))
-        of_bundle: list[Sequence[str]] = [() if row < 0 else next(listed) for row in rows.tolist()]
         described = map(self._described.get, item_ids)
-        return [names if one is None else one.categories for one, names in zip(described, of_bundle, strict=True)]
+        listed = self._categories.take(rows)
+        return [names if one is None else one.categories for one, names in zip(described, listed, strict=True)]
 
     def attributes_of(self, item_id: str) -> Values:
         description = self._described.get(item_id)
@@ -310,7 +356,7 @@ class LiveCatalogue:
         said: the caller's own, kept in the manifest.
         """
         with self._writing:
-            served, evidence, aside = self._kept[-1], dict(self._evidence), dict(self._aside)
+            served, evidence, aside = self.served, dict(self._evidence), dict(self._aside)
 
         def columns(item_ids: Strings) -> dict[str, np.ndarray]:
             shares, counts = (
@@ -339,62 +385,10 @@ class LiveCatalogue:
         }
         return lambda root: write_snapshot(root, self.index, version=served.version, said=content, columns=columns)
 
-    def restore(self, snapshot: Snapshot) -> None:
-        """Take a snapshot's states, in front of any change. What was withdrawn then has to be described again.
-
-        Raises: SnapshotError for one over other items; IndexFullError, and then nothing has changed.
-        """
-        said = snapshot.manifest.said
-        if (base := said.get("base")) != self.base.index_version:
-            raise SnapshotError(
-                f"{snapshot.path}: changes of {base!r}; this process serves {self.base.index_version!r}"
-            )
-        try:
-            item_ids, states, evidence = self._changes_of(snapshot)
-            position, newest_recorded_ms, mark = said["position"], said["newest_recorded_ms"], said["mark"]
-            if type(position) is not int or type(newest_recorded_ms) not in (int, NoneType) or type(mark) is not str:
-                raise SnapshotError(f"it says {position=}, {newest_recorded_ms=}, {mark=}")
-        except (KeyError, ValueError, TypeError, IndexError) as exc:
-            raise SnapshotError(f"{snapshot.path}: {exc!r}") from exc
-        with self._writing:
-            if len(states):
-                self._upsert(item_ids, states)
-            self._evidence = evidence
-            self._publish(position, newest_recorded_ms, None, mark)
-
-    def _changes_of(self, snapshot: Snapshot) -> tuple[list[str], ItemStates, dict[str, tuple[float, int]]]:
-        """The ids of a snapshot's items that the stream changed and of those kept aside, their states, and everybody's
-        evidence. Raises: what arrays that do not fit each other raise."""
-        said, columns = snapshot.manifest.said, snapshot.columns
-        if not all(isinstance(item_id, str) for item_id in said["aside"]):
-            raise SnapshotError("aside holds what is no item id")
-        num_items, aside = len(snapshot.items), range(len(said["aside"]))
-        shares, counts = columns["model_share"], columns["num_interactions"]
-        if not len(shares) == len(counts) == num_items + len(aside):
-            raise SnapshotError(f"evidence of {len(shares)} and {len(counts)} items; expected {num_items + len(aside)}")
-        rows = np.flatnonzero(~np.isnan(shares[:num_items]))
-        item_ids = [*snapshot.items.ids.strings.take(rows), *said["aside"]]
-        places = [*rows.tolist(), *range(num_items, num_items + len(aside))]
-        evidence = {
-            item_id: (float(shares[place]), int(counts[place]))
-            for item_id, place in zip(item_ids, places, strict=True)
-            if not math.isnan(shares[place])
-        }
-        parts = [snapshot.items.states.components[rows], *(columns[f"aside.{row}.components"] for row in aside)]
-        gates = [columns[f"aside.{row}.gate"] for row in aside if self.index.shape.gated]
-        if snapshot.items.states.gate is not None:
-            gates.insert(0, snapshot.items.states.gate[rows])
-        states = ItemStates(components=np.concatenate(parts), gate=np.concatenate(gates) if gates else None)
-        check_sizes(states.components, states.gate)
-        return item_ids, states, evidence
-
     def _change(self, states: dict[str, ItemStates], removals: Sequence[str]) -> None:
         """Under the writer's lock: these items with their categories in, those out, as one version of the index."""
         if states:
-            gates = [state.gate for state in states.values() if state.gate is not None]
-            components = np.concatenate([state.components for state in states.values()])
-            joined = ItemStates(components=components, gate=np.concatenate(gates) if gates else None)
-            self._upsert(list(states), joined, removals)
+            self._upsert(list(states), _together(list(states.values())), removals)
         elif removals:
             self.index.apply(removals=removals)
 
@@ -460,6 +454,12 @@ class LiveCatalogue:
         return one.components.shape == (shape.num_components, shape.width) and gate == (
             (shape.num_pairs,) if shape.gated else None
         )
+
+
+def _together(parts: Sequence[ItemStates]) -> ItemStates:
+    gates = [one.gate for one in parts if one.gate is not None]
+    components = np.concatenate([one.components for one in parts])
+    return ItemStates(components=components, gate=np.concatenate(gates) if gates else None)
 
 
 def _state(one: ItemChange) -> ItemStates:

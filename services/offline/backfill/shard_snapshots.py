@@ -14,7 +14,8 @@ from services.platform.errors import InvalidRequest
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardSnapshot:
-    """position: of `index-deltas`; -1 where nothing has changed since the bundle. path: "" then: none is needed."""
+    """position: of `index-deltas`; -1 where nothing has changed since the bundle. path: "" where none is needed: then
+    nothing is coded either."""
 
     shard: str
     items: int
@@ -36,6 +37,7 @@ def write_shard_snapshot(settings: CandidatesSettings) -> ShardSnapshot:
     live = caught_up(settings)
     served = live.catalogue.served
     path = ""
-    if served.position >= 0:
+    main = served.version.main
+    if served.position >= 0 or (main is not None and main.segment.codes):
         path = str(live.catalogue.capture(written_s=round(time.time()))(folder))
     return ShardSnapshot(shard=str(settings.shard), items=served.version.num_items, position=served.position, path=path)

@@ -1,18 +1,24 @@
 """Product codes in candidates: codebooks of the bundle code base, changes, merges, restarts and shards alike."""
 
+import re
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 from retrieval_scene import make_bundle, make_items, make_queries
+from structlog.testing import capture_logs
 
 from services.algorithms.bundles.model_bundle import CODEBOOKS, Bundle, add_files
 from services.algorithms.bundles.sealed_files import save_tensors
+from services.algorithms.indexes.mutable.merged_answer import Answer
 from services.algorithms.indexes.mutable.snapshot import snapshots
+from services.algorithms.indexes.quantized.codebooks import Codebooks
 from services.algorithms.items.live_catalogue import LiveCatalogue
 from services.algorithms.scoring.states import QueryStates
-from services.candidates.bootstrap import Live, load_catalogue, load_shard_snapshot, make_live
+from services.candidates.bootstrap import Live, load_catalogue, make_live
 from services.candidates.config import CandidatesSettings
 from services.candidates.metrics import CandidatesMetrics
 from services.contracts.shards import Shard
@@ -35,8 +41,10 @@ def with_codebooks(bundle: Bundle, scratch: Path) -> Path:
     return add_files(bundle.path, {CODEBOOKS: scratch}).path
 
 
-def live_of(bundle: Path, shard: Shard) -> Live:
-    settings = CandidatesSettings(port=0, metrics_port=0, bundle=bundle, algorithms=f"{NAME} {WHOLE}", shard=shard)
+def live_of(bundle: Path, shard: Shard, snapshots: Path | str = "") -> Live:
+    settings = CandidatesSettings(
+        port=0, metrics_port=0, bundle=bundle, algorithms=f"{NAME} {WHOLE}", shard=shard, snapshots=str(snapshots)
+    )
     return make_live(settings, load_catalogue(settings), CandidatesMetrics(CollectorRegistry()))
 
 
@@ -52,8 +60,8 @@ def changes() -> list[ItemDelta]:
     return [*changed, ItemDelta(item_id="item-1", dropped=True)]
 
 
-def check(catalogue: LiveCatalogue, queries: QueryStates) -> list[tuple[str, ...]]:
-    """A pool of everything is exact, a small one holds most of the top 20: its ids."""
+def check(catalogue: LiveCatalogue, queries: QueryStates) -> Answer:
+    """A pool of everything is exact, a small one holds most of the top 20, and is returned."""
     exact = catalogue.index.search(queries, 20, algorithm="truth")
     whole = catalogue.index.search(queries, 20, algorithm=WHOLE)
     assert [list(ids) for ids in whole.item_ids] == [list(ids) for ids in exact.item_ids]
@@ -61,25 +69,77 @@ def check(catalogue: LiveCatalogue, queries: QueryStates) -> list[tuple[str, ...
     few = catalogue.index.search(queries, 20, algorithm=NAME)
     found = [len({*ids} & {*best}) / 20 for ids, best in zip(few.item_ids, exact.item_ids, strict=True)]
     assert np.mean(found) > 0.9
-    return [tuple(ids) for ids in few.item_ids]
+    return few
+
+
+def assert_equal(found: Answer, wanted: Answer) -> None:
+    assert found.item_ids == wanted.item_ids
+    assert found.scores.tobytes() == wanted.scores.tobytes()
+    assert found.certificates == wanted.certificates
 
 
 @pytest.mark.parametrize("shard", [Shard(0, 1), Shard(1, 2)], ids=str)
-def test_changes_merges_and_a_restart_are_coded_by_the_bundles_codebooks(tmp_path: Path, shard: Shard) -> None:
+def test_changes_merges_and_restarts_are_coded_by_the_bundles_codebooks(
+    tmp_path: Path, shard: Shard, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bundle = with_codebooks(make_bundle(tmp_path / "bundle", count=X), tmp_path / "codebooks")
-    live = live_of(bundle, shard)
+    root = tmp_path / "snapshots"
+    live = live_of(bundle, shard, root)
+    folder = root if shard.is_all else root / "shard-1-of-2"
     check(live.catalogue, QUERIES)
     live.catalogue.apply(3, [one for one in changes() if shard.holds(one.item_id)], mark="m")
     check(live.catalogue, QUERIES)
     live.catalogue.index.merge()
     merged = check(live.catalogue, QUERIES)
-    live.catalogue.capture(written_s=1)(tmp_path / "snapshots")
-    again = live_of(bundle, shard)
-    model_version = again.catalogue.base.model_version
-    again.catalogue.restore(load_shard_snapshot(shard, model_version, snapshots(tmp_path / "snapshots")[0]))
-    check(again.catalogue, QUERIES)
+    live.catalogue.capture(written_s=round(time.time()))(folder)
+
+    coded = Codebooks.coded
+    monkeypatch.setattr(Codebooks, "coded", None)  # a restart codes nothing
+    again = live_of(bundle, shard, root)
+    assert again.catalogue.served.name == live.catalogue.served.name
+    assert_equal(check(again.catalogue, QUERIES), merged)
+
+    # With a delta behind the coded items, and coded items that died.
+    later = [replace(one, item_id=f"later-{row}") for row, one in enumerate(changes()[:30])]
+    dead = [ItemDelta(item_id=f"new-{row}", dropped=True) for row in range(20)]
+    again.catalogue.apply(4, [one for one in (*later, *dead) if shard.holds(one.item_id)], mark="n")
+    held = again.catalogue.index.search(QUERIES, 20, algorithm=WHOLE)
+    again.catalogue.capture(written_s=round(time.time()))(folder)
+    third = live_of(bundle, shard, root)
+    check(third.catalogue, QUERIES)
+    assert_equal(third.catalogue.index.search(QUERIES, 20, algorithm=WHOLE), held)
+    assert third.catalogue.served.name == again.catalogue.served.name
+    monkeypatch.setattr(Codebooks, "coded", coded)
     again.catalogue.index.merge()
-    assert check(again.catalogue, QUERIES) == merged
+    third.catalogue.index.merge()
+    assert_equal(check(third.catalogue, QUERIES), check(again.catalogue, QUERIES))
+
+
+def test_codes_of_other_codebooks_are_refused_by_name_and_made(tmp_path: Path) -> None:
+    one = make_bundle(tmp_path / "bundle", count=X)
+    bundle, root = with_codebooks(one, tmp_path / "codebooks"), tmp_path / "snapshots"
+    live_of(bundle, Shard(0, 1), root).catalogue.capture(written_s=round(time.time()))(root)
+    others = catalogue_codebooks(one.item_states, one.pair_gate, seed=1)
+    assert others is not None
+    (bundle / CODEBOOKS).unlink()
+    save_tensors(dict(others.arrays), tmp_path / "others")
+    add_files(bundle, {CODEBOOKS: tmp_path / "others"})
+    with capture_logs() as logs:
+        live = live_of(bundle, Shard(0, 1), root)
+    (said,) = [log for log in logs if log["event"] == "codes_refused"]
+    assert said["path"] == str(snapshots(root)[0] / "codes.safetensors")
+    assert re.fullmatch(
+        r"codes of anisotropic-slopes, product-\w+, seed 0; allowed: anisotropic-slopes, product-\w+, seed 0",
+        said["reason"],
+    )
+    check(live.catalogue, QUERIES)
+    # They are written at the first occasion, for the next start.
+    assert live.snapshots is not None
+    live.snapshots.look(0)
+    live.snapshots.close()
+    with capture_logs() as logs:
+        live_of(bundle, Shard(0, 1), root)
+    assert [log["event"] for log in logs if log["event"].startswith("codes_")] == ["codes_taken"]
 
 
 def test_a_bundle_without_codebooks_is_refused_with_the_commands_that_write_them(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from services.candidates.bootstrap import load_shard_snapshot
 from services.catalogue.changes import CatalogueChanges
 from services.catalogue.follower import CatalogueFollower
 from services.catalogue.metrics import CatalogueMetrics
-from services.catalogue.snapshots import MAX_AGE_S, CatalogueSnapshots
+from services.catalogue.snapshots import MAX_AGE_S, CatalogueSnapshots, started
 from services.contracts.shards import Shard
 from services.contracts.topics.index_deltas import INDEX_DELTAS, IndexDelta, ItemDelta, encode
 from services.contracts.topics.items import ITEMS, CatalogueItem, encode_item
@@ -42,12 +42,14 @@ class Process:
             model_version=MODEL, item_ids=IDS, titles=IDS, categories=[()] * len(IDS), states=STATES, pair_gate=GATE
         )
         build = lambda items, gate: {"brute_force": BruteForce(items)}  # noqa: E731
-        self.catalogue = LiveCatalogue(base, build=build)
+        self.catalogue, taken = started(
+            lambda snapshot: LiveCatalogue(base, build=build, snapshot=snapshot), world.root, found=snapshots,
+            load=partial(load_snapshot, model_version=MODEL),
+        )  # fmt: skip
         self.registry = CollectorRegistry()
         self.snapshots = CatalogueSnapshots(
-            self.catalogue, world.root, found=snapshots, load=partial(load_snapshot, model_version=MODEL),
-            every_s=60, clock=lambda: world.now_s,
-        )  # fmt: skip
+            self.catalogue, world.root, taken=taken, every_s=60, clock=lambda: world.now_s
+        )
         changes = CatalogueChanges(self.catalogue, CatalogueMetrics("test", self.registry), full_error=IndexFullError)
         self.follower = CatalogueFollower(
             world.topics.reader(), changes, model_version=MODEL, snapshots=self.snapshots, poll_s=0.0, backoff_s=0.001

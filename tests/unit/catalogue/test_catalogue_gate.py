@@ -40,7 +40,9 @@ def serve_candidates(path: Path, check: Callable[[], None]) -> Callable[[Any], l
 
 def serve_reranker(path: Path, check: Callable[[], None]) -> Callable[[Any], list[str]]:
     settings = RerankerSettings(port=0, metrics_port=0, bundle=path)
-    rerank = reranker.Rerank(catalogue=reranker.load_catalogue(settings), metrics=RerankerMetrics(CollectorRegistry()))
+    rerank = reranker.Rerank(
+        catalogue=reranker.load_catalogue(settings)[0], metrics=RerankerMetrics(CollectorRegistry())
+    )
 
     def add(server: Any) -> list[str]:
         reranker_pb2_grpc.add_RerankerServiceServicer_to_server(RerankerServicer(rerank, check_ready=check), server)

@@ -26,7 +26,7 @@ from services.reranker.config import RerankerSettings
 bundle, algorithms = Path(sys.argv[1]), sys.argv[2:]
 candidates = CandidatesSettings(port=0, metrics_port=0, bundle=bundle, algorithms=" ".join(algorithms))
 live = make_live(candidates, load_catalogue(candidates), CandidatesMetrics(CollectorRegistry()))
-catalogue = reranker.load_catalogue(RerankerSettings(port=0, metrics_port=0, bundle=bundle))
+catalogue = reranker.load_catalogue(RerankerSettings(port=0, metrics_port=0, bundle=bundle))[0]
 generator = np.random.default_rng(0)
 queries = QueryStates(
     components=generator.normal(size=(1, 4, 2)).astype(np.float32) / 2,

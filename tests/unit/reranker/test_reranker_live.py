@@ -85,7 +85,7 @@ async def running(tmp_path: Path) -> AsyncIterator[Running]:
     settings = RerankerSettings(port=0, metrics_port=0, bundle=bundle.path)
     registry = CollectorRegistry()
     metrics = RerankerMetrics(registry)
-    catalogue = load_catalogue(settings)
+    catalogue = load_catalogue(settings)[0]
     rerank = Rerank(catalogue=catalogue, metrics=metrics)
 
     def add(server: grpc.aio.Server) -> list[str]:

@@ -49,7 +49,7 @@ async def running(tmp_path: Path) -> AsyncIterator[Running]:
     bundle = make_bundle(tmp_path / "bundle")
     settings = RerankerSettings(port=0, metrics_port=0, bundle=bundle.path)
     registry = CollectorRegistry()
-    rerank = Rerank(catalogue=load_catalogue(settings), metrics=RerankerMetrics(registry))
+    rerank = Rerank(catalogue=load_catalogue(settings)[0], metrics=RerankerMetrics(registry))
 
     def add(server: grpc.aio.Server) -> list[str]:
         reranker_pb2_grpc.add_RerankerServiceServicer_to_server(RerankerServicer(rerank), server)

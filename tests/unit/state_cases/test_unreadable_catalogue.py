@@ -88,7 +88,7 @@ class Life:
 
     async def reranker(self, source: Topics) -> set[str] | None:
         settings = RerankerSettings(port=0, metrics_port=0, bundle=self.path)
-        metrics, catalogue = RerankerMetrics(self.registry), reranker.load_catalogue(settings)
+        metrics, catalogue = RerankerMetrics(self.registry), reranker.load_catalogue(settings)[0]
         rerank, model = reranker.Rerank(catalogue=catalogue, metrics=metrics), catalogue.base.model_version
         listener = CatalogueChanges(catalogue, metrics.catalogue, full_error=IndexFullError)
         ready = is_ready_after_a_moment(source, listener, model)

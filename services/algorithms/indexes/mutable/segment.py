@@ -17,10 +17,12 @@ import numpy as np
 import numpy.typing as npt
 
 from services.algorithms.indexes.protocol import Index, Indices, Mask
+from services.algorithms.indexes.scored_index import ScoredIndex
 from services.algorithms.item_table.categories import CategoryLists
 from services.algorithms.item_table.ids import Hashes, ItemIds, hash_ids
 from services.algorithms.lazy import lazy_property
 from services.algorithms.ops.mol_scores import MolScorer
+from services.algorithms.ops.quantized_scan import RowCodes
 from services.algorithms.rules.attributes import Columns, Condition, Kinds, mask_of
 from services.algorithms.rules.filters import ItemFilter
 from services.algorithms.scoring.states import ItemStates, PairGate
@@ -101,6 +103,12 @@ class Segment:
         ids = rows.ids.strings.nbytes + rows.ids.nbytes
         categories = 2 * rows.categories.codes.nbytes + rows.categories.offsets.nbytes
         return searchable + ids + categories + rows.attributes.nbytes + 2 * len(rows) + self._log.nbytes
+
+    @property
+    def codes(self) -> dict[str, RowCodes]:
+        """The codes that its algorithms search, by what they are known by."""
+        coded = [index.row_codes for index in self.indexes.values() if isinstance(index, ScoredIndex)]
+        return {key: codes for one in coded for key, codes in one.items()}
 
     # -- the writer, one at a time ----------------------------------------------------------------------------------
 

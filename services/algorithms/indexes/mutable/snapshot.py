@@ -1,11 +1,13 @@
 """Snapshots of a mutable index: one directory each, checksummed, renamed into place, memory-mapped on load.
 
     snapshot-<how many were written before>/   manifest.json   items.safetensors   item_states.safetensors
+                                               codes.safetensors, where the main segment has codes
 
 A directory is written aside, its files and itself are flushed to disk, then it is renamed: a crash leaves the older
 snapshots, and a directory that no reader looks at and the next write removes. States are copied to the file a slice
 at a time, so writing needs no second copy in memory. The pair gate is the model's and stays in its bundle; attributes
-are not here either: they come from the bundle and the topic `items`.
+are not here either: they come from the bundle and the topic `items`. Items lie in order of their ids; where there are
+codes, first those of the main segment, which are coded, then the delta's.
 
 Letters: X items, P_x item components, P pairs, d component width.
 """
@@ -30,6 +32,7 @@ from services.algorithms.bundles.tensor_writer import SlicedTensor, write_tensor
 from services.algorithms.indexes.mutable.index import MutableIndex
 from services.algorithms.indexes.mutable.item_batch import ItemBatch
 from services.algorithms.indexes.mutable.segment_merge import gather_categories, gather_ids, state_slices
+from services.algorithms.indexes.mutable.snapshot_codes import CODES, HeldCodes, code_arrays
 from services.algorithms.indexes.mutable.version import Version
 from services.algorithms.item_table.categories import Categories
 from services.algorithms.item_table.ids import ItemIds
@@ -71,6 +74,7 @@ class Snapshot:
     manifest: SnapshotManifest
     items: ItemBatch
     columns: dict[str, npt.NDArray[Any]]
+    codes: HeldCodes
 
     @property
     def index_version(self) -> str:
@@ -98,7 +102,8 @@ def write_snapshot(
     name = f"{1 + (_sequence(older[0]) if older else 0):012d}"
     aside, target = root / f"{_ASIDE}{name}", root / f"{_PREFIX}{name}"
     aside.mkdir()
-    order = version.in_order(lambda: None)
+    coded, codes = version.main, {} if version.main is None else version.main.segment.codes
+    order = version.main_first() if codes else version.in_order(lambda: None)
     states = {
         "components": SlicedTensor(
             np.float32, (len(order), shape.num_components, shape.width), state_slices(order, "components")
@@ -116,6 +121,11 @@ def write_snapshot(
         ITEMS: write_tensors(aside / ITEMS, {name: SlicedTensor.whole(array) for name, array in arrays.items()}),
         ITEM_STATES: write_tensors(aside / ITEM_STATES, states),
     }
+    if coded is not None and codes:
+        rows = order.row[: coded.num_living]
+        held = code_arrays({key: one.take(rows) for key, one in codes.items()}, len(rows))
+        tensors = {name: SlicedTensor.whole(np.ascontiguousarray(array)) for name, array in held.items()}
+        files[CODES] = write_tensors(aside / CODES, tensors)
     manifest = SnapshotManifest(
         model_version=index.model_version,
         index_version=version.name,
@@ -165,6 +175,9 @@ def load_snapshot(path: Path, *, model_version: str) -> Snapshot:
         if found != wanted:
             raise SnapshotError(f"{path / ITEM_STATES} holds {found}; {MANIFEST} says {wanted}")
         states, columns = read_tensors(path / ITEM_STATES), read_tensors(path / ITEMS)
+        codes = HeldCodes(path=path / CODES, arrays=read_tensors(path / CODES) if CODES in manifest.files else {})
+        if not 0 <= codes.num_rows <= num_items:
+            raise SnapshotError(f"{path / CODES} holds codes of {codes.num_rows} items; allowed: 0-{num_items}")
         items = ItemBatch(
             item_ids=ItemIds(Strings.from_tensors(columns, "ids")),
             states=ItemStates(components=states["components"], gate=states.get("gate")),
@@ -176,7 +189,7 @@ def load_snapshot(path: Path, *, model_version: str) -> Snapshot:
         raise SnapshotError(str(exc)) from exc
     except (ValueError, KeyError, IndexError, TypeError) as exc:
         raise SnapshotError(f"{path}: {exc!r}") from exc
-    return Snapshot(path=path, manifest=manifest, items=items, columns=columns)
+    return Snapshot(path=path, manifest=manifest, items=items, columns=columns, codes=codes)
 
 
 def _sequence(path: Path) -> int:

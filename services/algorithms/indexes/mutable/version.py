@@ -64,6 +64,17 @@ class Version:
         """All segments that have a living row, the main one first."""
         return [*([self.main] if self.main is not None and self.main.num_living else []), *self.delta()]
 
+    def main_first(self) -> Order:
+        """The main segment's living items in order of their ids, then the delta's in order of theirs."""
+        delta = self.delta()
+        rest = order_by_id(delta, lambda: None)
+        if self.main is None:
+            return rest
+        alive = self.main.segment.alive(self.main.num_dead)
+        row = np.arange(len(self.main.segment)) if alive is None else np.flatnonzero(alive)
+        source = np.concatenate([np.zeros(len(row), dtype=np.int16), rest.source + np.int16(1)])
+        return Order([self.main, *delta], source, np.concatenate([row, rest.row]))
+
     def in_order(self, pause: Pause) -> Order:
         """All living items in order of their ids; `pause` as in `MutableIndex.merge`."""
         return order_by_id(self.sources(), pause)

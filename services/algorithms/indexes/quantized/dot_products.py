@@ -13,6 +13,7 @@ Letters: B queries, X items, C cells, d width, h coded width, K results, N pool 
 
 import math
 import time
+from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +31,16 @@ from services.algorithms.indexes.protocol import (
 )
 from services.algorithms.indexes.scored_index import ScoredIndex
 from services.algorithms.ops.mol_scores import MolScorer
-from services.algorithms.ops.quantized_scan import Cells, CellScan, Coder, Visit, default_cells, vectors_coded
+from services.algorithms.ops.quantized_scan import (
+    Cells,
+    CellScan,
+    Coder,
+    RowCodes,
+    Visit,
+    codes_key,
+    default_cells,
+    vectors_coded,
+)
 from services.algorithms.scoring.states import FloatArray, ItemStates, PairGate, QueryStates
 
 # Added to an error bound for products of denormal numbers.
@@ -63,7 +73,7 @@ class Quantized(ScoredIndex):
         super().__init__(items, pair_gate, tie_ranks=tie_ranks)
         if self.scorer.num_pairs != 1:
             raise ValueError(f"items make {self.scorer.num_pairs} pairs; allowed: 1, a plain dot product")
-        self.pool_size, self.visit = pool_size, visit
+        self.pool_size, self.visit, self._codes = pool_size, visit, dict[str, RowCodes]()
         vectors = self.scorer.components[:, 0]
         if isinstance(cells, CellScan):
             if cells.num_items != self.num_items:
@@ -71,7 +81,9 @@ class Quantized(ScoredIndex):
             self.cells = cells
         else:
             chosen = default_cells(*vectors.shape) if cells is None else cells
-            codes = coder(f"{self.name}-items", lambda: vectors, cells=chosen, seed=seed)
+            part = f"{self.name}-items"
+            codes = coder(part, lambda: vectors, vectors.shape, cells=chosen, seed=seed)
+            self._codes = {codes_key(part, chosen, seed): codes}
             self.cells = CellScan(codes, vectors=vectors, tie_ranks=self.ranks)
         self._largest_norm = float(self.scorer.magnitudes.norms.max(initial=0))
         # The float64 error bound of one dot product is proportional to the query's norm, but for denormal numbers.
@@ -82,6 +94,10 @@ class Quantized(ScoredIndex):
     @property
     def nbytes(self) -> int:
         return super().nbytes + self.cells.nbytes
+
+    @property
+    def row_codes(self) -> Mapping[str, RowCodes]:
+        return self._codes
 
     def search(self, queries: QueryStates, k: int, allowed: Mask | None = None) -> TopK:
         """The top `k` by dot product. See `Index.search`."""

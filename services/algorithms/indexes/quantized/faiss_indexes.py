@@ -11,6 +11,7 @@ Letters: X points, C cells, m subspaces.
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from services.algorithms.indexes.quantized.inverted_codes import InvertedCodes
 
@@ -24,6 +25,24 @@ def inverted_fast_scan(codes: InvertedCodes) -> Any:
         raise ValueError(f"code_bits is {codes.code_bits}; FAISS's fast scan reads 4-bit codes only")
     faiss = imported_faiss()
     return _rotating(codes, faiss.IndexIVFPQFastScan(_inverted_index(codes)))
+
+
+def inverted_lists(index: Any, codes: InvertedCodes) -> dict[str, npt.NDArray[Any]]:
+    """The cells (X,) and codes (X, m) of an `inverted_fast_scan`'s file; `codes` says how points are coded. Searches
+    may go on."""
+    faiss = imported_faiss()
+    cells = np.empty(index.ntotal, dtype=np.int32)
+    held = np.empty((index.ntotal, codes.num_subspaces), dtype=np.uint8)
+    lists = index.orig_invlists = faiss.ArrayInvertedLists(codes.num_cells, -(-codes.num_subspaces // 2))
+    index.reconstruct_orig_invlists()
+    for cell in range(codes.num_cells):
+        if size := lists.list_size(cell):
+            rows = faiss.rev_swig_ptr(lists.get_ids(cell), size)
+            packed = faiss.rev_swig_ptr(lists.get_codes(cell), size * lists.code_size).reshape(size, -1)
+            cells[rows] = cell
+            held[rows] = np.stack([packed & 15, packed >> 4], axis=2).reshape(size, -1)[:, : codes.num_subspaces]
+    index.orig_invlists = None
+    return {"cells": cells, "codes": held}
 
 
 def inverted_index(codes: InvertedCodes) -> Any:

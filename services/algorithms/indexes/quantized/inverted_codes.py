@@ -1,11 +1,11 @@
-"""Points in an inverted file of product codes, as plain arrays: what FAISS is given, and what is kept on disk.
+"""Points in an inverted file of product codes, as plain arrays: what FAISS is given, and what a snapshot holds.
 
 Whoever only searches needs these and no codebook's training. It is NumPy alone.
 
 Letters: X points, d width, C cells, m subspaces, k codewords each.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +42,16 @@ class InvertedCodes:
         width = num_subspaces * part
         if self.centres.shape[1] != width or (self.rotation is not None and self.rotation.shape != (width, width)):
             raise ValueError(f"centres and rotation must be {width} wide, as the codebooks are")
+
+    def check_fits(self, num_vectors: int, width: int) -> None:
+        """Raise ValueError, naming what was found and what is allowed, unless they are of so many, so wide vectors."""
+        if self.num_points != num_vectors or not 0 <= self.width - width < self.codebooks.shape[2]:
+            found = f"codes of {self.num_points} vectors {self.width} wide"
+            raise ValueError(f"{found}; allowed: {num_vectors} vectors {width} wide, filled up to whole codewords")
+
+    def take(self, rows: npt.NDArray[np.int64]) -> "InvertedCodes":
+        """The codes of some rows."""
+        return replace(self, cells=self.cells[rows], codes=self.codes[rows])
 
     @property
     def num_points(self) -> int:

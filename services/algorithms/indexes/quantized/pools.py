@@ -9,7 +9,7 @@ Letters: B queries, X items, P_q, P_x query and item components, P = P_q * P_x, 
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from functools import partial
 from typing import Self
@@ -31,7 +31,16 @@ from services.algorithms.indexes.protocol import (
 from services.algorithms.indexes.rescoring import rescore
 from services.algorithms.indexes.scored_index import ScoredIndex
 from services.algorithms.ops.mol_scores import MolScorer
-from services.algorithms.ops.quantized_scan import Cells, CellScan, Coder, Visit, default_cells, vectors_coded
+from services.algorithms.ops.quantized_scan import (
+    Cells,
+    CellScan,
+    Coder,
+    RowCodes,
+    Visit,
+    codes_key,
+    default_cells,
+    vectors_coded,
+)
 from services.algorithms.ops.top_rows import count_passing
 from services.algorithms.scoring.states import FloatArray, ItemStates, PairGate, QueryStates
 
@@ -58,7 +67,7 @@ class CodedIndex(ScoredIndex):
         """As `ScoredIndex`; `cells` None: `default_cells`. Raises: ValueError also for a pool_size below 1."""
         check_pool_size("pool_size", pool_size)
         self.pool_size, self._visit, self._chosen, self._seed = pool_size, visit, cells, seed
-        self._coder = coder
+        self._coder, self._parts = coder, dict[str, Callable[[], RowCodes]]()
         self._bytes_of_codes = 0
         super().__init__(items, pair_gate, tie_ranks=tie_ranks)
 
@@ -73,10 +82,16 @@ class CodedIndex(ScoredIndex):
     def nbytes(self) -> int:
         return super().nbytes + self._bytes_of_codes
 
+    @property
+    def row_codes(self) -> Mapping[str, RowCodes]:
+        return {key: of_part() for key, of_part in self._parts.items()}
+
     def _coded(self, part: str, vectors: Callable[[], FloatArray], width: int) -> CellScan:
         """X vectors (X, width) in cells; `part` tells them from others of this index."""
         cells = self._chosen or default_cells(self.num_items, width)
-        codes = self._coder(f"{self.name}-{part}", vectors, cells=cells, seed=self._seed)
+        part = f"{self.name}-{part}"
+        codes = self._coder(part, vectors, (self.num_items, width), cells=cells, seed=self._seed)
+        self._parts[codes_key(part, cells, self._seed)] = lambda: codes
         scan = CellScan(codes, tie_ranks=self.ranks)
         self._bytes_of_codes += scan.nbytes
         return scan

@@ -9,7 +9,7 @@ Letters: B queries, X items, C cells, d width, h coded width, K results, N pool 
 import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Protocol, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -34,8 +34,10 @@ __all__ = [
     "Cells",
     "Coder",
     "Coding",
+    "RowCodes",
     "Visit",
     "coded",
+    "codes_key",
     "default_cells",
     "vectors_coded",
 ]
@@ -59,7 +61,8 @@ class Cells:
 
     @property
     def text(self) -> str:
-        return f"{self.num_cells}x{self.coded_width or 'd'}x{self.bits}"
+        """What codes of any number of vectors have in common."""
+        return f"{self.coded_width or 'all'} dimensions in {self.bits} bits"
 
     @property
     def kind(self) -> type[CellCodes]:
@@ -99,8 +102,18 @@ def coded(vectors: FloatMatrix, *, cells: Cells, seed: int) -> CellCodes:
     return encode(vectors, centres, owner, bits=cells.bits, projection=projection)
 
 
-Codes = TypeVar("Codes")
-CodesMade = TypeVar("CodesMade", covariant=True)
+class RowCodes(Protocol):
+    """Coded vectors: a dataclass of arrays, whole numbers and None."""
+
+    def take(self, rows: npt.NDArray[np.int64], /) -> Self:
+        """The codes of some rows, which ascend, numbered anew."""
+
+    def check_fits(self, num_vectors: int, width: int, /) -> None:
+        """Raise ValueError, naming what was found and what is allowed, unless they are of so many, so wide vectors."""
+
+
+Codes = TypeVar("Codes", bound=RowCodes)
+CodesMade = TypeVar("CodesMade", bound=RowCodes, covariant=True)
 
 
 class Coding(Protocol[CodesMade]):
@@ -108,25 +121,39 @@ class Coding(Protocol[CodesMade]):
 
     @property
     def text(self) -> str:
-        """It as a part of a file's name."""
+        """What tells it from other ways."""
 
     @property
     def kind(self) -> type[CodesMade]:
-        """The dataclass that it makes: of arrays, whole numbers and None."""
+        """What it makes."""
 
     def coded(self, vectors: FloatMatrix, *, seed: int) -> CodesMade:
         """Train on vectors (X, d) float32 and code them. Equal seeds make equal codes."""
 
 
 class Coder(Protocol):
-    """What codes the vectors (X, d) that `part` names, or knows their codes from earlier."""
+    """What codes the vectors, of shape (X, d), that `part` names, or knows their codes from earlier."""
 
     def __call__(
-        self, part: str, vectors: Callable[[], FloatMatrix], /, *, cells: Coding[Codes], seed: int
+        self,
+        part: str,
+        vectors: Callable[[], FloatMatrix],
+        shape: tuple[int, int],
+        /,
+        *,
+        cells: Coding[Codes],
+        seed: int,
     ) -> Codes: ...
 
 
-def vectors_coded(part: str, vectors: Callable[[], FloatMatrix], /, *, cells: Coding[Codes], seed: int) -> Codes:
+def codes_key(part: str, cells: Coding[Codes], seed: int) -> str:
+    """What codes are known by: equal keys code equal vectors alike, but for the number of cells."""
+    return f"{part}, {cells.text}, seed {seed}"
+
+
+def vectors_coded(
+    part: str, vectors: Callable[[], FloatMatrix], shape: tuple[int, int], /, *, cells: Coding[Codes], seed: int
+) -> Codes:
     """The coder that knows none."""
     return cells.coded(vectors(), seed=seed)
 

@@ -8,7 +8,7 @@ items, 4 dimensions of all 16 per 64 bytes, as integer dot products want them. N
 Letters: X items, C cells, d width, h coded width.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -21,12 +21,12 @@ _ROUND_UP = 1 + 2.0**-12  # norms are taken in float32: they are stored no small
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CellCodes:
-    """X coded vectors in C cells, none empty.
+    """X coded vectors in C cells, none empty when they are coded.
 
     Shapes: centres (C, d); projection (d, h) with orthonormal columns, None for the identity; scales, errors (largest
     ||residual - decoded||), code_norms (largest ||decoded||), radii (largest ||residual||), spreads (root mean square
-    of ||residual||), counts of items: (C,) each; starts (C + 1,) in blocks of 16; rows (16 * blocks,), -1 beyond a
-    cell's end; codes (blocks, groups, 64) uint8.
+    of ||residual||), counts of items: (C,) each; starts (C + 1,) in blocks of 16; rows (16 * blocks,), -1 where a
+    slot is empty; codes (blocks, groups, 64) uint8.
     """
 
     bits: int
@@ -62,6 +62,20 @@ class CellCodes:
     @property
     def coded_width(self) -> int:
         return self.width if self.projection is None else self.projection.shape[1]
+
+    def check_fits(self, num_vectors: int, width: int) -> None:
+        """Raise ValueError, naming what was found and what is allowed, unless they are of so many, so wide vectors."""
+        if (self.num_items, self.width) != (num_vectors, width):
+            found = f"codes of {self.num_items} vectors {self.width} wide"
+            raise ValueError(f"{found}; allowed: {num_vectors} vectors {width} wide")
+
+    def take(self, rows: npt.NDArray[np.int64]) -> "CellCodes":
+        """The codes of some rows, which ascend, numbered anew. Slots of others stay, empty; cells keep bounds."""
+        numbers = np.full(self.num_items + 1, -1, dtype=np.int32)  # of slot -1: the last one
+        numbers[rows] = np.arange(len(rows))
+        kept = numbers[self.rows]
+        counts = np.bincount(self.cell_of_slots()[kept >= 0], minlength=self.num_cells)
+        return replace(self, num_items=len(rows), rows=kept, counts=counts)
 
     def cell_of_slots(self) -> npt.NDArray[np.int64]:
         """The cell of each slot of `rows`."""

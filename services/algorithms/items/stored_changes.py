@@ -1,0 +1,74 @@
+"""What a snapshot of a catalogue says beside its items: up to where the stream was followed, and what it had learnt.
+
+`LiveCatalogue.capture` writes it, and a catalogue starts from it.
+"""
+
+from dataclasses import dataclass
+from types import NoneType
+
+import numpy as np
+
+from services.algorithms.indexes.mutable.snapshot import Snapshot, SnapshotError
+from services.algorithms.items.catalogue import Catalogue
+from services.algorithms.scoring.states import MAX_LENGTH, MAX_OWN_LENGTH, ItemStates, check_sizes, shape_of
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoredChanges:
+    """Evidence (lambda and interactions) by item, and the states of items that could not be answered."""
+
+    position: int
+    mark: str
+    newest_recorded_ms: int | None
+    evidence: dict[str, tuple[float, int]]
+    aside: dict[str, ItemStates]
+
+    @classmethod
+    def of(cls, snapshot: Snapshot, base: Catalogue) -> "StoredChanges":
+        """Raises: SnapshotError for changes of other items, other shapes, and what does not fit each other."""
+        manifest, said = snapshot.manifest, snapshot.manifest.said
+        if (of := said.get("base")) != base.index_version:
+            raise SnapshotError(f"{snapshot.path}: changes of {of!r}; this process serves {base.index_version!r}")
+        if manifest.shape != (shape := shape_of(base.states, base.pair_gate)):
+            raise SnapshotError(f"{snapshot.path}: states of {manifest.shape}; allowed: {shape}")
+        try:
+            return cls._read(snapshot, MAX_LENGTH if base.is_normalised else MAX_OWN_LENGTH)
+        except (KeyError, ValueError, TypeError, IndexError) as exc:
+            raise SnapshotError(f"{snapshot.path}: {exc!r}") from exc
+
+    @classmethod
+    def _read(cls, snapshot: Snapshot, longest: float) -> "StoredChanges":
+        """Raises: what arrays that do not fit each other raise."""
+        said, columns, items = snapshot.manifest.said, snapshot.columns, snapshot.items
+        if not all(isinstance(item_id, str) for item_id in said["aside"]):
+            raise SnapshotError("aside holds what is no item id")
+        position, newest_recorded_ms, mark = said["position"], said["newest_recorded_ms"], said["mark"]
+        if type(position) is not int or type(newest_recorded_ms) not in (int, NoneType) or type(mark) is not str:
+            raise SnapshotError(f"it says {position=}, {newest_recorded_ms=}, {mark=}")
+        num_items, names = len(items), list(said["aside"])
+        shares, counts = columns["model_share"], columns["num_interactions"]
+        if not len(shares) == len(counts) == num_items + len(names):
+            raise SnapshotError(f"evidence of {len(shares)} and {len(counts)} items; expected {num_items + len(names)}")
+        known = np.flatnonzero(~np.isnan(shares))
+        rows = known[known < num_items]
+        changed = [*items.ids.strings.take(rows), *(names[row - num_items] for row in known[len(rows) :].tolist())]
+        evidence = zip(shares[known].tolist(), counts[known].tolist(), strict=True)
+        gated = items.states.gate is not None
+        aside = {
+            item_id: ItemStates(
+                components=columns[f"aside.{row}.components"], gate=columns[f"aside.{row}.gate"] if gated else None
+            )
+            for row, item_id in enumerate(names)
+        }
+        for states in (items.states, *aside.values()):
+            snapshot.manifest.shape.check_items(states)
+            check_sizes(states.components, states.gate, longest=longest)
+        return cls(
+            position=position,
+            mark=mark,
+            newest_recorded_ms=newest_recorded_ms,
+            evidence={
+                item_id: (float(share), int(count)) for item_id, (share, count) in zip(changed, evidence, strict=True)
+            },
+            aside=aside,
+        )
