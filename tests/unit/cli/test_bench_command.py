@@ -22,9 +22,13 @@ def test_help_has_an_example_and_json(what: str) -> None:
     assert "--json" in result.output
 
 
+# What other commands are made of.
+SHARED = {"common", "quality", "engine", "bundles", "catalogues"}
+
+
 def test_every_folder_of_the_evaluation_has_a_subject() -> None:
     folders = {path.parent.name.replace("_", "-") for path in EVALUATION.glob("*/__init__.py")}
-    assert folders - {"common", "quality"} <= set(SUBJECTS)
+    assert folders - SHARED <= set(SUBJECTS)
 
 
 def test_no_module_of_the_evaluation_is_a_program() -> None:
