@@ -22,7 +22,7 @@ from services.algorithms.scoring.neighbours import ItemNeighbours
 from services.algorithms.scoring.states import ItemStates, PairGate
 
 # Of an id: its hash, the same in order, and the row of each.
-_HASH_BYTES = 24
+_HASH_BYTES = 20
 # An id as a Python object, with the reference to it: 61 bytes of MovieLens-1M's.
 _ID_OBJECT_BYTES = 64
 

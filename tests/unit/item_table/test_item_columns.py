@@ -80,6 +80,13 @@ def test_ids_are_found_as_in_a_dictionary(given: list[str], asked: list[str]) ->
     assert column.find(asked).tolist() == [known.get(one, -1) for one in asked]
     with pytest.raises(KeyError):
         column["none of them, for it is too long"]
+    hashes = [hash(one) for one in given]
+    assert column.hashes.tolist() == hashes
+    assert ItemIds(column.strings).hashes.tolist() == hashes
+    parts = (column.hashes, *column._by_hash)
+    assert column.nbytes == sum(part.nbytes for part in parts) == 20 * len(given)
+    again = ItemIds(column.strings, column.hashes)
+    assert again.find(asked).tolist() == column.find(asked).tolist()
 
 
 @given(given=ids)
