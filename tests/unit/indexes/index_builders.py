@@ -2,6 +2,7 @@
 
 `exact` says that every answer must be proven exact, whatever the catalogue. An algorithm with parameters appears once
 per setting worth testing; catalogues here have 1 to 600 items, so pools of a few items are small ones.
+A pool must hold the true best 3 of 9 unit vectors in a plane: one that picks at random needs room for all of them.
 """
 
 from collections.abc import Callable
