@@ -87,7 +87,7 @@ class Voting:
 
     def __init__(self, base: Catalogue, memory: RememberedVotes | None) -> None:
         self.memory, self._base = memory, base
-        # Some thousand items have a vote in each search: as columns, their ids would be made anew each time, .4 ms.
+        # Some thousand items have a vote in each search: from columns, each call would create their strings, .4 ms.
         self._item_ids = [] if base.neighbours is None else list(base.rows)
         near = 1.0 if base.neighbours is None else base.neighbours.shape.model_share
         remembered = 1.0 if memory is None else memory.model_share

@@ -126,13 +126,13 @@ def variants(scorer: DeviceScorer, prepared: DeviceQueries) -> None:
     clock = cuda_events if scorer.device.type == "cuda" else wall_clock
     plain = kernel.mol_scores_kernel
     for name, tile, options in (
-        ("as it is", 64, {}),
+        ("unchanged", 64, {}),
         ("three programs per multiprocessor (168 registers)", 64, {"maxnreg": 168}),
         ("one stage", 64, {"num_stages": 1}),
         ("two stages", 64, {"num_stages": 2}),
         ("four stages", 64, {"num_stages": 4}),
         ("tiles of 128 items, eight warps", 128, {"num_warps": 8}),
-        ("as it is, again", 64, {}),
+        ("unchanged, again", 64, {}),
     ):
         variant = _Variant(plain, options)
         try:

@@ -1,4 +1,4 @@
-"""What a snapshot of a catalogue says beside its items: up to where the stream was followed, and what it had learnt.
+"""What a snapshot of a catalogue says beside its items: the last position read from the stream, and what was learnt.
 
 `LiveCatalogue.capture` writes it, and a catalogue starts from it.
 """

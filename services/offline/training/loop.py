@@ -323,7 +323,7 @@ class _Run:
 
 
 class WholeBatches(torch.nn.Module):
-    """The encoder as one CUDA graph each for forward and backward, for batches of all rows, made as long as can be.
+    """The encoder as two CUDA graphs, forward and backward, for full batches padded to the longest history.
 
     Launched one by one, the operations of an ML-1M step took a host 40 ms, and an H200 10.
     """

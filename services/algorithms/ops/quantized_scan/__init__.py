@@ -106,7 +106,7 @@ class RowCodes(Protocol):
     """Coded vectors: a dataclass of arrays, whole numbers and None."""
 
     def take(self, rows: npt.NDArray[np.int64], /) -> Self:
-        """The codes of some rows, which ascend, numbered anew."""
+        """The codes of some rows, which ascend, numbered from 0."""
 
     def check_fits(self, num_vectors: int, width: int, /) -> None:
         """Raise ValueError, naming what was found and what is allowed, unless they are of so many, so wide vectors."""

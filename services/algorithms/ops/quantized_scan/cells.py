@@ -70,7 +70,7 @@ class CellCodes:
             raise ValueError(f"{found}; allowed: {num_vectors} vectors {width} wide")
 
     def take(self, rows: npt.NDArray[np.int64]) -> "CellCodes":
-        """The codes of some rows, which ascend, numbered anew. Slots of others stay, empty; cells keep bounds."""
+        """The codes of some rows, which ascend, numbered from 0. Other rows' slots stay empty; cells keep bounds."""
         numbers = np.full(self.num_items + 1, -1, dtype=np.int32)  # of slot -1: the last one
         numbers[rows] = np.arange(len(rows))
         kept = numbers[self.rows]

@@ -76,7 +76,7 @@ class HstuBlock(nn.Module):
         q = q.view(batch, length, self.num_heads, self.d_qk).transpose(1, 2)
         k = k.view(batch, length, self.num_heads, self.d_qk).permute(0, 2, 3, 1)
         v = v.view(batch, length, self.num_heads, self.d_v).transpose(1, 2)
-        # On a CPU one (L, L) for the whole batch is nothing.
+        # On a CPU the gradient of one (L, L) matrix costs next to nothing.
         positions = _lookup(self.position_bias, distance) if x.is_cuda else self.position_bias[distance]
         bias = _lookup(self.time_bias, buckets) + positions
         weights = functional.silu(q @ k + bias.unsqueeze(1)) * causal

@@ -55,7 +55,7 @@ def cyclic_positions() -> int:
 
 
 @pytest.mark.parametrize("config", [CONFIG, with_sasrec(CONFIG)], ids=["hstu", "sasrec"])
-def test_batches_made_as_long_as_can_be_have_the_same_states(config: TrainConfig) -> None:
+def test_padding_a_batch_to_the_longest_history_changes_no_state(config: TrainConfig) -> None:
     """What a card's graph takes; whether a graph computes the same is for a card."""
     model = train(config, cyclic_interactions(), stop_after_batches=2).model.eval()
     items = torch.tensor([[1, 5, 2, 7], [3, 4, -1, -1], [9, 0, 8, -1]])
