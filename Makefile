@@ -125,8 +125,6 @@ bench: setup ## Measure again and rewrite docs/benchmarks (hours; `freshet bench
 	@$(BIN)/freshet bench pefa
 	@$(BIN)/freshet bench text
 	@OMP_NUM_THREADS=1 $(BIN)/freshet bench generation
-	@$(BIN)/freshet bench encoding
-	@$(BIN)/freshet bench training-step
 	@for seed in 0 1 2; do $(BIN)/freshet train --preset quick --split time --epochs 4 --seed $$seed --no-export \
 	  --out .freshet/bench/$$seed --json > docs/benchmarks/training-$$seed.json || exit 1; done
 	@$(BIN)/freshet demo --keep

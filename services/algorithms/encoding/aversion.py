@@ -8,7 +8,7 @@ state takes a step down the score of each item x that was turned down: with the 
 N brings to unit length; w_x in (0, 1] is how far the event's type and value speak against the item, age_x how many
 events came after it. Gates, the items and so every certificate stay as they are. This is ours.
 
-MovieLens-1M by time, preset quick, five seeds (`freshet bench actions`, docs/benchmarks/actions.md): of 500 random
+MovieLens-1M by time, preset quick, five seeds (docs/benchmarks/actions.md): of 500 random
 people and films, the mean rank of the film's 20 nearest falls for 98.8 %, by 191 places of 3,706. Hit rates neither
 gain nor lose where ratings of 1 and 2 stars lead away: HR@10 of the next liked film -.0005 [-.0074, .0062]. Steps four
 times as long, or hardly fading with age, cost up to .1 (one seed, 2,000 events).

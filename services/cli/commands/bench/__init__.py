@@ -4,7 +4,7 @@ A command gathers options and shows progress; what is measured, and how, is in s
 adds its commands to the group.
 """
 
-from services.cli.commands.bench import models, papers, refresher, retrieval
+from services.cli.commands.bench import models, papers, retrieval
 from services.cli.commands.bench.group import app
 
-__all__ = ["app", "models", "papers", "refresher", "retrieval"]
+__all__ = ["app", "models", "papers", "retrieval"]

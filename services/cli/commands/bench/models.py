@@ -1,97 +1,14 @@
-"""`freshet bench ...` of what models learn: from interactions, absence, words, exposures, and what it costs."""
+"""`freshet bench ...` of what models learn: from a stream, from words and from phrases."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from services.cli.commands.bench.group import DEFAULT_BUNDLE, Bundle, app
+from services.cli.commands.bench.group import app
 from services.cli.measuring import benchmark
 
 if TYPE_CHECKING:
     from services.offline.evaluation.common.report import Report, Request
-
-
-@benchmark(app, "actions")
-def actions(
-    request: "Request",
-    *,
-    bundle: Annotated[
-        list[Path] | None,
-        typer.Option(help="Trained with --split time; may be repeated, a seed each. Default: .freshet/bundle."),
-    ] = None,
-) -> "Report":
-    """What a like, a dislike and an impression change for their person; whether knowing them finds the next liked item.
-
-    Example:  freshet bench actions --quick --bundle .freshet/bundle
-    """
-    from services.offline.evaluation.actions import rows
-
-    return rows.run(request, bundles=bundle or [DEFAULT_BUNDLE])
-
-
-@benchmark(app, "shown")
-def shown(request: "Request") -> "Report":
-    """What knowing what was shown is worth, in a simulated world: hides, impressions, positions for new items.
-
-    Example:  freshet bench shown --quick
-    """
-    from services.offline.evaluation.shown import rows
-
-    return rows.measure(request)
-
-
-@benchmark(app, "training-step")
-def training_step(
-    request: "Request",
-    *,
-    data: Annotated[list[str] | None, typer.Option(help="A data set; may be repeated.")] = None,
-) -> "Report":
-    """Processor time per position: the mixture's loss beside PyTorch's autograd and its floor, and each head's steps.
-
-    Example:  freshet bench training-step --quick --data ml-latest-small
-    """
-    from services.offline.evaluation.training_step import rows
-
-    return rows.run(request, data=data or ["ml-1m", "amazon-beauty-2014"])
-
-
-@benchmark(app, "new-items")
-def new_items(
-    request: "Request",
-    *,
-    bundle: Annotated[
-        list[Path] | None, typer.Option(help="A trained model; may be repeated, a seed each. Default: .freshet/bundle.")
-    ] = None,
-) -> "Report":
-    """What a new item's title and categories are worth before anybody touched it.
-
-    Example:  freshet bench new-items --quick --bundle .freshet/bundle
-    """
-    from services.algorithms.models.sentence_encoder import MiniLM, model_folder
-    from services.offline.evaluation.new_items import rows
-
-    return rows.run(request, bundles=bundle or [DEFAULT_BUNDLE], encoder=MiniLM(model_folder()))
-
-
-@benchmark(app, "encoding")
-def encoding(
-    request: "Request",
-    *,
-    bundle: Bundle = DEFAULT_BUNDLE,
-    inference_server: Annotated[
-        str, typer.Option(help="host:port of an inference server with the same bundle, for its rows.")
-    ] = "",
-) -> "Report":
-    """Encoding one more event: a step from kept keys and values, beside the whole window encoded anew.
-
-    Example:  freshet bench encoding --quick --bundle .freshet/bundle
-
-    Example:  freshet bench encoding --inference-server 127.0.0.1:18001
-    """
-    from services.offline.evaluation.encoding import incremental
-
-    return incremental.run(request, bundle=bundle, inference_server=inference_server)
 
 
 def _not_in_the_catalogue(report: dict[str, Any]) -> str:
@@ -146,37 +63,6 @@ def pefa(
     return report.run(request, names=list(dict.fromkeys(chosen)))
 
 
-@benchmark(app, "pefa-cost")
-def pefa_cost(
-    request: "Request",
-    *,
-    bundle: Bundle = DEFAULT_BUNDLE,
-    algorithm: Annotated[
-        list[str] | None, typer.Option(help="May be repeated; with sizes. Default: exact and top_k_avg(1000).")
-    ] = None,
-    neighbours: Annotated[int, typer.Option(min=1)] = 32,
-    remembered: Annotated[int, typer.Option(min=1, help="Interactions in XL's memory.")] = 65_536,
-    turns: Annotated[int, typer.Option(min=3, help="With --quick 3.")] = 15,
-    queries: Annotated[int, typer.Option(min=10, help="With --quick at most 50.")] = 200,
-) -> "Report":
-    """What PEFA costs at query time: searches without it, with refreshed states (XS), and with a memory (XL).
-
-    The bundle's data set must be at hand.
-
-    Example:  freshet bench pefa-cost --bundle .freshet/bundle --algorithm exact --json
-    """
-    from services.offline.evaluation.pefa import cost
-
-    sizes = cost.Sizes(
-        neighbours=neighbours,
-        remembered=remembered,
-        turns=3 if request.quick else turns,
-        num_queries=min(queries, 50) if request.quick else queries,
-        seed=request.seed,
-    )
-    return cost.run(request, bundle, algorithm or ["exact", "top_k_avg(1000)"], sizes)
-
-
 @benchmark(app, "stream", less_memory="--data ml-latest-small")
 def stream(
     request: "Request",
@@ -213,48 +99,6 @@ def stream(
         retrainings=0 if quick else retrainings,
         predict_every=max(predict_every, 8) if quick else predict_every,
     )
-
-
-@benchmark(app, "cold")
-def cold(
-    request: "Request",
-    *,
-    data: Annotated[
-        list[str] | None, typer.Option(help="Data with times by the clock; may be repeated. Default: MovieLens.")
-    ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="How many: each trains anew.")] = 3,
-    predict_every: Annotated[
-        int, typer.Option(min=1, help="Predict every n-th event, learn from all. With --quick at least 50.")
-    ] = 1,
-    epochs: Annotated[int, typer.Option(min=1, help="Epochs of each training, preset quick.")] = 4,
-) -> "Report":
-    """What is popular now for people of whom nothing or little is known, and until when it helps.
-
-    Example:  freshet bench cold --data ml-latest-small --seeds 1 --quick
-    """
-    from services.offline.evaluation.cold import rows
-    from services.offline.evaluation.stream.models import quick_fit
-
-    return rows.run(
-        request,
-        fit=quick_fit(epochs),
-        seeds=list(range(request.seed, request.seed + (1 if request.quick else seeds))),
-        predict_every=max(predict_every, 50) if request.quick else predict_every,
-        datasets=list(dict.fromkeys(data or rows.DATASETS)),
-    )
-
-
-@benchmark(app, "retraining")
-def retraining(
-    request: "Request", *, seeds: Annotated[int, typer.Option(min=1, help="How many worlds and trainings.")] = 3
-) -> "Report":
-    """What the gate of `freshet retrain` says of a better model and of two spoilt ones, in a simulated world.
-
-    Example:  freshet bench retraining --seeds 1 --quick
-    """
-    from services.offline.evaluation.retraining import rows
-
-    return rows.run(request, seeds=1 if request.quick else seeds, epochs=1 if request.quick else 3)
 
 
 @benchmark(app, "version-sets")

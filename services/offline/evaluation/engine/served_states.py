@@ -4,7 +4,7 @@ It is that process's own code: its schema, windows, model and half precision. Hi
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ from services.contracts.query_state import PackedQueryState
 from services.contracts.stored_history import StoredEvent
 from services.encoder.adapters.in_process import InProcessEncoder
 from services.encoder.bootstrap import vocabulary_of
-from services.encoder.encoding import Vocabulary, encode_job, user_state
+from services.encoder.encoding import encode_job, user_state
 from services.offline.datasets import Interactions
 
 _AT_ONCE = 256
@@ -33,12 +33,11 @@ class Person:
 
 
 class ServedStates:
-    """Makes the states of people. `leads_away` False: what was turned down leads no state away."""
+    """Makes the states of people."""
 
-    def __init__(self, bundle: Bundle, *, leads_away: bool = True) -> None:
-        vocabulary = vocabulary_of(bundle)
+    def __init__(self, bundle: Bundle) -> None:
         self._shape = (bundle.num_query_components, bundle.manifest.head.component_width)
-        self._words: Vocabulary = vocabulary if leads_away else replace(vocabulary, aversion=None)
+        self._words = vocabulary_of(bundle)
         self._encoder = InProcessEncoder(bundle.file(ENCODER_ONNX), None, max_history=bundle.max_history, cache_bytes=0)
 
     def __call__(self, people: Sequence[Person]) -> tuple[QueryStates, npt.NDArray[np.int64]]:

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.offline.evaluation.training_step.by_pytorch import mol_sampled_softmax_reference
 from services.offline.training import mol_sampled_softmax as mol_sampled_softmax_module
 from services.offline.training.mol_sampled_softmax import GateWeights, Negatives, States, mol_sampled_softmax
+from tests.unit.offline.training.by_pytorch import mol_sampled_softmax_reference
 
 Inputs = tuple[list[Tensor], Negatives]
 

@@ -5,8 +5,8 @@ import pytest
 
 from services.offline.evaluation.catalogues.fitted import QUICK
 from services.offline.evaluation.catalogues.generator import generate
-from services.offline.evaluation.catalogues.moments import Moments, clustering, measure
 from services.offline.evaluation.catalogues.scene import SHAPES, Shape, shape_named
+from tests.unit.offline.evaluation.catalogues.moments import Moments, clustering, measure
 
 # Measured on the model that QUICK was fitted to.
 QUICK_MOMENTS = Moments(

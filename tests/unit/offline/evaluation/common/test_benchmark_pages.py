@@ -10,45 +10,33 @@ import pytest
 from PIL import Image
 
 from services.offline.demo.plots import LABELS
-from services.offline.evaluation.actions.rows import page as actions_page
-from services.offline.evaluation.cold.rows import page as cold_page
 from services.offline.evaluation.common.report import Report, cell, filled, tables
 from services.offline.evaluation.generation.rows import page as generation_page
 from services.offline.evaluation.large.rows import page as large_page
-from services.offline.evaluation.new_items.rows import page as new_items_page
 from services.offline.evaluation.pefa.report import page as pefa_page
 from services.offline.evaluation.quality.page import page as quality_page
 from services.offline.evaluation.quality.published import page as published_page
-from services.offline.evaluation.retraining.rows import page as retraining_page
 from services.offline.evaluation.retrieval.page import page as retrieval_page
 from services.offline.evaluation.retrieval.universality import page as universality_page
 from services.offline.evaluation.scale.rows import page as scale_page
 from services.offline.evaluation.scale.unit_costs import SHIPPED, unit_costs
 from services.offline.evaluation.shards.rows import page as shards_page
-from services.offline.evaluation.shown.rows import page as shown_page
 from services.offline.evaluation.stream.page import page as freshness_page
 from services.offline.evaluation.text.report import page as text_page
-from services.offline.evaluation.training_step.rows import page as training_step_page
 from services.offline.evaluation.version_sets.rows import page as version_sets_page
 
 DOCS = Path(__file__).resolve().parents[5] / "docs" / "benchmarks"
 PAGES: dict[str, Callable[[Report], str]] = {
-    "actions": actions_page,
-    "cold": cold_page,
     "freshness": freshness_page,
     "generation": generation_page,
     "large-catalogues": large_page,
-    "new-items": new_items_page,
     "pefa": pefa_page,
     "published": published_page,
     "quality": quality_page,
-    "retraining": retraining_page,
     "retrieval": retrieval_page,
     "scale": scale_page,
     "shards": shards_page,
-    "shown": shown_page,
     "text": text_page,
-    "training-step": training_step_page,
     "universality": universality_page,
     "version-sets": version_sets_page,
 }

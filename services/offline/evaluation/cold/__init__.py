@@ -1,1 +1,0 @@
-"""People of whom little is known: what popularity is worth for them, and until when."""

@@ -1,1 +1,0 @@
-"""What an event costs a user's state."""

@@ -1,1 +1,0 @@
-"""Does the gate of `freshet retrain` tell models apart? On simulated people, where it is known which is better."""
