@@ -65,7 +65,7 @@ MODEL ?= .freshet/bundle
 # A second model of the same catalogue, for trials in which an operator changes models.
 NEXT ?= .freshet/next
 
-chaos: setup ## Random trials against an oracle, hours: SEEDS= simulated, TRIALS= on the real stack; docs/reliability.md
+chaos: setup ## Random trials against an oracle, hours: SEEDS= simulated, TRIALS= on the real stack; docs/operate/reliability.md
 	@PYTHONHASHSEED=0 $(BIN)/python tests/chaos simulated --seeds $(SEEDS)
 	@PYTHONHASHSEED=0 $(BIN)/python tests/chaos reverted --seeds 1000
 	@FRESHET_CHAOS_BUNDLE=$(MODEL) $(BIN)/python tests/chaos real --trials $(TRIALS)
@@ -74,7 +74,7 @@ chaos: setup ## Random trials against an oracle, hours: SEEDS= simulated, TRIALS
 	@FRESHET_CHAOS_BUNDLE=$(MODEL) FRESHET_CHAOS_NEXT=$(NEXT) $(BIN)/python tests/chaos real --models --trials 30
 	@$(BIN)/python tests/chaos page
 
-# Random inputs for every RPC, topic and file (docs/security.md): INPUTS= of SEED=; ARGS="--only TARGET:NUMBER" is one.
+# Random inputs for every RPC, topic and file (docs/operate/security.md): INPUTS= of SEED=; ARGS="--only TARGET:NUMBER" is one.
 INPUTS ?= 100000
 SEED ?= 1
 

@@ -1,5 +1,5 @@
 """Write README.md from what `make bench` measured: demo.json, steady.json and training-<seed>.json beside it; and from
-path.json and scale.json ../scale.md and the unit costs that `freshet plan` has.
+path.json and scale.json ../operate/scale.md and the unit costs that `freshet plan` has.
 
 What other pages say of the demo is between marks, `<!--{demo.freshness_ms.p99:.0f}-->85<!--/-->`, and written again. It
 measures one thing itself, the machine's rate of float32 matrix products, because a speed without its roofline says
@@ -129,7 +129,7 @@ WORKED = (
 
 
 def scale_page(costs: dict[str, Any]) -> str:
-    """../scale.md."""
+    """../operate/scale.md."""
     rows = []
     for items, users, events, recommends, memory, cores in WORKED:
         found = plan(
@@ -151,7 +151,7 @@ def scale_page(costs: dict[str, Any]) -> str:
             | {"not_built": ", ".join(one["name"] for one in found["processes"] if one["obstacle"]) or "–"}
         )
     return filled(
-        HERE.parent / "scale.template.md",
+        HERE.parent / "operate" / "scale.template.md",
         costs=costs,
         rows=rows,
         error=error_of(costs)["says"],
@@ -180,7 +180,7 @@ def main(arguments: list[str]) -> None:
         path.write_text(marked(path.read_text(encoding="utf-8"), read("demo.json")), encoding="utf-8")
     costs = unit_costs(read("path.json"), read("scale.json"))
     SHIPPED.write_text(costs_text(costs), encoding="utf-8")
-    (HERE.parent / "scale.md").write_text(scale_page(costs), encoding="utf-8")
+    (HERE.parent / "operate" / "scale.md").write_text(scale_page(costs), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """From users, items and rates to processes, cores, memory, partitions, shards and bytes a second: the arithmetic of
 `freshet plan`, with the unit costs that were measured.
 
-Estimates: docs/scale.md says which parts were measured, how far predictions were off, and what is extrapolated.
+Estimates: docs/operate/scale.md says which parts were measured, how far predictions were off, and what is extrapolated.
 
 Letters: X items in all, n shards of candidates, U users, E events a second, R recommendations a second.
 """

@@ -1,4 +1,4 @@
-"""`make chaos`: run trials, keep what was found as JSON beside the benchmarks, and write docs/reliability.md of it.
+"""`make chaos`: run trials, keep what was found as JSON, and write docs/operate/reliability.md of it.
 
 python tests/chaos simulated|reverted|real|page [--seeds N] [--first N] [--trials N] [--minutes M]
     [--brokers 1|3] [--kind FAULT] [--models | --cluster]
@@ -19,7 +19,7 @@ from scenario import FAULTS, draw
 
 ROOT = paths.TESTS.parent
 ROWS = ROOT / "docs" / "benchmarks" / "reliability.json"
-TEMPLATE, PAGE = ROOT / "docs" / "reliability.template.md", ROOT / "docs" / "reliability.md"
+TEMPLATE, PAGE = ROOT / "docs" / "operate" / "reliability.template.md", ROOT / "docs" / "operate" / "reliability.md"
 
 
 def write(part: str, found: Any) -> None:
@@ -81,7 +81,7 @@ def real(first: int, trials: int, minutes: float, brokers: int, kind: str, model
 
 
 def page() -> bool:
-    """docs/reliability.md of the rows."""
+    """docs/operate/reliability.md of the rows."""
     rows = json.loads(ROWS.read_text())
     in_real: dict[str, list[dict[str, Any]]] = {}
     for trial in rows.get("real", ()):

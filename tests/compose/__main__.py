@@ -36,7 +36,7 @@ from services.stack.ports import LOOPBACK, Ports
 ROOT, HERE = paths.TESTS.parent, paths.TESTS / "compose"
 STATE = ROOT / ".freshet" / "compose-test"
 BUNDLE = STATE / "bundle"
-# The command of docs/operations.md.
+# The command of docs/operate/operations.md.
 TRAINING = ("train", "--data", "simulator", "--epochs", "1", "--head", "mol", "--out", str(BUNDLE))
 COMPOSE = ("docker", "compose", "-f", "docker-compose.yml", "-f", "tests/compose/overlay.yml")
 SERVICES = ("kafka", "redis", "inference-server", *PROCESSES)

@@ -1,6 +1,6 @@
 """Who may call what, through a real gRPC server: of each case the status that the caller sees and the audit line.
 
-The table of roles is compared with the protocol and with docs/security.md.
+The table of roles is compared with the protocol and with docs/operate/security.md.
 """
 
 import asyncio
@@ -132,7 +132,7 @@ def test_every_rpc_has_its_roles_and_every_role_an_rpc() -> None:
 
 
 def test_the_page_repeats_the_table() -> None:
-    page = (REPOSITORY / "docs" / "security.md").read_text(encoding="utf-8")
+    page = (REPOSITORY / "docs" / "operate" / "security.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(\w+)` \| ([a-z, ]+) \| (yes)? *\|$", page, re.MULTILINE)
     assert {method: set(roles.split(", ")) for method, roles, _ in rows} == ROLES_OF
     assert {method for method, _, is_audited in rows if is_audited} == AUDITED

@@ -27,8 +27,8 @@ from services.reranker.metrics import RerankerMetrics
 from services.stack.folders import REPOSITORY
 
 FOLDER = REPOSITORY / "deploy" / "dashboards"
-RUNBOOKS = REPOSITORY / "docs" / "runbooks"
-OPERATIONS = REPOSITORY / "docs" / "operations.md"
+RUNBOOKS = REPOSITORY / "docs" / "operate" / "runbooks"
+OPERATIONS = REPOSITORY / "docs" / "operate" / "operations.md"
 GROUPS = yaml.safe_load((FOLDER / "alerts.yml").read_text(encoding="utf-8"))["groups"]
 RULES = [rule for group in GROUPS for rule in group["rules"]]
 ALERTS = [rule for rule in RULES if "alert" in rule]
@@ -124,7 +124,7 @@ def test_every_process_and_dependency_is_on_a_dashboard() -> None:
 def test_every_alert_has_its_runbook_and_every_runbook_its_alert() -> None:
     assert {path.stem for path in RUNBOOKS.glob("*.md")} == {rule["alert"] for rule in ALERTS}
     for rule in ALERTS:
-        assert rule["annotations"]["runbook_url"] == f"docs/runbooks/{rule['alert']}.md"
+        assert rule["annotations"]["runbook_url"] == f"docs/operate/runbooks/{rule['alert']}.md"
         assert rule["annotations"]["summary"].endswith(".")
         assert rule["labels"]["severity"] in ("page", "ticket")
 

@@ -62,7 +62,7 @@ async def test_the_documented_users_may_do_what_they_need(
     redis_cluster: RedisCluster,
     store: StateWriter,  # emptied it
 ) -> None:
-    page = (REPOSITORY / "docs" / "security.md").read_text(encoding="utf-8")
+    page = (REPOSITORY / "docs" / "operate" / "security.md").read_text(encoding="utf-8")
     (more,) = re.findall(r"^On a cluster both need `(.*?)`", page, re.MULTILINE)
     for number in range(6):
         with redis_cluster.client(number) as node:

@@ -1,4 +1,4 @@
-"""The state store's suite again, on a Redis whose users may do only what docs/security.md lets them."""
+"""The state store's suite again, on a Redis whose users may do only what docs/operate/security.md lets them."""
 
 import re
 import secrets
@@ -34,8 +34,8 @@ _START_S = 10.0
 
 
 def documented_users() -> list[str]:
-    """The rules of docs/security.md, with a password."""
-    page = (REPOSITORY / "docs" / "security.md").read_text(encoding="utf-8")
+    """The rules of docs/operate/security.md, with a password."""
+    page = (REPOSITORY / "docs" / "operate" / "security.md").read_text(encoding="utf-8")
     rules = re.findall(r"^user freshet-\w+ .*$", page, re.MULTILINE)
     assert len(rules) == 2
     return [rule.replace(">PASSWORD", f">{PASSWORD}") for rule in rules]

@@ -29,7 +29,7 @@ from services.stack import Ports, Stack
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PEOPLE = SimulatorConfig(num_users=300, num_items=400, num_topics=16, mean_events_per_user=40, seed=7)
-# Which marks an answer may carry while a part is away; docs/operations.md has the table.
+# Which marks an answer may carry while a part is away; docs/operate/operations.md has the table.
 EXPLAINED = {
     "candidates": {Degradation.POPULAR_FALLBACK},
     "reranker": {Degradation.FIRST_STAGE_ORDER},

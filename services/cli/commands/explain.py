@@ -26,7 +26,7 @@ def explain(
     *,
     items: options.Sequence = "",
     max_pairs: Annotated[int, typer.Option(min=0, help="Component pairs, largest first; 0: all.")] = 6,
-    rules: Annotated[Path | None, typer.Option(help="Rules of the request: a YAML file (docs/rules.md).")] = None,
+    rules: Annotated[Path | None, typer.Option(help="Rules of the request: a YAML file (docs/guide/rules.md).")] = None,
     gateway: options.Gateway = options.DEFAULT_GATEWAY,
     timeout_ms: options.TimeoutMs = 2000,
     as_json: options.AsJson = False,

@@ -66,7 +66,7 @@ def _print(found: dict[str, Any], error: dict[str, Any], sources: dict[str, str]
     if found["extrapolated"]:
         out.print(f"extrapolated: more items in a shard than the {error['measured_items']:,} that were measured")
     if any(one["obstacle"] for one in found["processes"]):
-        out.print("this cannot be built as it is: see the lines with a reason (docs/scale.md)", style="yellow")
+        out.print("this cannot be built as it is: see the lines with a reason (docs/operate/scale.md)", style="yellow")
     out.print(f"estimates, {error['says']}; unit costs:", style="dim")
     for name, source in sources.items():
         out.print(f"  {name}: {source}", style="dim")

@@ -48,7 +48,9 @@ def recommend(
     page_token: Annotated[str, typer.Option(help="Of an earlier page: the next one.")] = "",
     not_again_answers: Annotated[int, typer.Option(min=0, max=50, help="Leave out the last so many answers.")] = 0,
     not_again_minutes: Annotated[int, typer.Option(min=0, max=1440, help="And those of the last so many minutes.")] = 0,
-    rules: Annotated[Path | None, typer.Option(help="Rules for this request: a YAML file (docs/rules.md).")] = None,
+    rules: Annotated[
+        Path | None, typer.Option(help="Rules for this request: a YAML file (docs/guide/rules.md).")
+    ] = None,
     as_of: options.AsOf = "",
     context: options.Context = None,
     bundle: options.BundlePath = options.DEFAULT_BUNDLE,

@@ -1,6 +1,6 @@
 """Which roles may call which RPC: the one table. A method that is not in it is open to no key at all.
 
-docs/security.md repeats it for its readers; tests compare both with protos/freshet/v1/gateway.proto.
+docs/operate/security.md repeats it for its readers; tests compare both with protos/freshet/v1/gateway.proto.
 """
 
 from collections.abc import Mapping

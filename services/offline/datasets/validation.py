@@ -278,7 +278,7 @@ def _check_types(checked: _Checked, schema: EventSchema) -> Iterator[Finding]:
     read = {name for name, one in means.items() if one.is_encoded}
     unknown = means.keys() - schema.types.keys() - read
     turned_down = {name for name, one in means.items() if one.history} - read
-    own = "name them in a file for `freshet train --events` (docs/events.md)"
+    own = "name them in a file for `freshet train --events` (docs/guide/events.md)"
     left_out: tuple[tuple[Collection[str], Severity, str, str], ...] = (
         (unknown, "warning", "types that the event schema does not name", f"they teach nothing: rename them, or {own}"),
         (

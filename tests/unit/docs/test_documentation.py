@@ -7,7 +7,7 @@ import pytest
 from documentation import ROOT, Shown, anchors, broken_links, commands, links, parses
 
 FRONT = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")]
-PAGES = [*FRONT, *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "runbooks").glob("*.md"))]
+PAGES = [*FRONT, *(page for folder in ("guide", "operate", "reference") for page in sorted((ROOT / "docs" / folder).rglob("*.md")))]
 # Links are held in the pages of processes and decisions, too.
 LINKED = [
     *PAGES,
@@ -44,7 +44,7 @@ def test_every_command_of_a_page_parses(page: Path, shown: Shown) -> None:
 
 @pytest.mark.parametrize(
     ("page", "heading"),
-    [("docs/security.md", "Each protection and its test"), ("tests/README.md", "Each promise and its test")],
+    [("docs/operate/security.md", "Each protection and its test"), ("tests/README.md", "Each promise and its test")],
 )
 def test_every_test_that_a_page_names_is_where_it_says(page: str, heading: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8").partition(f"## {heading}")[2]

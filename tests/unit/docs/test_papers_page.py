@@ -1,4 +1,4 @@
-"""docs/papers.md: every result of the five papers has a row, and every command and file that it names exists."""
+"""docs/reference/papers.md: every result of the five papers has a row, and every command and file that it names exists."""
 
 import re
 import shlex
@@ -6,7 +6,7 @@ import shlex
 import pytest
 from documentation import ROOT, parses
 
-PAGE = (ROOT / "docs" / "papers.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "reference" / "papers.md").read_text(encoding="utf-8")
 STATES = ("reproduced", "by proxy", "served", "not attempted", "–")
 
 # Read off the papers: what is numbered in each of them, appendices included.

@@ -2,8 +2,8 @@
 
 The paper's own construction (its Lemma 2) rescales the first d of A's singular parts entry by entry and mixes the
 extreme scales; where those parts are zero its denominator is zero, and no scale helps: the identity with d = 1 is such
-a matrix. Mixing +c and -c with pi = (c - A) / 2c, c >= max |A|, always works, and exactly. `docs/universality.md`
-tells it; `freshet bench universality` measures both constructions and draws its figure.
+a matrix. Mixing +c and -c with pi = (c - A) / 2c, c >= max |A|, always works, and exactly:
+`docs/reference/universality.md`. `freshet bench universality` measures both constructions and draws its figure.
 
 Letters: n queries, m items, d rank of a part.
 """

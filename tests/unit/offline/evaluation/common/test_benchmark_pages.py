@@ -91,7 +91,7 @@ def test_the_page_of_scale_and_the_unit_costs_of_an_installed_package_are_the_be
     """After a new path.json or scale.json: `python docs/benchmarks/render.py --redraw`."""
     costs = unit_costs(render.read("path.json"), render.read("scale.json"))
     assert SHIPPED.read_text(encoding="utf-8") == render.costs_text(costs)
-    assert (DOCS.parent / "scale.md").read_text(encoding="utf-8") == render.scale_page(costs)
+    assert (DOCS.parent / "operate" / "scale.md").read_text(encoding="utf-8") == render.scale_page(costs)
 
 
 @pytest.mark.parametrize("subject", PAGES)
