@@ -1,1 +1,1 @@
-"""Batch jobs: data sets, training, evaluation, the demo. Nothing deployed imports from here (decision 023)."""
+"""Batch jobs: data sets, training, evaluation, the demo. Nothing deployed imports from here (decision 080)."""
