@@ -24,7 +24,7 @@ from services.offline.evaluation.scale.unit_costs import SHIPPED, unit_costs
 
 HERE = Path(__file__).parent
 # Pages that say what the demo's run measured.
-MARKED = [HERE.parents[1] / "README.md", HERE.parent / "quick-start.md"]
+MARKED = [HERE.parents[1] / "README.md", HERE.parent / "guide" / "quick-start.md"]
 _MARK = re.compile(r"<!--\{demo\.([\w.]+):([^}]*)\}-->[^<]*<!--/-->")
 _TABLES = re.compile(r"(?<=<!--demo's tables-->\n```\n).*?(?=```\n)", re.DOTALL)
 # Preset quick: pairs scored per position, component pairs P, width d, gate hidden G, blocks, model width D, window L.
