@@ -14,7 +14,7 @@ WORKERS ?= 2
 PYTEST := PYTHONDONTWRITEBYTECODE= PYTHONHASHSEED=0 $(BIN)/pytest -n $(WORKERS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast compose-test chart-test alerts promtool chaos fuzz cost attacks check fmt up down bench proto-image hooks clean
+.PHONY: help setup demo test test-fast compose-test chart-test alerts promtool chaos fuzz cost attacks check fmt up down bench docs proto-image hooks clean
 
 help: ## List the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -133,6 +133,12 @@ bench: setup ## Measure again and rewrite docs/benchmarks (hours; `freshet bench
 	@$(BIN)/freshet loadtest steady --seconds 60 --json > docs/benchmarks/steady.json; $(BIN)/freshet down
 	@$(BIN)/python docs/benchmarks/render.py
 
+docs: setup ## Build the documentation as a site in build/site, its links checked
+	@$(BIN)/python -c 'import material' 2>/dev/null || \
+	  VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet -c deploy/constraints.txt mkdocs-material
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "Built: build/site/index.html"
+
 proto-image: setup ## Accept the protos as they are for the breaking-change check
 	@$(BIN)/buf build -o protos/image.binpb
 
@@ -140,4 +146,4 @@ hooks: setup ## Run `make check` and the fast tests before each commit
 	@$(BIN)/pre-commit install
 
 clean: ## Remove what was built here (caches outside the checkout stay)
-	@rm -rf $(VENV) stubs services/algorithms/native/*.so services/algorithms/ops/*/*.so services/offline/training/*/*.so .freshet .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf $(VENV) stubs services/algorithms/native/*.so services/algorithms/ops/*/*.so services/offline/training/*/*.so .freshet build .pytest_cache .mypy_cache .ruff_cache .hypothesis

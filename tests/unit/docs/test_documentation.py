@@ -7,7 +7,10 @@ import pytest
 from documentation import ROOT, Shown, anchors, broken_links, commands, links, parses
 
 FRONT = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")]
-PAGES = [*FRONT, *(page for folder in ("guide", "operate", "reference") for page in sorted((ROOT / "docs" / folder).rglob("*.md")))]
+PAGES = [
+    *FRONT,
+    *(page for folder in ("guide", "operate", "reference") for page in sorted((ROOT / "docs" / folder).rglob("*.md"))),
+]
 # Links are held in the pages of processes and decisions, too.
 LINKED = [
     *PAGES,

@@ -1,4 +1,4 @@
-"""docs/reference/papers.md: every result of the five papers has a row, and every command and file that it names exists."""
+"""docs/reference/papers.md: every result of the five papers has a row; commands and files that it names exist."""
 
 import re
 import shlex
