@@ -5,7 +5,7 @@ matrix products whose left operand is the accumulator of the product before, SiL
 goes to memory is one float per pair, an upper bound on its exact score, and the lower bounds that a threshold needs:
 (B, X, P) never exists. Operands are float16 or bfloat16, sums float32; `kernel_error.py` says what that costs.
 
-Measured by `freshet bench gpu` where there is a card; docs/decisions/010-gpu.md has the cost model.
+Measured by `freshet bench gpu` where there is a card; docs/decisions/010-gpu.md has the figures.
 Nothing here knows item ids, pools or top-K.
 
 Letters: B queries, X items, n scored items per query (X, or a pool's size), P_q, P_x query and item components, d

@@ -53,7 +53,7 @@ def _align(query: nn.Module, item: nn.Module, component_width: int, noise: float
     length 1: so no two query components are the same.
 
     A dot product of the encoder's output with the item's own embedding begins by knowing that people go on with items
-    like those they had; random projections have to learn it. On Amazon Beauty (docs/decisions/024) it is most of what
+    like those they had; random projections have to learn it. On Amazon Beauty (docs/decisions/026) it is most of what
     a mixture lost against a dot product.
     """
     if not (isinstance(query, nn.Linear) and isinstance(item, nn.Linear)):
