@@ -1,5 +1,4 @@
-"""Write README.md from what `make bench` measured: demo.json, steady.json and training-<seed>.json beside it; and from
-path.json and scale.json ../operate/scale.md and the unit costs that `freshet plan` has.
+"""Write README.md from what `make bench` measured: demo.json, steady.json and training-<seed>.json beside it.
 
 What other pages say of the demo is between marks, `<!--{demo.freshness_ms.p99:.0f}-->85<!--/-->`, and written again. It
 measures one thing itself, the machine's rate of float32 matrix products, because a speed without its roofline says
@@ -17,10 +16,8 @@ from typing import Any
 
 from rich.console import Console
 
-from services.cli.planning import CORE_SHARE, MEMORY_SHARE, Asked, error_of, plan
 from services.offline.demo.display import figures
 from services.offline.evaluation.common.report import cell, filled, machine
-from services.offline.evaluation.scale.unit_costs import SHIPPED, unit_costs
 
 HERE = Path(__file__).parent
 # Pages that say what the demo's run measured.
@@ -117,58 +114,6 @@ def marked(text: str, demo: dict[str, Any]) -> str:
     return _MARK.sub(figure, _TABLES.sub(lambda _: lines.partition("\n\nwhat ran")[0] + "\n", text))
 
 
-# Items, users, events and recommendations a second, memory (GiB) and cores of a machine.
-WORKED = (
-    (10**6, 10**6, 500, 500, 64, 16),
-    (10**7, 10**7, 1_000, 1_000, 64, 16),
-    (10**6, 10**8, 4_000, 2_000, 64, 16),
-    (10**8, 10**8, 4_000, 2_000, 64, 16),
-    (10**9, 10**8, 4_000, 2_000, 64, 16),
-    (10**9, 10**8, 4_000, 2_000, 512, 64),
-)
-
-
-def scale_page(costs: dict[str, Any]) -> str:
-    """../operate/scale.md."""
-    rows = []
-    for items, users, events, recommends, memory, cores in WORKED:
-        found = plan(
-            Asked(
-                users=users,
-                items=items,
-                events_per_s=events,
-                recommend_per_s=recommends,
-                machine_memory_gb=memory,
-                machine_cores=cores,
-            ),
-            costs,
-        )
-        rows.append(
-            found
-            | {one["name"]: f"{one['processes']:,} × {one['memory_gib']:,.1f}" for one in found["processes"]}
-            | {"network": sum(found["network_mb_per_s"].values())}
-            | {"deltas": found["network_mb_per_s"]["kafka to candidates and reranker"]}
-            | {"not_built": ", ".join(one["name"] for one in found["processes"] if one["obstacle"]) or "–"}
-        )
-    return filled(
-        HERE.parent / "operate" / "scale.template.md",
-        costs=costs,
-        rows=rows,
-        error=error_of(costs)["says"],
-        follow_rate=1000 * CORE_SHARE / costs["milliseconds"]["event"]["candidates"],
-        core_share=CORE_SHARE,
-        memory_share=MEMORY_SHARE,
-        per_item={
-            name: 2**20 * costs["fits"][name]["slope"] for name in ("candidates_peak_mib", "gateway_mib", "names_mib")
-        },
-    )
-
-
-def costs_text(costs: dict[str, Any]) -> str:
-    """unit_costs.json."""
-    return json.dumps(costs, indent=1) + "\n"
-
-
 def main(arguments: list[str]) -> None:
     if arguments == ["--redraw"]:
         measured = read("machine.json")
@@ -178,9 +123,6 @@ def main(arguments: list[str]) -> None:
     (HERE / "README.md").write_text(page(measured), encoding="utf-8")
     for path in MARKED:
         path.write_text(marked(path.read_text(encoding="utf-8"), read("demo.json")), encoding="utf-8")
-    costs = unit_costs(read("path.json"), read("scale.json"))
-    SHIPPED.write_text(costs_text(costs), encoding="utf-8")
-    (HERE.parent / "operate" / "scale.md").write_text(scale_page(costs), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -55,23 +55,10 @@ def serving(bundle: Path, algorithms: Sequence[str], *, port: int) -> Iterator[S
                 return list(stub.Search(_request(query, algorithm, version), timeout=60).item_ids)
 
             process = psutil.Process(child.pid)
-            yield Served(
-                search=search,
-                start_s=start_s,
-                resident_bytes=lambda: process.memory_info().rss,
-                peak_bytes=lambda: _peak_bytes(child.pid),
-                processor_s=lambda: sum(process.cpu_times()[:2]),
-            )
+            yield Served(search=search, start_s=start_s, resident_bytes=lambda: process.memory_info().rss)
     finally:
         child.terminate()
         child.wait(timeout=30)
-
-
-def _peak_bytes(pid: int) -> int:
-    """As Linux counts; elsewhere 0."""
-    status = Path(f"/proc/{pid}/status")
-    lines = status.read_text(encoding="ascii").splitlines() if status.exists() else []
-    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM")), 0)
 
 
 def _request(query: QueryStates, algorithm: str, model_version: str) -> candidates_pb2.SearchRequest:

@@ -1,26 +1,65 @@
 """From users, items and rates to processes, cores, memory, partitions, shards and bytes a second: the arithmetic of
 `freshet plan`, with the unit costs that were measured.
 
-Estimates: docs/operate/scale.md says which parts were measured, how far predictions were off, and what is extrapolated.
+Estimates: docs/operate/scale.md says which parts were measured, how far predictions were off, and what is extrapolated. The
+costs are those of docs/benchmarks/path.md (processor time) and docs/benchmarks/scale.md (all else), measured once.
 
 Letters: X items in all, n shards of candidates, U users, E events a second, R recommendations a second.
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from services.contracts.processes import PROCESSES
-from services.offline.evaluation.scale.unit_costs import Fit
 from services.platform.stream.topic import NUM_PARTITIONS, SAFE_REPLICAS
 from services.stack.ports import PARTS
 
+# Processor milliseconds by process, 8 callers; a Recommend among PATH_ITEMS items.
+RECOMMEND_MS = {"gateway": 0.955, "candidates": 1.067, "redis": 0.087}
+EVENT_MS = {
+    "gateway": 0.601,
+    "encoder": 0.417,
+    "candidates": 0.107,
+    "reranker": 0.079,
+    "refresher": 0.129,
+    "kafka": 0.129,
+    "redis": 0.044,
+}
+PATH_ITEMS = 3_706
+# The gateway's part of one more call: with two calls less that with one.
+FURTHER_SHARD_MS = 0.313
+# Bytes an item: its state; its row of the encoder's table; candidates at a first start, neighbours included, and in
+# peace; the gateway's ids, titles and counts; ids with their numbers (encoder, refresher). MiB of candidates without.
+STATE_BYTES, TABLE_BYTES, CANDIDATES_BYTES, RERANKER_BYTES, GATEWAY_BYTES, NAMES_BYTES = (
+    432,
+    200,
+    2_412,
+    1_122,
+    456,
+    252,
+)
+CANDIDATES_MIB = 158
+# A user of 100 events in Redis: in memory, a write, a read.
+USER_BYTES, WRITTEN_BYTES, READ_BYTES = 11_389, 11_707, 3_065
+# Of key and value, or of request and answer.
+RECORD_BYTES = {
+    "interaction": 111,
+    "attribution": 597,
+    "item delta": 552,
+    "history": 8_207,
+    "exposure": 385,
+    "search": 2_880,
+}
+# The largest catalogue of one process that was measured, and by how much predictions of it were off at most.
+MEASURED_ITEMS, LARGEST_ERROR = 10_000_000, 0.39
 # How full things are planned: half of a core, since arrivals bunch; four fifths of a machine's memory, since a merge
 # copies and the system needs some.
 CORE_SHARE, MEMORY_SHARE = 0.5, 0.8
 # A search that takes longer is cut into shards, even where memory would hold it.
 MAX_SEARCH_MS = 20.0
+# A search by codes takes so many ms, and so many times the root of the items.
+_CODES_MS, _CODES_ROOT_MS = 2.4, 3.23e-3
 # From so many items on candidates loads codes beside `exact` (services/candidates, `auto`).
 CODES_FROM = 100_000
 # A user's history goes to `histories` at most so often (FRESHET_ENCODER_HISTORY_EVERY_S).
@@ -69,16 +108,13 @@ class Need:
     obstacle: str = ""
 
 
-def plan(asked: Asked, costs: Mapping[str, Any]) -> dict[str, Any]:
-    """The plan as plain values. costs: as of `unit_costs.unit_costs`."""
-    fits = {name: Fit(**one) for name, one in costs["fits"].items()}
-    neighbours_mib = costs["item_bytes"]["neighbours"] / _MIB
-    shards = _shards(asked, fits, neighbours_mib)
-    search_ms = _search_ms(asked.items / shards, fits)
-    candidates, reranker = _candidates(asked, costs, fits, shards, search_ms), _reranker(asked, costs, fits)
-    encoder, refresher = _encoder(asked, costs, fits), _refresher(asked, costs, fits)
-    needs = [_gateway(asked, costs, fits, shards), candidates, reranker, encoder, refresher]
-    needs += [_redis(asked, costs), _kafka(asked, costs)]
+def plan(asked: Asked) -> dict[str, Any]:
+    """The plan as plain values."""
+    shards = _shards(asked)
+    search_ms = _search_ms(asked.items / shards)
+    candidates, reranker = _candidates(asked, shards, search_ms), _reranker(asked)
+    encoder, refresher = _encoder(asked), _refresher(asked)
+    needs = [_gateway(asked, shards), candidates, reranker, encoder, refresher, _redis(asked), _kafka(asked)]
     memory = sum(need.processes * need.memory_gib for need in needs)
     cores = sum(need.cores for need in needs)
     most = asked.machine_memory_gb * MEMORY_SHARE
@@ -92,25 +128,26 @@ def plan(asked: Asked, costs: Mapping[str, Any]) -> dict[str, Any]:
             for need in needs
         ],
         "partitions": max(NUM_PARTITIONS, 2 ** math.ceil(math.log2(max(encoder.processes, refresher.processes)))),
-        "network_mb_per_s": _network(asked, costs, shards, candidates.processes + reranker.processes),
-        "growth_gib_per_day": _growth(asked, costs),
+        "network_mb_per_s": _network(asked, shards, candidates.processes + reranker.processes),
+        "growth_gib_per_day": _growth(asked),
         "cores": round(cores, 1),
         "memory_gib": round(memory, 1),
         "machines": max(math.ceil(cores / asked.machine_cores), math.ceil(memory / most)),
-        "extrapolated": asked.items / shards > max(costs["measured_items"]),
+        "extrapolated": asked.items / shards > MEASURED_ITEMS,
+        "largest_error": LARGEST_ERROR,
     }
 
 
-def _shards(asked: Asked, fits: Mapping[str, Fit], item_mib: float) -> int:
-    """The fewest that fit into a machine and are searched in time. item_mib: of an item beside the fit."""
-    memory, codes = fits["candidates_peak_mib"], fits["codes_ms"]
-    by_memory = (asked.machine_memory_gb * MEMORY_SHARE * 1024 - memory.at_zero) / (memory.slope + item_mib)
-    by_time = float(((MAX_SEARCH_MS - codes.at_zero) / codes.slope) ** (1 / codes.power))
-    return math.ceil(asked.items / min(by_memory, by_time))
+def _shards(asked: Asked) -> int:
+    """The fewest that fit into a machine and are searched in time."""
+    room = asked.machine_memory_gb * MEMORY_SHARE * _GIB - CANDIDATES_MIB * _MIB
+    in_time = ((MAX_SEARCH_MS - _CODES_MS) / _CODES_ROOT_MS) ** 2
+    return math.ceil(asked.items / min(room / CANDIDATES_BYTES, in_time))
 
 
-def _search_ms(items: float, fits: Mapping[str, Fit]) -> float:
-    return fits["exact_ms" if items < CODES_FROM else "codes_ms"](items)
+def _search_ms(items: float) -> float:
+    """Processor time of a search: by `exact`, from CODES_FROM items on by `quantized_tangents(2000)`."""
+    return 0.88 + 1.11e-4 * items if items < CODES_FROM else _CODES_MS + _CODES_ROOT_MS * math.sqrt(items)
 
 
 def _need(name: str, busy: float, memory_mib: float, *, least: int = 1, follows: float = 0.0) -> Need:
@@ -127,21 +164,20 @@ def _too_large(need: Need, most_gib: float) -> str:
     return f"one takes {need.memory_gib:,.0f} GiB, a machine holds {most_gib:,.0f}"
 
 
-def _gateway(asked: Asked, costs: Mapping[str, Any], fits: Mapping[str, Fit], shards: int) -> Need:
-    call_ms = costs["milliseconds"]["recommend"]["gateway"] + (shards - 1) * costs["further_shard_ms"]
-    event_ms = costs["milliseconds"]["event"]["gateway"]
+def _gateway(asked: Asked, shards: int) -> Need:
+    call_ms = RECOMMEND_MS["gateway"] + (shards - 1) * FURTHER_SHARD_MS
+    event_ms = EVENT_MS["gateway"]
     busy = (asked.recommend_per_s * call_ms + asked.events_per_s * event_ms) / 1000
-    memory = PROCESSES["gateway"].memory_mb + fits["gateway_mib"].slope * asked.items
+    memory = PROCESSES["gateway"].memory_mb + GATEWAY_BYTES * asked.items / _MIB
     return _need("gateway", busy, memory, least=2)
 
 
-def _candidates(asked: Asked, costs: Mapping[str, Any], fits: Mapping[str, Fit], shards: int, search_ms: float) -> Need:
-    """Replicas of every shard. A Recommend takes more than its search: as in path.json, less the search there."""
-    beside_ms = max(0.0, costs["milliseconds"]["recommend"]["candidates"] - fits["exact_ms"](costs["path_items"]))
-    follows = asked.events_per_s * costs["milliseconds"]["event"]["candidates"] / 1000
+def _candidates(asked: Asked, shards: int, search_ms: float) -> Need:
+    """Replicas of every shard. A Recommend takes more than its search: as measured, less the search there."""
+    beside_ms = max(0.0, RECOMMEND_MS["candidates"] - _search_ms(PATH_ITEMS))
+    follows = asked.events_per_s * EVENT_MS["candidates"] / 1000
     busy = asked.recommend_per_s * (search_ms + beside_ms) / 1000
-    held = asked.items / shards
-    memory = fits["candidates_peak_mib"](held) + held * costs["item_bytes"]["neighbours"] / _MIB
+    memory = CANDIDATES_MIB + CANDIDATES_BYTES * asked.items / shards / _MIB
     one = _need("candidates", busy, memory, least=2, follows=follows)
     return Need(
         name=one.name,
@@ -152,30 +188,29 @@ def _candidates(asked: Asked, costs: Mapping[str, Any], fits: Mapping[str, Fit],
     )
 
 
-def _reranker(asked: Asked, costs: Mapping[str, Any], fits: Mapping[str, Fit]) -> Need:
+def _reranker(asked: Asked) -> Need:
     """Two that follow: only Recommend with rules, and Search, ask it. The memory is a bound: it has no codes."""
-    follows = asked.events_per_s * costs["milliseconds"]["event"]["reranker"] / 1000
-    return _need("reranker", 0.0, fits["candidates_mib"](asked.items), least=2, follows=follows)
+    follows = asked.events_per_s * EVENT_MS["reranker"] / 1000
+    return _need("reranker", 0.0, CANDIDATES_MIB + RERANKER_BYTES * asked.items / _MIB, least=2, follows=follows)
 
 
-def _encoder(asked: Asked, costs: Mapping[str, Any], fits: Mapping[str, Fit]) -> Need:
-    busy = asked.events_per_s * costs["milliseconds"]["event"]["encoder"] / 1000
-    table = PROCESSES["encoder"].holds["encoder.onnx"] * costs["item_bytes"]["encoder"] * asked.items / _MIB
-    return _need("encoder", busy, PROCESSES["encoder"].memory_mb + fits["names_mib"].slope * asked.items + table)
+def _encoder(asked: Asked) -> Need:
+    busy = asked.events_per_s * EVENT_MS["encoder"] / 1000
+    table = PROCESSES["encoder"].holds["encoder.onnx"] * TABLE_BYTES * asked.items / _MIB
+    return _need("encoder", busy, PROCESSES["encoder"].memory_mb + NAMES_BYTES * asked.items / _MIB + table)
 
 
-def _refresher(asked: Asked, costs: Mapping[str, Any], fits: Mapping[str, Fit]) -> Need:
-    busy = asked.events_per_s * costs["milliseconds"]["event"]["refresher"] / 1000
-    states = asked.items * (_SUMS_TIMES * costs["item_bytes"]["state"] + _SUMS_BYTES) / _MIB
-    memory = PROCESSES["refresher"].memory_mb + fits["names_mib"].slope * asked.items + states
+def _refresher(asked: Asked) -> Need:
+    busy = asked.events_per_s * EVENT_MS["refresher"] / 1000
+    states = asked.items * (_SUMS_TIMES * STATE_BYTES + _SUMS_BYTES) / _MIB
+    memory = PROCESSES["refresher"].memory_mb + NAMES_BYTES * asked.items / _MIB + states
     return _need("refresher", busy, memory, least=2)
 
 
-def _redis(asked: Asked, costs: Mapping[str, Any]) -> Need:
+def _redis(asked: Asked) -> Need:
     """One copy of the users, on so many nodes that one fits into a machine."""
-    took = costs["milliseconds"]
-    busy = (asked.recommend_per_s * took["recommend"]["redis"] + asked.events_per_s * took["event"]["redis"]) / 1000
-    total_gib = asked.users * costs["user_bytes"]["memory"] / _GIB
+    busy = (asked.recommend_per_s * RECOMMEND_MS["redis"] + asked.events_per_s * EVENT_MS["redis"]) / 1000
+    total_gib = asked.users * USER_BYTES / _GIB
     nodes = max(math.ceil(total_gib / (asked.machine_memory_gb * MEMORY_SHARE)), math.ceil(busy / CORE_SHARE), 1)
     return Need(
         name="redis",
@@ -185,9 +220,9 @@ def _redis(asked: Asked, costs: Mapping[str, Any]) -> Need:
     )
 
 
-def _kafka(asked: Asked, costs: Mapping[str, Any]) -> Need:
+def _kafka(asked: Asked) -> Need:
     """Three brokers: of every record one has the original, the others write copies. Disk cache comes on top."""
-    busy = SAFE_REPLICAS * asked.events_per_s * costs["milliseconds"]["event"]["kafka"] / 1000
+    busy = SAFE_REPLICAS * asked.events_per_s * EVENT_MS["kafka"] / 1000
     return Need(
         name="kafka",
         processes=SAFE_REPLICAS,
@@ -196,19 +231,18 @@ def _kafka(asked: Asked, costs: Mapping[str, Any]) -> Need:
     )
 
 
-def _network(asked: Asked, costs: Mapping[str, Any], shards: int, scoring: int) -> dict[str, float]:
+def _network(asked: Asked, shards: int, scoring: int) -> dict[str, float]:
     """MB a second by link. scoring: processes that each read every delta; of items, at most one an event."""
-    size, user = costs["record_bytes"], costs["user_bytes"]
-    events, asks = asked.events_per_s, asked.recommend_per_s
+    size, events, asks = RECORD_BYTES, asked.events_per_s, asked.recommend_per_s
     histories = min(events, asked.users / _HISTORY_EVERY_S) * size["history"]
     written = events * (size["interaction"] + size["attribution"] + size["item delta"]) + histories
     written += asks * size["exposure"]
     links = {
-        "redis to gateway": asks * user["read"],
+        "redis to gateway": asks * READ_BYTES,
         "gateway and candidates": asks * shards * size["search"],
         "gateway to kafka": events * size["interaction"] + asks * size["exposure"],
         "kafka to encoder": events * size["interaction"],
-        "encoder and redis": events * user["written"],
+        "encoder and redis": events * WRITTEN_BYTES,
         "encoder to kafka": events * size["attribution"] + histories,
         "kafka to refresher": events * size["attribution"],
         "refresher to kafka": events * size["item delta"],
@@ -218,22 +252,11 @@ def _network(asked: Asked, costs: Mapping[str, Any], shards: int, scoring: int) 
     return {name: round(value / _MB, 2) for name, value in links.items()}
 
 
-def _growth(asked: Asked, costs: Mapping[str, Any]) -> dict[str, float]:
+def _growth(asked: Asked) -> dict[str, float]:
     """What a day adds: on Kafka's disks, all copies, of topics that are kept; in memory to the refreshers' ledgers."""
-    size, day = costs["record_bytes"], 86_400
+    size, day = RECORD_BYTES, 86_400
     kept = asked.events_per_s * (size["interaction"] + size["attribution"]) + asked.recommend_per_s * size["exposure"]
     return {
         "kafka disks": round(SAFE_REPLICAS * kept * day / _GIB, 2),
         "refreshers' ledgers": round(asked.events_per_s * _LEDGER_BYTES * day / _GIB, 2),
     }
-
-
-def error_of(costs: Mapping[str, Any]) -> dict[str, Any]:
-    """How far predictions of sizes that the fit had not seen were off: share, and in words."""
-    errors = [abs(row["error"]) for row in costs["predictions"] if row["error"] is not None]
-    sizes = " and ".join(f"{size:,}" for size in sorted({row["num_items"] for row in costs["predictions"]}))
-    measured = max(costs["measured_items"])
-    says = "not checked yet against a size that was not fitted"
-    if errors:
-        says = f"off by at most {max(errors):.0%} in memory and search time of {sizes} items, which were not fitted"
-    return {"largest": max(errors, default=None), "measured_items": measured, "says": says}

@@ -24,7 +24,6 @@ def plan(
     Example:  freshet plan --users 1000000 --items 1000000 --events-per-s 1000 --recommend-per-s 1000
     """
     from services.cli import planning
-    from services.offline.evaluation.scale.unit_costs import shipped_costs
 
     try:
         asked = planning.Asked(
@@ -37,15 +36,14 @@ def plan(
         )
     except ValueError as error:
         raise usage_error(str(error), "see --help for an example") from error
-    costs = shipped_costs()
-    found = planning.plan(asked, costs)
+    found = planning.plan(asked)
     if as_json:
-        emit_json(found | {"error": planning.error_of(costs), "costs": costs})
+        emit_json(found)
     else:
-        _print(found, planning.error_of(costs), costs["sources"])
+        _print(found)
 
 
-def _print(found: dict[str, Any], error: dict[str, Any], sources: dict[str, str]) -> None:
+def _print(found: dict[str, Any]) -> None:
     out, asked = console(), found["asked"]
     needs = table("process", "number", "cores", "GiB each", "", right=("number", "cores", "GiB each"))
     for one in found["processes"]:
@@ -64,9 +62,8 @@ def _print(found: dict[str, Any], error: dict[str, Any], sources: dict[str, str]
     growth = ", ".join(f"{name} {value:,.1f}" for name, value in found["growth_gib_per_day"].items())
     out.print(f"grows a day, GiB: {growth}")
     if found["extrapolated"]:
-        out.print(f"extrapolated: more items in a shard than the {error['measured_items']:,} that were measured")
+        out.print("extrapolated: more items in a shard than were measured")
     if any(one["obstacle"] for one in found["processes"]):
         out.print("this cannot be built as it is: see the lines with a reason (docs/operate/scale.md)", style="yellow")
-    out.print(f"estimates, {error['says']}; unit costs:", style="dim")
-    for name, source in sources.items():
-        out.print(f"  {name}: {source}", style="dim")
+    off = f"{found['largest_error']:.0%}"
+    out.print(f"estimates, off by at most {off} where sizes were measured that no cost was taken from", style="dim")

@@ -142,30 +142,6 @@ def large(
     return rows.run(request, bundle=bundle, sizes=sizes, algorithms=algorithm or rows.ALGORITHMS, serve=serve)
 
 
-@benchmark(app, "scale")
-def scale(
-    request: "Request",
-    *,
-    bundle: Bundle = DEFAULT_BUNDLE,
-    check: Annotated[bool, typer.Option("--check", help="Measure what the stored report predicts.")] = False,
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Of the service that is started.")] = 51953,
-) -> "Report":
-    """The unit costs of `freshet plan`: fitted at 3,706 and a million items, predicting 300,000 and ten million.
-
-    With --check those two are measured (some 15 GB of memory), and stand beside their predictions.
-
-    Example:  freshet bench scale
-
-    Example:  freshet bench scale --check
-    """
-    from functools import partial
-
-    from services.cli.candidates_process import serving
-    from services.offline.evaluation.scale import rows
-
-    return rows.run(request, bundle=bundle, check=check, serve=partial(serving, port=port))
-
-
 @benchmark(app, "shards")
 def shards(
     request: "Request",

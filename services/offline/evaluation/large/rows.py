@@ -35,14 +35,11 @@ _CHANGING_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A running service: `search(query, algorithm)` gives item ids; its start in seconds; its resident bytes, now and
-    at most; the processor time that it has taken, in seconds."""
+    """A running service: `search(query, algorithm)` gives item ids; its start in seconds; its resident bytes now."""
 
     search: Callable[[QueryStates, str], Sequence[str]]
     start_s: float
     resident_bytes: Callable[[], int]
-    peak_bytes: Callable[[], int]
-    processor_s: Callable[[], float]
 
 
 Serve = Callable[[Path, Sequence[str]], AbstractContextManager[Served]]

@@ -18,8 +18,6 @@ from services.offline.evaluation.quality.page import page as quality_page
 from services.offline.evaluation.quality.published import page as published_page
 from services.offline.evaluation.retrieval.page import page as retrieval_page
 from services.offline.evaluation.retrieval.universality import page as universality_page
-from services.offline.evaluation.scale.rows import page as scale_page
-from services.offline.evaluation.scale.unit_costs import SHIPPED, unit_costs
 from services.offline.evaluation.shards.rows import page as shards_page
 from services.offline.evaluation.stream.page import page as freshness_page
 from services.offline.evaluation.text.report import page as text_page
@@ -34,7 +32,6 @@ PAGES: dict[str, Callable[[Report], str]] = {
     "published": published_page,
     "quality": quality_page,
     "retrieval": retrieval_page,
-    "scale": scale_page,
     "shards": shards_page,
     "text": text_page,
     "universality": universality_page,
@@ -85,13 +82,6 @@ def test_the_demos_pictures_are_of_the_run_of_its_json(render: ModuleType) -> No
         for share in ("p50", "p95", "p99")
     ]
     assert Image.open(DOCS / "latency.png").text["Description"].split("; ") == latency
-
-
-def test_the_page_of_scale_and_the_unit_costs_of_an_installed_package_are_the_benchmarks(render: ModuleType) -> None:
-    """After a new path.json or scale.json: `python docs/benchmarks/render.py --redraw`."""
-    costs = unit_costs(render.read("path.json"), render.read("scale.json"))
-    assert SHIPPED.read_text(encoding="utf-8") == render.costs_text(costs)
-    assert (DOCS.parent / "operate" / "scale.md").read_text(encoding="utf-8") == render.scale_page(costs)
 
 
 @pytest.mark.parametrize("subject", PAGES)
