@@ -35,7 +35,6 @@ OBJECTS = {
     "encoder/consumer.py Consumer": "what is due when",
     "offline/backfill/memory_store.py MemoryStore": "all that Redis holds of users",
     "offline/demo/replay.py Replay": "a run's parts",
-    "offline/evaluation/retrieval/adaptive.py _Growth": "a search's state",
     "offline/evaluation/stream/pefa.py RefreshedItems": "an arm's settings",
     "offline/evaluation/stream/pefa.py WithVotes": "an arm's settings",
     "offline/training/loop.py _Run": "a training's parts",

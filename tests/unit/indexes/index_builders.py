@@ -37,7 +37,6 @@ from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.ops.mol_scores.device import DeviceScorer
 from services.algorithms.ops.quantized_scan import Cells, Visit
 from services.algorithms.scoring.states import ItemStates, PairGate
-from services.offline.evaluation.retrieval.adaptive import AdaptiveTopK
 from services.offline.training.codebooks.inverted_file import catalogue_codebooks
 
 
@@ -100,23 +99,6 @@ BUILDERS: list[Builder] = [
         "combined_top_k_2_8",
         lambda items, gate, **o: CombinedTopK(items, gate, pair_pool_size=2, average_pool_size=8, **o),
         exact=False,
-    ),
-    Builder(
-        "adaptive_top_k_per_embedding_gap_0",
-        lambda items, gate, **o: AdaptiveTopK(TopKPerEmbedding(items, gate, pool_size=2, **o), target="gap 0"),
-        exact=True,
-    ),
-    Builder(
-        "adaptive_combined_top_k_gap_0",
-        lambda items, gate, **o: AdaptiveTopK(
-            CombinedTopK(items, gate, pair_pool_size=1, average_pool_size=3, **o), target="gap 0"
-        ),
-        exact=True,
-    ),
-    Builder(
-        "adaptive_top_k_avg_gap_0",
-        lambda items, gate, **o: AdaptiveTopK(TopKAvg(items, gate, pool_size=2, **o), target="gap 0"),
-        exact=True,
     ),
     # Quantized answers dot products alone; with more pairs these builders fall to the pools with quantized vectors.
     Builder(

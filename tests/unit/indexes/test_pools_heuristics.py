@@ -1,4 +1,4 @@
-"""What the pool heuristics promise beyond conformance: their bounds, the papers' bounds that are none, and targets."""
+"""What the pool heuristics promise beyond conformance: their bounds, and the papers' bounds that are none."""
 
 from dataclasses import replace
 
@@ -8,16 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from retrieval_scene import make_items, make_pair_gate, make_queries, unit
 
-from services.algorithms.indexes.brute_force import BruteForce
 from services.algorithms.indexes.combined_top_k import CombinedTopK
-from services.algorithms.indexes.pools import PooledIndex
 from services.algorithms.indexes.top_k_avg import TopKAvg
 from services.algorithms.indexes.top_k_per_embedding import TopKPerEmbedding
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.ops.mol_scores.reference import mol_scores_reference
 from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
-from services.offline.evaluation.retrieval.adaptive import AdaptiveTopK, Target, parse_target
-from services.offline.evaluation.retrieval.recall_estimate import agreement, calibrate
 
 
 def pair_cosines(queries: QueryStates, items: ItemStates) -> np.ndarray:
@@ -196,127 +192,6 @@ def test_a_first_stage_has_as_many_items_as_were_asked_for(size: int) -> None:
             left_out = np.delete(exact[query], pool.item_indices[query])
             bound = pool.bound(query)
             assert bound is None or left_out.max() <= bound
-
-
-def heuristics(scorer: MolScorer) -> list[PooledIndex]:
-    return [
-        TopKAvg(scorer, pool_size=20),
-        TopKPerEmbedding(scorer, pool_size=5),
-        CombinedTopK(scorer, pair_pool_size=3, average_pool_size=20),
-    ]
-
-
-@pytest.mark.parametrize("which", range(3))
-def test_a_target_of_gap_0_makes_every_answer_exact(which: int) -> None:
-    items, queries, gate = trained_like(4)
-    scorer = MolScorer(items, gate)
-    index = AdaptiveTopK(heuristics(scorer)[which], target="gap 0")
-    allowed = np.random.default_rng(5).random((len(queries), len(items))) < 0.5
-    answer, truth = index.search(queries, 10, allowed), BruteForce(scorer).search(queries, 10, allowed)
-    assert {found.kind for found in answer.certificates} == {"exact"}
-    np.testing.assert_array_equal(answer.item_indices, truth.item_indices)
-    assert index.name == f"adaptive_{heuristics(scorer)[which].name}"
-
-
-def test_a_target_stops_early_where_the_certificate_allows_it() -> None:
-    items, queries, gate = trained_like(6)
-    tight = QueryStates(components=queries.components, gate=0.01 * queries.gate)
-    items = ItemStates(components=items.components, gate=0.01 * items.gate)
-    scorer = MolScorer(items, replace(gate, out_weight=0.01 * gate.out_weight, out_bias=0.01 * gate.out_bias))
-    strict = AdaptiveTopK(TopKPerEmbedding(scorer, pool_size=5), target="gap 0").search(tight, 5)
-    loose = AdaptiveTopK(TopKPerEmbedding(scorer, pool_size=5), target="gap 0.1").search(tight, 5)
-    full = {found.name: found.touched for found in strict.passes}["full"]
-    fewer = {found.name: found.touched for found in loose.passes}["full"]
-    assert (full < len(items)).any()
-    assert fewer.mean() < full.mean()
-    assert all(found.gap is not None and found.gap <= 0.1 for found in loose.certificates)
-
-
-@pytest.mark.parametrize("which", range(3))
-@pytest.mark.parametrize("recall", [0.9, 0.98])
-def test_a_calibrated_recall_is_kept_on_queries_it_has_not_seen(which: int, recall: float) -> None:
-    items, queries, gate = trained_like(7, num_queries=600)
-    scorer = MolScorer(items, gate)
-    seen, unseen = [
-        QueryStates(components=queries.components[part], gate=queries.gate[part])
-        for part in (slice(0, 400), slice(400, None))
-    ]
-    heuristic = heuristics(scorer)[which]
-    estimate = calibrate(heuristic, seen, recall=recall, k=10)
-    assert estimate.lower_recall >= recall
-    answer = AdaptiveTopK(heuristic, target=f"recall {recall}", estimate=estimate).search(unseen, 10)
-    truth = BruteForce(scorer).search(unseen, 10)
-    found = [np.isin(truth.item_indices[query], answer.item_indices[query]).mean() for query in range(200)]
-    assert np.mean(found) >= recall - 0.01
-    # What it states is what it keeps, give or take the sampling of 400 and 200 queries.
-    assert abs(np.mean(found) - estimate.mean_recall) < 0.02
-    touched = {one.name: one.touched for one in answer.passes}["full"]
-    assert touched.mean() < len(items) / 2
-    exact = np.array(found) == 1
-    assert all(exact[query] for query, one in enumerate(answer.certificates) if one.kind == "exact")
-
-
-def test_too_few_samples_cannot_promise_much_and_then_everything_is_scored() -> None:
-    items, queries, gate = trained_like(8, num_queries=20)
-    scorer = MolScorer(items, gate)
-    heuristic = TopKAvg(scorer, pool_size=20)
-    estimate = calibrate(heuristic, queries, recall=0.99, k=10)
-    assert estimate.agreement == np.inf
-    answer = AdaptiveTopK(heuristic, target="recall 0.99", estimate=estimate).search(queries, 10)
-    assert {found.kind for found in answer.certificates} == {"exact"}
-
-
-def test_agreement_is_the_share_of_the_best_that_the_smaller_pool_held() -> None:
-    rows, scores = np.array([4, 9, 2, 7]), np.array([0.1, 0.9, 0.8, 0.7], dtype=np.float32)
-    assert agreement(rows, scores, np.array([9, 7, 4]), 3) == pytest.approx(2 / 3)
-    assert agreement(rows, scores, rows, 4) == 1
-    assert agreement(rows, scores, rows, 5) == 0
-
-
-@pytest.mark.parametrize(
-    ("text", "target"),
-    [("gap 0", Target("gap", 0.0)), (" gap 0.05 ", Target("gap", 0.05)), ("recall .99", Target("recall", 0.99))],
-)
-def test_targets_are_read(text: str, target: Target) -> None:
-    assert parse_target(text) == target
-
-
-@pytest.mark.parametrize("text", ["", "gap", "gap -1", "recall 0", "recall 1.5", "recall nan", "speed 3", "gap 0 now"])
-def test_targets_that_make_no_sense_are_refused_by_name(text: str) -> None:
-    with pytest.raises(
-        ValueError, match=f"target='{text}' allowed: 'gap G' with G >= 0, or 'recall R' with 0 < R <= 1"
-    ):
-        parse_target(text)
-
-
-def test_a_recall_target_without_its_calibration_is_refused() -> None:
-    items, queries, gate = trained_like(9, count=200, num_queries=4)
-    heuristic = TopKAvg(items, gate, pool_size=20)
-    with pytest.raises(ValueError, match=r"estimate=None allowed: one that .*\('top_k_avg', 20, 0.5\)"):
-        AdaptiveTopK(heuristic, target="recall 0.5")
-    estimate = calibrate(heuristic, queries, recall=0.5, k=10)
-    with pytest.raises(ValueError, match=r"\('top_k_avg', 20, 0.5\) allowed: .* \('top_k_avg', 20, 0.9\)"):
-        AdaptiveTopK(heuristic, target="recall 0.9", estimate=estimate)
-    with pytest.raises(ValueError, match="k=5 allowed: 10"):
-        AdaptiveTopK(heuristic, target="recall 0.5", estimate=estimate).search(queries, 5)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"recall": 0.0}, "recall=0.0 allowed: above 0, at most 1"),
-        ({"recall": 1.1}, "recall=1.1 allowed"),
-        ({"k": 0}, "k=0 allowed: 1 to the number of items, 200"),
-        ({"k": 201}, "k=201 allowed"),
-        ({"num_queries": 0}, "queries: 0 samples; expected at least 1"),
-    ],
-)
-def test_a_calibration_that_makes_no_sense_is_refused_by_name(change: dict, message: str) -> None:
-    items, queries, gate = trained_like(10, count=200, num_queries=4)
-    some = change.get("num_queries", 4)
-    queries = QueryStates(components=queries.components[:some], gate=queries.gate[:some])
-    with pytest.raises(ValueError, match=message):
-        calibrate(TopKAvg(items, gate, pool_size=5), queries, recall=change.get("recall", 0.5), k=change.get("k", 5))
 
 
 def test_pool_sizes_below_1_are_refused_by_name() -> None:

@@ -35,8 +35,6 @@ from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.scoring.states import ItemStates, QueryStates
 from services.offline.evaluation.catalogues.scene import Shape
 from services.offline.evaluation.common.roofline import Work, average_scan, pair_scan, searched
-from services.offline.evaluation.retrieval.adaptive import AdaptiveTopK
-from services.offline.evaluation.retrieval.recall_estimate import calibrate
 from services.offline.evaluation.retrieval.transcription import Transcription
 from services.offline.training.codebooks.inverted_file import catalogue_codebooks
 
@@ -50,17 +48,16 @@ _COMBINED_POOLS = ((5, 200), (50, 500), (100, 1000))
 # A proof that lets every item through costs more than brute force and says nothing new; two pool sizes each already
 # show the trade.
 _NOT_QUICK = ("exact_algorithm_1", "exact_clusters", "quantized_top_k_avg(2000)", "top_k_per_embedding(10)",
-              "top_k_per_embedding(50)", "combined_top_k(50,500)", 'adaptive_combined_top_k("gap 0")')  # fmt: skip
+              "top_k_per_embedding(50)", "combined_top_k(50,500)")  # fmt: skip
 
 Scan = Callable[..., Work]
 
 
 @dataclass
 class Bench:
-    """One catalogue, prepared once, with queries to calibrate on that nobody is measured with."""
+    """One catalogue, prepared once."""
 
     scorer: MolScorer
-    samples: QueryStates
     _held: dict[Any, Any] = field(default_factory=dict)
 
     def index(self, kind: Any, sizes: Mapping[str, int]) -> Any:
@@ -110,12 +107,6 @@ def algorithms(num_items: int, shape: Shape, *, quick: bool) -> list[Algorithm]:
         *(Algorithm(name=kind.name, build=lambda bench, kind=kind: kind(bench.scorer)) for kind in EXACT),  # type: ignore[misc]
         *(_pooled(TopKPerEmbedding, pair_scan, pool_size=size) for size in _PAIR_POOLS),
         *(_pooled(TopKAvg, average_scan, pool_size=size) for size in _AVERAGE_POOLS),
-        Algorithm(
-            name='adaptive_top_k_avg("recall 0.99")',
-            build=_adaptive_recall,
-            scans=(average_scan,),
-            largest_pool=_AVERAGE_POOLS[0],
-        ),
         *(_pooled(QuantizedTopKAvg, average_scan, pool_size=size) for size in _AVERAGE_POOLS[-2:]),
         # How many tangents a query has is its own affair, so these are held against brute force's work.
         *(_pooled(QuantizedTangents, pool_size=size) for size in _TANGENT_POOLS),
@@ -124,16 +115,10 @@ def algorithms(num_items: int, shape: Shape, *, quick: bool) -> list[Algorithm]:
             _pooled(CombinedTopK, pair_scan, average_scan, pair_pool_size=pairs, average_pool_size=average)
             for pairs, average in _COMBINED_POOLS
         ),
-        Algorithm(
-            name='adaptive_combined_top_k("gap 0")',
-            build=_adaptive_gap,
-            scans=(pair_scan, average_scan),
-            largest_pool=_COMBINED_POOLS[0][1],
-        ),
     ]
     if quick:
-        slow = (*_NOT_QUICK, *(("adaptive",) if num_items > 50_000 else ()))  # minutes of calibrating
-        slow += ("quantized", "anisotropic") if shape.component_width > 256 else ()  # and of coding wide vectors
+        # Coding wide vectors takes minutes.
+        slow = _NOT_QUICK + (("quantized", "anisotropic") if shape.component_width > 256 else ())
         found = [one for one in found if not one.name.startswith(slow)]
     return [one for one in found if one.largest_pool <= num_items // 2]
 
@@ -146,17 +131,4 @@ def _pooled(kind: Any, *scans: Scan, **sizes: int) -> Algorithm:
         scans=scans,
         transcribed=formula and (lambda paper, queries: formula(paper, queries, RESULTS, **sizes)),
         largest_pool=max(sizes.values()),
-    )
-
-
-def _adaptive_recall(bench: Bench) -> Index:
-    index = bench.index(TopKAvg, {"pool_size": _AVERAGE_POOLS[0]})
-    estimate = calibrate(index, bench.samples, recall=0.99, k=RESULTS)
-    return AdaptiveTopK(index, target="recall 0.99", estimate=estimate)
-
-
-def _adaptive_gap(bench: Bench) -> Index:
-    pairs, average = _COMBINED_POOLS[0]
-    return AdaptiveTopK(
-        bench.index(CombinedTopK, {"pair_pool_size": pairs, "average_pool_size": average}), target="gap 0"
     )

@@ -23,7 +23,6 @@ _COLOURS = {
     "top_k_avg": "#1f77b4",
     "top_k_per_embedding": "#d95f02",
     "combined_top_k": "#7b3294",
-    "adaptive": "#c51b7d",
     "quantized": "#008b8b",
 }
 _LEAST_MISSED = 3e-4  # a logarithm has no place for nothing missed: that is the left edge

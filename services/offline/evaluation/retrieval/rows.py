@@ -38,8 +38,6 @@ from services.offline.evaluation.retrieval.transcription import Transcription
 
 Row = dict[str, Any]
 
-_SAMPLES = 128  # queries to calibrate the adaptive target on
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
@@ -105,22 +103,20 @@ def rows(
     Raises: BundleError or ValueError for a bundle that cannot be read, or has no gate.
     """
     say(f"{plan.shape.name}: items and queries")
-    scene, samples = _scene(plan, seed, bundle)
+    scene = _scene(plan, seed, bundle)
     plan = replace(plan, shape=replace(scene.shape, name=plan.shape.name))
-    return list(_Run(plan, scene, samples, rates, is_synthetic=bundle is None, quick=quick, say=say).rows())
+    return list(_Run(plan, scene, rates, is_synthetic=bundle is None, quick=quick, say=say).rows())
 
 
 class _Run:
     """One shape's catalogue and exact answers, and the rows measured against them."""
 
-    def __init__(
-        self, plan: Plan, scene: Scene, samples: QueryStates, rates: Rates, *, is_synthetic: bool, quick: bool, say: Say
-    ) -> None:
+    def __init__(self, plan: Plan, scene: Scene, rates: Rates, *, is_synthetic: bool, quick: bool, say: Say) -> None:
         self._plan, self._scene, self._rates = plan, scene, rates
         self._say: Say = lambda line: say(f"{plan.shape.name}: {line}")
         self._catalogue = SYNTHETIC if is_synthetic else scene.name
         self._algorithms = algorithms(len(scene.items), plan.shape, quick=quick)
-        self._bench = Bench(scorer=MolScorer(scene.items, scene.pair_gate), samples=samples)
+        self._bench = Bench(scorer=MolScorer(scene.items, scene.pair_gate))
         self._say("exact answers")
         exact = BruteForce(self._bench.scorer)
         parts = [take_queries(scene.queries, start, start + 16) for start in range(0, len(scene.queries), 16)]
@@ -244,15 +240,7 @@ def _hits(found: IntArray, labels: npt.NDArray[np.int64]) -> float:
     return float(np.mean([np.isin(wanted, row).mean() for wanted, row in zip(labels, found, strict=True)]))
 
 
-def _scene(plan: Plan, seed: int, bundle: Path | None) -> tuple[Scene, QueryStates]:
-    """The scene to measure on, and further queries to calibrate with."""
-    wanted, count = plan.num_queries + _SAMPLES, plan.num_queries
-    if bundle is not None:
-        scene = trained_scene(bundle, num_queries=wanted, seed=seed)
-        count = min(count, len(scene.queries) // 2)
-        queries = scene.queries
-    else:
-        scene = generate(plan.shape, num_queries=count, seed=seed)
-        queries = generate(plan.shape, num_items=1, num_queries=wanted, seed=seed).queries
-    measured = replace(scene, queries=take_queries(scene.queries, 0, count), label_draws=scene.label_draws[:count])
-    return measured, take_queries(queries, count, len(queries))
+def _scene(plan: Plan, seed: int, bundle: Path | None) -> Scene:
+    if bundle is None:
+        return generate(plan.shape, num_queries=plan.num_queries, seed=seed)
+    return trained_scene(bundle, num_queries=plan.num_queries, seed=seed)
