@@ -203,7 +203,7 @@ def main(arguments: Sequence[str]) -> int:
     if options.kafka:
         knee.lost = _lost(options.kafka, calls.acknowledged)
     options.output.mkdir(parents=True, exist_ok=True)
-    Path(options.output, "knee.json").write_text(json.dumps(asdict(knee), indent=1) + "\n", encoding="utf-8")
+    Path(options.output, "knee.json").write_text(json.dumps(asdict(knee)) + "\n", encoding="utf-8")
     picture = plot([*before, ("now" if before else "", knee)], options.output / "knee.png")
     sys.stdout.write(table(knee) + f"\n{picture}\n")
     return 1 if knee.lost or knee.tokens_not_honoured else 0

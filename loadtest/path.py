@@ -112,8 +112,10 @@ def main(arguments: Sequence[str]) -> int:
         sys.stderr.write(f"loadtest: {exc}\n")
         return 1
     options.output.mkdir(parents=True, exist_ok=True)
-    raw = {"command": "freshet loadtest path " + " ".join(arguments), "turns": [asdict(turn) for turn in turns]}
-    Path(options.output, "path.json").write_text(json.dumps(raw, indent=1) + "\n", encoding="utf-8")
+    command = json.dumps("freshet loadtest path " + " ".join(arguments))
+    lines = ",\n  ".join(json.dumps(asdict(turn)) for turn in turns)
+    raw = f'{{\n "command": {command},\n "turns": [\n  {lines}\n ]\n}}\n'
+    Path(options.output, "path.json").write_text(raw, encoding="utf-8")
     picture = plot(turns, options.output / "path.png")
     sys.stdout.write(f"{table(turns)}\n{picture}\n")
     return 0

@@ -142,8 +142,19 @@ def written(
     if plot is not None:
         plot(report, request.out)
     (request.out / f"{name}.md").write_text(page(report).rstrip() + "\n", encoding="utf-8")
-    (request.out / f"{name}.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    (request.out / f"{name}.json").write_text(stored(report), encoding="utf-8")
     return report
+
+
+def stored(report: Report) -> str:
+    """The report as JSON, a line for each of its values and for each row, so that a difference names its row."""
+    values = []
+    for name, value in report.items():
+        shown = json.dumps(value)
+        if isinstance(value, list) and value:
+            shown = "[\n  " + ",\n  ".join(json.dumps(one) for one in value) + "\n ]"
+        values.append(f" {json.dumps(name)}: {shown}")
+    return "{\n" + ",\n".join(values) + "\n}\n"
 
 
 def plain_page(template: Path, report: Report) -> str:
