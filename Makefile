@@ -123,7 +123,6 @@ bench: setup ## Measure again and rewrite docs/benchmarks (hours; `freshet bench
 	@$(BIN)/freshet bench paper table-3
 	@$(BIN)/freshet bench paper published
 	@$(BIN)/freshet bench pefa
-	@$(BIN)/freshet bench text
 	@OMP_NUM_THREADS=1 $(BIN)/freshet bench generation
 	@for seed in 0 1 2; do $(BIN)/freshet train --preset quick --split time --epochs 4 --seed $$seed --no-export \
 	  --out .freshet/bench/$$seed --json > docs/benchmarks/training-$$seed.json || exit 1; done

@@ -13,12 +13,12 @@ import pytest
 from services.algorithms.bundles.model_bundle import load_bundle
 from services.offline.backfill.jobs import import_interactions
 from services.offline.datasets.simulator import SimulatorConfig, simulate
-from services.offline.evaluation.version_sets.traffic import Load
-from services.offline.evaluation.version_sets.walk import canary_of, judge, walk
 from services.platform.errors import Conflict
 from services.stack import Ports, Stack
 from services.stack.version_set_record import Control
 from services.stack.version_sets import remove_set, set_names
+from tests.integration.model_traffic import Load
+from tests.integration.model_walk import canary_of, judge, walk
 
 PEOPLE = SimulatorConfig(
     num_users=300, num_items=400, num_topics=16, mean_events_per_user=40, max_events_per_user=120, seed=7
@@ -118,9 +118,7 @@ def test_the_walk_under_load(stack: Stack, bundles: Path, tmp_path: Path) -> Non
         seconds=600.0,
         seed=0,
     )
-    phases, answers, sent = walk(
-        stack, bundles / "seed-1", load, tmp_path / "traffic", quiet_s=4.0, warm_share=0.5, say=lambda line: None
-    )
+    phases, answers, sent = walk(stack, bundles / "seed-1", load, tmp_path / "traffic", quiet_s=4.0, warm_share=0.5)
     operations = Control(stack.kafka_bootstrap).read().operations
     salt = next(one.after.salt for one in operations if one.after.canary)
     judged = judge(phases, answers, first, new, canary_of(first.model_version, new.model_version, salt, 0.05))

@@ -23,9 +23,9 @@ from services.algorithms.bundles.model_bundle import load_bundle
 from services.gateway.domain import Degradation
 from services.offline.backfill.jobs import import_interactions
 from services.offline.datasets.simulator import SimulatorConfig, simulate
-from services.offline.evaluation.version_sets.traffic import PROGRAM, Answer, Load
 from services.offline.training.run import run_training
 from services.stack import Ports, Stack
+from tests.integration.model_traffic import PROGRAM, Answer, Load
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PEOPLE = SimulatorConfig(num_users=300, num_items=400, num_topics=16, mean_events_per_user=40, seed=7)

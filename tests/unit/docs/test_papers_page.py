@@ -1,4 +1,5 @@
-"""docs/reference/papers.md: every result of the five papers has a row; commands and files that it names exist."""
+"""docs/reference/papers.md: every result of the five papers has a row; commands and files that it names exist, but for an
+earlier commit's."""
 
 import re
 import shlex
@@ -41,7 +42,13 @@ def rows(part: str) -> list[list[str]]:
 
 PARTS = {part.splitlines()[0]: rows(part) for part in PAGE.split("\n## ")[1:]}
 COMMANDS = sorted(
-    {code for cells in PARTS.values() for row in cells for code in re.findall(r"`([^`]+)`", row[-1]) if " " in code}
+    {
+        code
+        for cells in PARTS.values()
+        for row in cells
+        for code, is_earlier in re.findall(r"`([^`]+)`( of commit [0-9a-f]{8})?", row[-1])
+        if " " in code and not is_earlier
+    }
 )
 
 

@@ -142,27 +142,6 @@ def large(
     return rows.run(request, bundle=bundle, sizes=sizes, algorithms=algorithm or rows.ALGORITHMS, serve=serve)
 
 
-@benchmark(app, "shards")
-def shards(
-    request: "Request",
-    *,
-    bundle: Annotated[Path, typer.Option(help="A model bundle.")] = Path(".freshet/bundle"),
-    shards: Annotated[int, typer.Option(min=2, max=16, help="Of the catalogue.")] = 4,
-    replicas: Annotated[int, typer.Option(min=2, max=4, help="Processes for each shard.")] = 2,
-    searches: Annotated[int, typer.Option(min=200, help="Compared with one process.")] = 100_000,
-) -> "Report":
-    """Candidates in shards beside one process of all items: every answer compared while items change, bounds, outages.
-
-    Starts a stack of its own and takes some fifteen minutes.
-
-    Example:  freshet bench shards --bundle .freshet/bundle --quick
-    """
-    from services.offline.evaluation.shards import rows
-
-    searches = min(searches, 2_000) if request.quick else searches
-    return rows.run(request, bundle=bundle, shards=shards, replicas=replicas, searches=searches)
-
-
 @benchmark(app, "universality")
 def universality(request: "Request") -> "Report":
     """Theorem 1: any score matrix is a mixture of two rank-1 logits; the paper's construction beside ours.

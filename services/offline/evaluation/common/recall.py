@@ -1,4 +1,4 @@
-"""Recall, hits and MRR of ranked answers against what was wanted, and ranks of wanted documents among scores.
+"""Recall of ranked answers against what was wanted, and ranks of wanted documents among scores.
 
 Equal scores are ordered by row. Letters: B queries, n documents, E pairs, K results.
 """
@@ -16,10 +16,7 @@ Pairs = npt.NDArray[np.int64]
 PerQuery = dict[str, npt.NDArray[np.float64]]
 
 PAIR_CUTS = (1, 10, 100)
-ANSWER_CUTS = (1, 5, 10, 20, 100)
-MOST = 100
-_MRR_CUT = 10
-NAMES = (*(f"{kind}@{cut}" for kind in ("recall", "hits") for cut in ANSWER_CUTS), f"mrr@{_MRR_CUT}")
+_MOST = 100
 
 
 def recall(found: Rows, exact: Rows) -> float:
@@ -33,31 +30,6 @@ def recall(found: Rows, exact: Rows) -> float:
         wanted = set(np.asarray(truth).tolist()) - {-1}
         shares.append(len(wanted.intersection(np.asarray(answers).tolist())) / max(1, len(wanted)))
     return float(np.mean(shares))
-
-
-def measures(answers: Sequence[Sequence[int]], wanted: Sequence[Sequence[int]]) -> PerQuery:
-    """Each query's values (B,) by name. Recall@K: share of its documents among the first K; Hits@K: 1 if any is;
-    MRR@10: 1 over the first one's rank, 0 behind the tenth.
-
-    Raises: ValueError if the counts differ, a query wants nothing, or an answer names a document twice.
-    """
-    if len(answers) != len(wanted):
-        raise ValueError(f"answers has {len(answers)} entries; allowed: {len(wanted)}, one per question")
-    found = {name: np.zeros(len(wanted)) for name in NAMES}
-    for row, (answer, documents) in enumerate(zip(answers, wanted, strict=True)):
-        if not len(documents):
-            raise ValueError(f"wanted[{row}] is empty; allowed: at least one document")
-        ranked = [int(document) for document in answer[:MOST]]
-        if len(set(ranked)) != len(ranked):
-            raise ValueError(f"answers[{row}] names a document twice; allowed: each once")
-        ranks = np.flatnonzero(np.isin(ranked, list(documents)))
-        for cut in ANSWER_CUTS:
-            inside = int((ranks < cut).sum())
-            found[f"recall@{cut}"][row] = inside / len(set(documents))
-            found[f"hits@{cut}"][row] = float(inside > 0)
-        if len(ranks) and ranks[0] < _MRR_CUT:
-            found[f"mrr@{_MRR_CUT}"][row] = 1.0 / (1 + ranks[0])
-    return found
 
 
 def pair_ranks(scores: npt.NDArray[np.floating], pairs: Pairs) -> npt.NDArray[np.int64]:
@@ -89,7 +61,7 @@ def recalls(ranks: npt.NDArray[np.int64], pairs: Pairs, num_queries: int) -> Per
 
 def ranks_of_answers(found: Sequence[npt.NDArray[np.integer]], pairs: Pairs) -> npt.NDArray[np.int64]:
     """Where each pair's document stands in its query's ranked answer (E,); past the largest cut if it does not."""
-    ranks = np.full(len(pairs), MOST, dtype=np.int64)
+    ranks = np.full(len(pairs), _MOST, dtype=np.int64)
     for number, (query, document) in enumerate(pairs.tolist()):
-        ranks[number] = next(iter(np.flatnonzero(found[query] == document)), MOST)
+        ranks[number] = next(iter(np.flatnonzero(found[query] == document)), _MOST)
     return ranks

@@ -18,10 +18,7 @@ from services.offline.evaluation.quality.page import page as quality_page
 from services.offline.evaluation.quality.published import page as published_page
 from services.offline.evaluation.retrieval.page import page as retrieval_page
 from services.offline.evaluation.retrieval.universality import page as universality_page
-from services.offline.evaluation.shards.rows import page as shards_page
 from services.offline.evaluation.stream.page import page as freshness_page
-from services.offline.evaluation.text.report import page as text_page
-from services.offline.evaluation.version_sets.rows import page as version_sets_page
 
 DOCS = Path(__file__).resolve().parents[5] / "docs" / "benchmarks"
 PAGES: dict[str, Callable[[Report], str]] = {
@@ -32,10 +29,7 @@ PAGES: dict[str, Callable[[Report], str]] = {
     "published": published_page,
     "quality": quality_page,
     "retrieval": retrieval_page,
-    "shards": shards_page,
-    "text": text_page,
     "universality": universality_page,
-    "version-sets": version_sets_page,
 }
 
 

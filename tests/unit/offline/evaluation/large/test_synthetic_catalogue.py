@@ -16,10 +16,10 @@ from services.algorithms.scoring.states import QueryStates
 from services.offline.evaluation.common.report import Request
 from services.offline.evaluation.large import rows
 from services.offline.evaluation.large.catalogue import enlarged, queries
-from services.offline.evaluation.shards.compare import states_of
 from services.offline.training import PRESETS
 from services.offline.training.presets import with_sasrec
 from services.offline.training.run import run_training
+from tests.integration.sharded_answers import states_of
 from tests.unit.offline.training.training_scene import CONFIG, cyclic_interactions
 
 

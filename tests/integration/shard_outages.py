@@ -19,10 +19,9 @@ _Stub: Any = gateway_pb2_grpc.GatewayServiceStub
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """An answer: when it was asked for (monotonic seconds), what it took, and what it said of itself."""
+    """An answer: when it was asked for (monotonic seconds), and what it said of itself."""
 
     at: float
-    ms: float
     status: str
     marks: tuple[str, ...] = ()
     is_estimate: bool = False
@@ -46,12 +45,11 @@ async def watched(stack: Stack, items: Sequence[str], *, phase_s: float, seed: i
             try:
                 answer = await stub.Recommend(request, timeout=_DEADLINE_S)
             except grpc.aio.AioRpcError as exc:
-                seen.append(Seen(at, 1000 * (time.monotonic() - at), exc.code().name))
+                seen.append(Seen(at, exc.code().name))
                 return
             marks = tuple(gateway_pb2.Degradation.Name(one) for one in answer.degradations)
             is_estimate = answer.certificate.kind == common_pb2.Certificate.KIND_ESTIMATE
-            ms = 1000 * (time.monotonic() - at)
-            seen.append(Seen(at, ms, "OK", marks, is_estimate, answer.searched_share))
+            seen.append(Seen(at, "OK", marks, is_estimate, answer.searched_share))
 
         async def asking(until: Callable[[], bool]) -> None:
             asks = []
@@ -79,7 +77,6 @@ async def watched(stack: Stack, items: Sequence[str], *, phase_s: float, seed: i
 
 
 def _row(phase: str, mine: Sequence[Seen], ready: float | None) -> dict[str, Any]:
-    times = [one.ms for one in mine if one.status == "OK"] or [0.0]
     marked = [one for one in mine if one.marks]
     return {
         "phase": phase,
@@ -90,6 +87,4 @@ def _row(phase: str, mine: Sequence[Seen], ready: float | None) -> dict[str, Any
         "marks": " ".join(sorted({mark.removeprefix("DEGRADATION_") for one in marked for mark in one.marks})) or None,
         "share": min((one.share for one in mine), default=1.0),
         "last_marked_s": None if ready is None else max((one.at - ready for one in marked), default=0.0),
-        "p50_ms": float(np.median(times)),
-        "p99_ms": float(np.percentile(times, 99)),
     }

@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,8 @@ from services.algorithms.bundles.model_bundle import Bundle
 from services.algorithms.ops.mol_scores import mol_scores
 from services.algorithms.scoring.packed_state import unpack_query_state
 from services.contracts.version_sets import VersionSet, VersionSets
-from services.offline.evaluation.version_sets.traffic import PROGRAM, Answer, Load
 from services.stack import Stack
+from tests.integration.model_traffic import PROGRAM, Answer, Load
 
 # A served score may be of an item that was refreshed; one of the other model is far off.
 _LISTED = 5
@@ -36,13 +36,12 @@ class Phase:
 class Operator:
     """Runs `freshet model` on a stack, and waits between its commands."""
 
-    def __init__(self, stack: Stack, say: Callable[[str], None]) -> None:
+    def __init__(self, stack: Stack) -> None:
         self.phases: list[Phase] = []
-        self._stack, self._say = stack, say
+        self._stack = stack
 
     def phase(self, name: str, *command: str, then_s: float) -> Phase:
         """Run a command (none: only wait), then wait. Raises: RuntimeError with what a failed command said."""
-        self._say(name)
         phase = Phase(name=name, began=time.time())
         self.phases.append(phase)
         if command:
@@ -71,12 +70,11 @@ def walk(
     *,
     quiet_s: float,
     warm_share: float,
-    say: Callable[[str], None],
 ) -> tuple[list[Phase], list[Answer], dict[str, int]]:
     """Every operation once, promote twice, under the load; phases, answers, how many events were sent and failed."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "load.json").write_text(json.dumps(load.__dict__))
-    operator = Operator(stack, say)
+    operator = Operator(stack)
     sender = subprocess.Popen([*PROGRAM, str(folder)])
     try:
         operator.phase("before", then_s=quiet_s)

@@ -1,4 +1,4 @@
-"""The gateway's adapters on shards and on one process, asked the same: what differs, is promised, costs."""
+"""The gateway's adapters on shards and on one process, asked the same: what differs, and what is promised."""
 
 import asyncio
 import time
@@ -9,7 +9,6 @@ from threading import Event, Thread
 from typing import Any
 
 import numpy as np
-import psutil
 
 from services.algorithms.bundles.model_bundle import Bundle
 from services.algorithms.rules.filters import ItemFilter
@@ -45,8 +44,6 @@ class Found:
     versions: set[str] = field(default_factory=set)
     not_of_one_version: int = 0
     examples: list[str] = field(default_factory=list)
-    sharded_ms: list[float] = field(default_factory=list)
-    whole_ms: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,37 +165,25 @@ async def compare(
     *,
     searches: int,
     seed: int,
-    say: Any,
 ) -> Found:
     """Full searches, each of both at once; those of two versions are asked again."""
     found = Found()
 
-    async def search(candidates: Any, state: PackedQueryState, request: dict[str, Any]) -> tuple[Ranking, float]:
-        began = time.perf_counter()
-        answer = await candidates.search(state, **request)
-        return answer, 1000 * (time.perf_counter() - began)
-
     async def ask(worker: int, count: int) -> None:
         rng = np.random.default_rng((seed, worker))
-        for number in range(count):
+        for _ in range(count):
             state = states[int(rng.integers(len(states)))]
             request = asked(bundle, rng) | {"k": int(rng.choice(_SIZES))}
-            for _ in range(_TRIES):
-                (one, one_ms), (other, other_ms) = await asyncio.gather(
-                    search(sharded, state, request), search(whole, state, request)
-                )
+            for _again in range(_TRIES):
+                one, other = await asyncio.gather(sharded.search(state, **request), whole.search(state, **request))
                 if one.index_version == other.index_version:
                     break
                 found.not_of_one_version += 1
-            found.sharded_ms.append(one_ms)
-            found.whole_ms.append(other_ms)
             found.compared += 1
             found.versions.add(one.index_version)
             if content(one) != content(other):
                 found.different += 1
                 found.examples.append(f"{request['filter']} k={request['k']}: {content(one)} {content(other)}"[:2_000])
-            if worker == 0 and number % 500 == 0:
-                say(f"{found.compared:,} of {searches:,} searches, {found.different} different")
 
     await asyncio.gather(*(ask(worker, searches // _CONCURRENT) for worker in range(_CONCURRENT)))
     return found
@@ -251,14 +236,3 @@ async def promises(
         promises=made,
         broken=broken,
     )
-
-
-def cpu_seconds(stacks: Sequence[Stack]) -> float:
-    """Processor time so far of their candidates."""
-    pids = [status.pid for one in stacks for status in one.status() if status.name == "candidates" and status.pid]
-    return sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in pids)
-
-
-def resident_mb(stacks: Sequence[Stack]) -> float:
-    """Of their candidates, together."""
-    return sum(status.memory_mb for one in stacks for status in one.status() if status.name == "candidates")

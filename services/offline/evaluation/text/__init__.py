@@ -1,1 +1,0 @@
-"""Text retrieval: who answers real questions best."""

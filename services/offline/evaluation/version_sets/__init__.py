@@ -1,1 +1,0 @@
-"""A new model goes live, and back, under load: who noticed."""
