@@ -1,8 +1,8 @@
 """From users, items and rates to processes, cores, memory, partitions, shards and bytes a second: the arithmetic of
 `freshet plan`, with the unit costs that were measured.
 
-Estimates: docs/operate/scale.md says which parts were measured, how far predictions were off, and what is extrapolated. The
-costs are those of docs/benchmarks/path.md (processor time) and docs/benchmarks/scale.md (all else), measured once.
+Estimates: docs/operate/scale.md says which parts were measured, how far predictions were off, and what is extrapolated.
+The costs are those of docs/benchmarks/path.md (processor time) and docs/benchmarks/scale.md (all else), measured once.
 
 Letters: X items in all, n shards of candidates, U users, E events a second, R recommendations a second.
 """
