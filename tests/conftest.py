@@ -14,6 +14,8 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
 STACK_FOLDERS = ("tests/integration/", "tests/e2e/")
+# Tests that modules of several folders import.
+pytest.register_assert_rewrite("client_suite")
 
 
 class FilesAndStack(LoadFileScheduling):

@@ -3,7 +3,9 @@
 import re
 import tomllib
 from importlib.metadata import version
+from pathlib import Path
 
+import freshet.v1
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -15,6 +17,8 @@ from services.stack.folders import REPOSITORY
 from services.stack.version import DISTRIBUTION
 
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+CLIENT = tomllib.loads((REPOSITORY / "services" / "client" / "pyproject.toml").read_text(encoding="utf-8"))
+STUBS = Path(freshet.v1.__file__).parent
 CONSTRAINTS = {
     canonicalize_name(name): pin
     for name, _, pin in (
@@ -24,7 +28,10 @@ CONSTRAINTS = {
 REQUIREMENTS = [
     *PROJECT["dependencies"],
     *(entry for name, extra in PROJECT["optional-dependencies"].items() if name != "all" for entry in extra),
+    *CLIENT["project"]["dependencies"],
 ]
+# What this repository builds itself.
+CONSTRAINTS["freshet-client"] = CLIENT["project"]["version"]
 
 
 @pytest.mark.parametrize("requirement", REQUIREMENTS)
@@ -51,6 +58,30 @@ def test_all_is_every_extra_but_those_that_make_adds() -> None:
     assert Requirement(everything).name == DISTRIBUTION
     assert Requirement(everything).extras == extras.keys() - added_by_make - {"all"}
     assert {row.extra for row in PROCESSES.values()} <= extras.keys()
+
+
+def test_the_client_needs_grpc_and_protobuf_alone_on_each_python() -> None:
+    project = CLIENT["project"]
+    assert {Requirement(entry).name for entry in project["dependencies"]} == {"grpcio", "protobuf"}
+    pythons = Requirement(f"python{project['requires-python']}").specifier
+    named = [entry.rpartition(" ")[2] for entry in project["classifiers"] if " :: 3." in entry]
+    assert named == [f"3.{minor}" for minor in range(20) if pythons.contains(f"3.{minor}.1")]
+    assert named == ["3.10", "3.11", "3.12", "3.13", "3.14"]
+
+
+def test_the_stubs_are_generated_by_the_tested_version_and_run_on_it() -> None:
+    (tools,) = [Requirement(entry) for entry in CLIENT["build-system"]["requires"] if "grpcio-tools" in entry]
+    assert str(tools.specifier) == f"=={CONSTRAINTS['grpcio-tools']}"
+    by_name = {Requirement(entry).name: Requirement(entry).specifier for entry in CLIENT["project"]["dependencies"]}
+    (grpc_stubs, message_stubs) = (
+        (STUBS / f"gateway_pb2{kind}.py").read_text(encoding="utf-8") for kind in ("_grpc", "")
+    )
+    generated = re.search(r"GRPC_GENERATED_VERSION = '(.+)'", grpc_stubs)
+    protobuf = re.search(r"# Protobuf Python Version: (.+)", message_stubs)
+    assert generated is not None
+    assert protobuf is not None
+    assert f">={generated[1]}" in str(by_name["grpcio"])
+    assert f">={protobuf[1]}" in str(by_name["protobuf"])
 
 
 def test_the_command_tells_the_installed_version() -> None:

@@ -1,0 +1,205 @@
+"""The asyncio client: `Client`'s methods, awaited. One object belongs to the event loop of its first call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import grpc
+from freshet.v1 import gateway_pb2_grpc
+
+from freshet_client import calls
+from freshet_client.answers import (
+    Explanation,
+    ForgetReport,
+    FreshnessReport,
+    Receipt,
+    Recommendation,
+    SearchAnswer,
+    SimilarAnswer,
+)
+from freshet_client.channel import Endpoint, Tls
+from freshet_client.client import TIMEOUT_S
+from freshet_client.errors import FreshetError
+from freshet_client.requests import (
+    Filter,
+    HistoryEvent,
+    Impression,
+    Interaction,
+    Item,
+    NotAgain,
+    RecommendOptions,
+    Rule,
+)
+
+if TYPE_CHECKING:
+    from typing_extensions import Self, Unpack
+
+    from freshet_client.session import AsyncSession
+
+T = TypeVar("T")
+
+
+class AsyncGrpcTransport:
+    """As `GrpcTransport`. The channel is made by the first call, since it belongs to that call's event loop."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        self._tls = None if endpoint.tls is None else endpoint.tls.credentials()
+        self._channel: Any = None
+        self._stub: Any = None
+
+    async def call(self, method: str, request: Any, timeout_s: float) -> Any:
+        """The answer's message. Raises: FreshetError."""
+        endpoint = self._endpoint
+        if self._channel is None:
+            self._channel = (
+                grpc.aio.insecure_channel(endpoint.target, options=endpoint.options)
+                if self._tls is None
+                else grpc.aio.secure_channel(endpoint.target, self._tls, options=endpoint.options)
+            )
+            self._stub = gateway_pb2_grpc.GatewayServiceStub(self._channel)  # type: ignore[no-untyped-call]
+        try:
+            return await getattr(self._stub, method)(request, timeout=timeout_s, metadata=tuple(endpoint.metadata))
+        except grpc.RpcError as error:
+            raise endpoint.failure(error, timeout_s) from error
+        except grpc.aio.UsageError as error:
+            raise FreshetError(f"the client of {endpoint.target} is closed") from error
+
+    async def close(self) -> None:
+        """End the connection."""
+        if self._channel is not None:
+            await self._channel.close()
+
+
+class AsyncClient:
+    """As `Client`, for asyncio: `async with AsyncClient("127.0.0.1:50050") as client`."""
+
+    def __init__(
+        self,
+        target: str,
+        *,
+        api_key: str | None = None,
+        tls: Tls | None = None,
+        timeout_s: float = TIMEOUT_S,
+        is_background: bool = False,
+    ) -> None:
+        endpoint = Endpoint.of(target, api_key=api_key, tls=tls, is_background=is_background)
+        self._transport: Any = AsyncGrpcTransport(endpoint)
+        self._timeout_s = timeout_s
+
+    @classmethod
+    def over(cls, transport: Any, timeout_s: float = TIMEOUT_S) -> Self:
+        """As `Client.over`."""
+        made = cls.__new__(cls)
+        made._transport, made._timeout_s = transport, timeout_s
+        return made
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """End the connection; calls in flight fail."""
+        await self._transport.close()
+
+    def session(self, user_id: str = "", *, not_again: NotAgain | None = None) -> AsyncSession:
+        """As `Client.session`."""
+        from freshet_client.session import AsyncSession
+
+        return AsyncSession(self, user_id, not_again=not_again)
+
+    async def recommend(
+        self, user_id: str = "", k: int = 10, *, timeout_s: float | None = None, **options: Unpack[RecommendOptions]
+    ) -> Recommendation:
+        """As `Client.recommend`."""
+        return await self._run(calls.recommend(user_id, k, options), timeout_s)
+
+    async def search(
+        self,
+        query: str,
+        k: int = 10,
+        *,
+        user_id: str = "",
+        filter: Filter | None = None,
+        timeout_s: float | None = None,
+    ) -> SearchAnswer:
+        """As `Client.search`."""
+        return await self._run(calls.search(query, k, user_id, filter), timeout_s)
+
+    async def similar(
+        self,
+        item_id: str,
+        k: int = 10,
+        *,
+        user_id: str = "",
+        filter: Filter | None = None,
+        timeout_s: float | None = None,
+    ) -> SimilarAnswer:
+        """As `Client.similar`."""
+        return await self._run(calls.similar(item_id, k, user_id, filter), timeout_s)
+
+    async def explain(
+        self,
+        user_id: str,
+        item_id: str,
+        *,
+        history: Sequence[HistoryEvent] = (),
+        max_pairs: int = 0,
+        rules: Sequence[Rule] = (),
+        timeout_s: float | None = None,
+    ) -> Explanation:
+        """As `Client.explain`."""
+        return await self._run(calls.explain(user_id, item_id, history, max_pairs, rules), timeout_s)
+
+    async def record(self, *interactions: Interaction, timeout_s: float | None = None) -> list[Receipt]:
+        """As `Client.record`."""
+        return await self._run_all(calls.record(interactions), timeout_s)
+
+    async def record_impressions(
+        self, user_id: str, exposure_id: str, impressions: Sequence[Impression], *, timeout_s: float | None = None
+    ) -> list[Receipt]:
+        """As `Client.record_impressions`."""
+        return await self._run_all(calls.record_impressions(user_id, exposure_id, impressions), timeout_s)
+
+    async def undo(self, user_id: str, event_id: str, *, timeout_s: float | None = None) -> Receipt:
+        """As `Client.undo`."""
+        return await self._run(calls.undo(user_id, event_id), timeout_s)
+
+    async def put_items(self, items: Iterable[Item], *, timeout_s: float | None = None) -> int:
+        """As `Client.put_items`."""
+        written = 0
+        for one in calls.put_items(list(items)):
+            written += await self._run(one, timeout_s)
+        return written
+
+    async def forget_user(self, user_id: str, *, preview: bool = False, timeout_s: float | None = None) -> ForgetReport:
+        """As `Client.forget_user`."""
+        return await self._run(calls.forget_user(user_id, preview), timeout_s)
+
+    async def freshness(self, *, timeout_s: float | None = None) -> FreshnessReport:
+        """As `Client.freshness`."""
+        return await self._run(calls.freshness(), timeout_s)
+
+    async def call(self, method: str, request: Any, *, timeout_s: float | None = None) -> Any:
+        """As `Client.call`."""
+        return await self._transport.call(method, request, self._timeout_s if timeout_s is None else timeout_s)
+
+    async def _run(self, one: calls.Call[T], timeout_s: float | None) -> T:
+        return one.read(await self.call(one.method, one.request, timeout_s=timeout_s))
+
+    async def _run_all(self, parts: Iterable[calls.Call[list[Receipt]]], timeout_s: float | None) -> list[Receipt]:
+        receipts: list[Receipt] = []
+        try:
+            for one in parts:
+                acknowledged = await self._run(one, timeout_s)
+                receipts += acknowledged
+        except FreshetError as error:
+            error.receipts = tuple(receipts)
+            raise
+        return receipts

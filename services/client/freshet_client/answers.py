@@ -1,0 +1,345 @@
+"""What a gateway answers, as plain values with the field names of `gateway.proto`.
+
+An answer of a newer gateway may say more: fields that this client does not know are left out, and a degradation or a
+kind that it does not know is named by its number ("degradation_12").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+
+@dataclass(frozen=True)
+class FreshnessToken:
+    """A moment of one user's own stream, given by a receipt. As text it is `epoch:partition:offset`."""
+
+    epoch: str
+    partition: int
+    offset: int
+
+    def __str__(self) -> str:
+        return f"{self.epoch}:{self.partition}:{self.offset}"
+
+    @classmethod
+    def parse(cls, text: str) -> FreshnessToken:
+        """The token that `str(token)` wrote. Raises: InvalidArgument."""
+        from freshet_client.errors import InvalidArgument
+
+        epoch, _, place = text.partition(":")
+        partition, _, offset = place.partition(":")
+        if not epoch or not partition.isdecimal() or not offset.isdecimal():
+            raise InvalidArgument.of("freshness_token", text, "epoch:partition:offset, as a receipt gave it")
+        return cls(epoch, int(partition), int(offset))
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """An event that is durable: its id, and the token that asks for an answer which reflects it."""
+
+    event_id: str
+    token: FreshnessToken
+
+
+@dataclass(frozen=True)
+class StreamPosition:
+    """A partition and an offset of the topic `interactions`."""
+
+    partition: int
+    offset: int
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """How far an answer may be from the exact top k.
+
+    `kind` is "exact", "bounded" (no left-out item scores more than `gap` above the k-th) or "estimate" (no proof; `gap`
+    is None). `gap` is in similarity units, 0 to 2.
+    """
+
+    kind: str
+    gap: float | None = None
+
+    def __str__(self) -> str:
+        return f"gap <= {self.gap:.4f}" if self.kind == "bounded" and self.gap is not None else self.kind
+
+
+@dataclass(frozen=True)
+class ScoredItem:
+    """An item and its score.
+
+    `source` says what proposed and scored it: "mol", "first_stage", "popular", or "new" in a reserved position. `rules`
+    are those that changed its score or its place.
+    """
+
+    item_id: str
+    score: float
+    source: str
+    rules: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class IndexFreshness:
+    """How new the index is: its last change (an offset of `index-deltas`), when the broker took the newest interaction
+    behind it, and the seconds from there to being served; None where there is none."""
+
+    deltas_offset: int
+    newest_recorded_time: datetime | None
+    lag_seconds: float | None
+
+
+@dataclass(frozen=True)
+class StageTimes:
+    """Milliseconds by stage; `transport_ms` is everything that no stage owns."""
+
+    queue_ms: float
+    encode_ms: float
+    first_stage_ms: float
+    rerank_ms: float
+    transport_ms: float
+    total_ms: float
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Where an answer comes from.
+
+    `state_source` is "stored" (state from the stream), "stored_history" (made of the stored history for this answer),
+    "request" (from the request's history), "page" (of a kept list) or "none" (popular items). `state_age_seconds` and
+    `state_position` are None without a stored state. `index_version` is opaque: compare it for equality alone.
+    `searched_share` is below 1 where a shard did not answer. `absence_bucket`: how long the user had been away, 0 below
+    the model's floor.
+    """
+
+    model_version: str
+    index_version: str
+    state_source: str
+    state_age_seconds: float | None
+    state_position: StreamPosition | None
+    index_freshness: IndexFreshness | None
+    searched_share: float
+    absence_bucket: int
+    stage_times: StageTimes | None
+    request_id: str
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """The top k items, best first, and what the answer says of itself.
+
+    `degradations` names each way in which the answer is less than it should be ("popular_fallback", "not_fresh", ...).
+    `token_honoured` is False where the answer does not reflect the request's token. `exposure_id` names the answer in
+    what is recorded later. `next_page_token` is empty where no further page is kept.
+    """
+
+    items: tuple[ScoredItem, ...]
+    certificate: Certificate | None
+    provenance: Provenance
+    degradations: tuple[str, ...]
+    token_honoured: bool
+    exposure_id: str
+    next_page_token: str
+
+    @property
+    def item_ids(self) -> list[str]:
+        """The items' ids, best first."""
+        return [item.item_id for item in self.items]
+
+
+@dataclass(frozen=True)
+class SourceRank:
+    """Where a source ranked a search result, from 1, and its score in the source's own unit."""
+
+    source: str
+    rank: int
+    score: float
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """An item found by words. `score` is comparable within one answer; `identifier` is the phrase that found it."""
+
+    item_id: str
+    title: str
+    score: float
+    found_by: tuple[SourceRank, ...]
+    identifier: str
+
+
+@dataclass(frozen=True)
+class SourceTime:
+    """How long a search source took; `failure` is empty where it answered."""
+
+    source: str
+    milliseconds: float
+    failure: str
+
+
+@dataclass(frozen=True)
+class SearchAnswer:
+    """The top k items for words, best first; `model_version` is empty without a user."""
+
+    results: tuple[SearchResult, ...]
+    text_version: str
+    model_version: str
+    degradations: tuple[str, ...]
+    sources: tuple[SourceTime, ...]
+    total_ms: float
+    request_id: str
+    exposure_id: str
+    absence_bucket: int
+
+
+@dataclass(frozen=True)
+class SimilarItem:
+    """An item like another one; `similarity` is the mean cosine of their components, in [-1, 1]."""
+
+    item_id: str
+    title: str
+    similarity: float
+
+
+@dataclass(frozen=True)
+class SimilarAnswer:
+    """The top k items most like one item, best first."""
+
+    items: tuple[SimilarItem, ...]
+    model_version: str
+    index_version: str
+    certificate: Certificate | None
+    degradations: tuple[str, ...]
+    total_ms: float
+    request_id: str
+    index_freshness: IndexFreshness | None
+    exposure_id: str
+
+
+@dataclass(frozen=True)
+class PairContribution:
+    """One term of the similarity: a query component and an item component, `contribution` = `weight` * `cosine`.
+
+    `from_model` is what the model's own components make of it; the rest comes from refreshed ones.
+    """
+
+    query_component: int
+    item_component: int
+    weight: float
+    cosine: float
+    contribution: float
+    from_model: float
+
+
+@dataclass(frozen=True)
+class ExplainedSimilarity:
+    """The model's part of a score: `score` = `from_model` + `from_interactions`.
+
+    `model_share` is the weight of the model in the item's state, `num_interactions` what stands behind the rest.
+    """
+
+    score: float
+    from_model: float
+    from_interactions: float
+    model_share: float
+    num_interactions: int
+    pairs: tuple[PairContribution, ...]
+    title: str
+    index_version: str
+
+
+@dataclass(frozen=True)
+class VotingInteractions:
+    """Remembered interactions of one type that voted for the item, gathered: count, ages and what they add."""
+
+    type: str
+    count: int
+    newest_age_seconds: float
+    oldest_age_seconds: float
+    vote: float
+
+
+@dataclass(frozen=True)
+class ExplainedVotes:
+    """The votes' part of a score; `model_share` is the model's weight against them."""
+
+    vote: float
+    num_neighbours: int
+    model_share: float
+    voters: tuple[VotingInteractions, ...]
+    index_version: str
+
+
+@dataclass(frozen=True)
+class PastInteraction:
+    """An interaction that the user's state reflects."""
+
+    item_id: str
+    title: str
+    age_seconds: float
+
+
+@dataclass(frozen=True)
+class ExplainedRule:
+    """A rule that names the item: what it adds to the score, the position that it pins (0: none), its cap (0: none)."""
+
+    name: str
+    adds: float
+    pin: int
+    cap: int
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Why an item has its score for a user.
+
+    `score` = model_share * similarity + (1 - model_share) * vote; the three shares add up to 1. `history` is what the
+    state rests on, newest first, at most 10. `state_source` "none": nothing is known of the user, there is no score.
+    """
+
+    score: float
+    similarity: ExplainedSimilarity | None
+    votes: ExplainedVotes | None
+    share_of_model: float
+    share_of_refreshed: float
+    share_of_votes: float
+    history: tuple[PastInteraction, ...]
+    model_version: str
+    state_source: str
+    rules: tuple[ExplainedRule, ...]
+    score_with_rules: float
+    absence_bucket: int
+
+
+@dataclass(frozen=True)
+class ForgetReport:
+    """What was found of a user, what is left, and whether every process has applied the removal; what stays elsewhere,
+    where and until when, in sentences."""
+
+    forget_id: str
+    found: Mapping[str, int]
+    left: Mapping[str, int]
+    is_applied: bool
+    remains: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class PartitionProgress:
+    """How far a partition is read; `end_offset` is -1 where it could not be asked."""
+
+    partition: int
+    applied_offset: int
+    end_offset: int
+
+
+@dataclass(frozen=True)
+class FreshnessReport:
+    """How far every part of the system is: `interactions` applied to user states, `attributions` folded into items."""
+
+    model_version: str
+    index_version: str
+    epoch: str
+    interactions: tuple[PartitionProgress, ...]
+    attributions: tuple[PartitionProgress, ...]
+    candidates: IndexFreshness | None
+    reranker: IndexFreshness | None
+    degradations: tuple[str, ...] = field(default=())

@@ -1,0 +1,135 @@
+"""Each call of the gateway, for both clients: the method, the request, and how to read the answer. Sends nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from freshet.v1 import gateway_pb2
+
+from freshet_client.answers import (
+    Explanation,
+    ForgetReport,
+    FreshnessReport,
+    Receipt,
+    Recommendation,
+    SearchAnswer,
+    SimilarAnswer,
+)
+from freshet_client.errors import InvalidArgument, TooLarge
+from freshet_client.requests import Filter, HistoryEvent, Impression, Interaction, Item, Rule
+from freshet_client.wire import read, write
+
+T = TypeVar("T")
+
+# Of one request; the gateway takes no larger one.
+MAX_ENTRIES, MAX_BYTES = 1000, 4 * 1024 * 1024
+# Of a request, beside its entries: tag and length of an entry, user id, exposure id.
+_ENTRY_BYTES, _REST_BYTES = 8, 1024
+
+
+@dataclass(frozen=True)
+class Call(Generic[T]):
+    """One call; `field` is the answer's that is read, all of it where empty."""
+
+    method: str
+    request: Any
+    field: str = ""
+
+    def read(self, answer: Any) -> T:
+        """The answer as a plain value."""
+        if not self.field:
+            return read(answer)  # type: ignore[no-any-return]
+        value = getattr(answer, self.field)
+        if isinstance(value, int):
+            return value  # type: ignore[return-value]
+        return read(value) if hasattr(value, "DESCRIPTOR") else [read(one) for one in value]  # type: ignore[return-value]
+
+
+def _call(method: str, request: Any, field: str = "", **fields: Any) -> Call[Any]:
+    unknown = fields.keys() - request.DESCRIPTOR.fields_by_name.keys()
+    if unknown:
+        raise TypeError(f"{method} takes no {', '.join(sorted(unknown))}")
+    return Call(method, write(request, fields), field)
+
+
+def recommend(user_id: str, k: int, options: Any) -> Call[Recommendation]:
+    """`options`: of RecommendOptions."""
+    return _call("Recommend", gateway_pb2.RecommendRequest(), user_id=user_id, k=k, **options)
+
+
+def search(query: str, k: int, user_id: str, wanted: Filter | None) -> Call[SearchAnswer]:
+    """The best items for words."""
+    request = gateway_pb2.GatewayServiceSearchRequest()
+    return _call("Search", request, query=query, k=k, user_id=user_id, filter=wanted)
+
+
+def similar(item_id: str, k: int, user_id: str, wanted: Filter | None) -> Call[SimilarAnswer]:
+    """The items most like one."""
+    request = gateway_pb2.GatewayServiceSimilarRequest()
+    return _call("Similar", request, item_id=item_id, k=k, user_id=user_id, filter=wanted)
+
+
+def explain(
+    user_id: str, item_id: str, history: Sequence[HistoryEvent], max_pairs: int, rules: Sequence[Rule]
+) -> Call[Explanation]:
+    """Why an item has its score."""
+    fields: dict[str, Any] = {"history": history, "max_pairs": max_pairs, "rules": rules}
+    return _call("Explain", gateway_pb2.ExplainRequest(), user_id=user_id, item_id=item_id, **fields)
+
+
+def record(interactions: Sequence[Interaction]) -> Iterator[Call[list[Receipt]]]:
+    """As many calls as the size of a request asks for."""
+    for part in _parts(gateway_pb2.RecordInteractionsRequest, "interactions", interactions):
+        yield Call("RecordInteractions", part, "receipts")
+
+
+def record_impressions(
+    user_id: str, exposure_id: str, impressions: Sequence[Impression]
+) -> Iterator[Call[list[Receipt]]]:
+    """As many calls as the size of a request asks for."""
+    for part in _parts(gateway_pb2.RecordImpressionsRequest, "impressions", impressions):
+        part.user_id, part.exposure_id = user_id, exposure_id
+        yield Call("RecordImpressions", part, "receipts")
+
+
+def put_items(items: Sequence[Item]) -> Iterator[Call[int]]:
+    """As many calls as the size of a request asks for."""
+    for part in _parts(gateway_pb2.PutItemsRequest, "items", items):
+        yield Call("PutItems", part, "num_written")
+
+
+def undo(user_id: str, event_id: str) -> Call[Receipt]:
+    """Take one event back."""
+    return _call("UndoInteraction", gateway_pb2.UndoInteractionRequest(), "receipt", user_id=user_id, event_id=event_id)
+
+
+def forget_user(user_id: str, preview: bool) -> Call[ForgetReport]:
+    """Remove all that is known of a user."""
+    return _call("ForgetUser", gateway_pb2.ForgetUserRequest(), user_id=user_id, preview=preview)
+
+
+def freshness() -> Call[FreshnessReport]:
+    """How far every part of the system is."""
+    return _call("GetFreshness", gateway_pb2.GetFreshnessRequest())
+
+
+def _parts(request: Any, field: str, entries: Sequence[Any]) -> Iterator[Any]:
+    """Requests with the entries in their order, each within the limits. All entries are read before the first is sent.
+
+    Raises: InvalidArgument for an entry that is wrong by type, TooLarge for one that fits no request.
+    """
+    if not entries:
+        raise InvalidArgument(f"{field}=none allowed: at least 1")
+    filled = [write(getattr(request(), field).add(), one, f"{field}[{row}].") for row, one in enumerate(entries)]
+    starts, size = [0], _REST_BYTES
+    for row, one in enumerate(filled):
+        own = one.ByteSize() + _ENTRY_BYTES
+        if own + _REST_BYTES > MAX_BYTES:
+            raise TooLarge(f"{field}[{row}]={own} bytes allowed: at most {MAX_BYTES - _REST_BYTES}")
+        if row - starts[-1] == MAX_ENTRIES or size + own > MAX_BYTES:
+            starts, size = [*starts, row], _REST_BYTES
+        size += own
+    for start, end in zip(starts, [*starts[1:], len(filled)], strict=True):
+        yield request(**{field: filled[start:end]})

@@ -1,0 +1,214 @@
+"""The blocking client. One object serves a whole program: it may be used by several threads at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import grpc
+from freshet.v1 import gateway_pb2_grpc
+
+from freshet_client import calls
+from freshet_client.answers import (
+    Explanation,
+    ForgetReport,
+    FreshnessReport,
+    Receipt,
+    Recommendation,
+    SearchAnswer,
+    SimilarAnswer,
+)
+from freshet_client.channel import Endpoint, Tls
+from freshet_client.errors import FreshetError
+from freshet_client.requests import (
+    Filter,
+    HistoryEvent,
+    Impression,
+    Interaction,
+    Item,
+    NotAgain,
+    RecommendOptions,
+    Rule,
+)
+
+if TYPE_CHECKING:
+    from typing_extensions import Self, Unpack
+
+    from freshet_client.session import Session
+
+T = TypeVar("T")
+
+TIMEOUT_S = 5.0
+
+
+class GrpcTransport:
+    """Calls methods of the gateway at an endpoint; connects with the first call."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        tls = None if endpoint.tls is None else endpoint.tls.credentials()
+        self._channel = (
+            grpc.insecure_channel(endpoint.target, options=endpoint.options)
+            if tls is None
+            else grpc.secure_channel(endpoint.target, tls, options=endpoint.options)
+        )
+        self._stub = gateway_pb2_grpc.GatewayServiceStub(self._channel)  # type: ignore[no-untyped-call]
+
+    def call(self, method: str, request: Any, timeout_s: float) -> Any:
+        """The answer's message. Raises: FreshetError."""
+        endpoint = self._endpoint
+        try:
+            return getattr(self._stub, method)(request, timeout=timeout_s, metadata=endpoint.metadata)
+        except grpc.RpcError as error:
+            raise endpoint.failure(error, timeout_s) from error
+        except ValueError as error:
+            # gRPC's word for a channel that is closed.
+            raise FreshetError(f"the client of {endpoint.target} is closed") from error
+
+    def close(self) -> None:
+        """End the connection."""
+        self._channel.close()
+
+
+class Client:
+    """A connection to one gateway, or to several of one installation.
+
+    `target`: "host:port", an IPv6 address in brackets, or "dns:///name:port" for all addresses of a name. `api_key`
+    goes with each call. `tls`: None is plaintext. `timeout_s`: the deadline of a call that has none of its own.
+    `is_background`: nobody waits for the answers, so the gateway gives them at most half of its capacity.
+
+    Calls that may be repeated are, by the gateway's published service config, within the deadline. Every method raises
+    a FreshetError. Raises: InvalidArgument for a target, key or certificate that cannot be used.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        *,
+        api_key: str | None = None,
+        tls: Tls | None = None,
+        timeout_s: float = TIMEOUT_S,
+        is_background: bool = False,
+    ) -> None:
+        self._transport: Any = GrpcTransport(Endpoint.of(target, api_key=api_key, tls=tls, is_background=is_background))
+        self._timeout_s = timeout_s
+
+    @classmethod
+    def over(cls, transport: Any, timeout_s: float = TIMEOUT_S) -> Self:
+        """A client of something else than a channel: `freshet_client.testing` has one."""
+        made = cls.__new__(cls)
+        made._transport, made._timeout_s = transport, timeout_s
+        return made
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the connection; calls in flight fail."""
+        self._transport.close()
+
+    def session(self, user_id: str = "", *, not_again: NotAgain | None = None) -> Session:
+        """One user's visit: what is recorded shows in what is recommended next. Empty: a visitor without an id.
+
+        `not_again`: leave out what was shown, from the first answer on.
+        """
+        from freshet_client.session import Session
+
+        return Session(self, user_id, not_again=not_again)
+
+    def recommend(
+        self, user_id: str = "", k: int = 10, *, timeout_s: float | None = None, **options: Unpack[RecommendOptions]
+    ) -> Recommendation:
+        """The top k items (1-1,000) for a user, or for the `history` in the options (see RecommendOptions)."""
+        return self._run(calls.recommend(user_id, k, options), timeout_s)
+
+    def search(
+        self,
+        query: str,
+        k: int = 10,
+        *,
+        user_id: str = "",
+        filter: Filter | None = None,
+        timeout_s: float | None = None,
+    ) -> SearchAnswer:
+        """The top k items for words; ordered for a user, too, where one is given."""
+        return self._run(calls.search(query, k, user_id, filter), timeout_s)
+
+    def similar(
+        self,
+        item_id: str,
+        k: int = 10,
+        *,
+        user_id: str = "",
+        filter: Filter | None = None,
+        timeout_s: float | None = None,
+    ) -> SimilarAnswer:
+        """The top k items most like one item; what the user has seen is left out, where one is given."""
+        return self._run(calls.similar(item_id, k, user_id, filter), timeout_s)
+
+    def explain(
+        self,
+        user_id: str,
+        item_id: str,
+        *,
+        history: Sequence[HistoryEvent] = (),
+        max_pairs: int = 0,
+        rules: Sequence[Rule] = (),
+        timeout_s: float | None = None,
+    ) -> Explanation:
+        """Why an item has its score for a user. `max_pairs`: component pairs, largest first; 0 is all."""
+        return self._run(calls.explain(user_id, item_id, history, max_pairs, rules), timeout_s)
+
+    def record(self, *interactions: Interaction, timeout_s: float | None = None) -> list[Receipt]:
+        """Write interactions; each is durable when its receipt is returned. Receipts are in the interactions' order.
+
+        More than one request holds are sent as several, one after the other, each with the deadline. A failure says in
+        `receipts` what was acknowledged before; recording the same objects again counts each once.
+        """
+        return self._run_all(calls.record(interactions), timeout_s)
+
+    def record_impressions(
+        self, user_id: str, exposure_id: str, impressions: Sequence[Impression], *, timeout_s: float | None = None
+    ) -> list[Receipt]:
+        """Say which slots of an answer were seen; each counts once, however often it is sent."""
+        return self._run_all(calls.record_impressions(user_id, exposure_id, impressions), timeout_s)
+
+    def undo(self, user_id: str, event_id: str, *, timeout_s: float | None = None) -> Receipt:
+        """Take one event of a user back; an id that the user has no event of changes nothing."""
+        return self._run(calls.undo(user_id, event_id), timeout_s)
+
+    def put_items(self, items: Iterable[Item], *, timeout_s: float | None = None) -> int:
+        """Add items, change them, withdraw them or bring them back; returns how many were written."""
+        return sum(self._run(one, timeout_s) for one in calls.put_items(list(items)))
+
+    def forget_user(self, user_id: str, *, preview: bool = False, timeout_s: float | None = None) -> ForgetReport:
+        """Remove a user's history, states and contributions, exactly; `preview` only says what would be removed."""
+        return self._run(calls.forget_user(user_id, preview), timeout_s)
+
+    def freshness(self, *, timeout_s: float | None = None) -> FreshnessReport:
+        """How far every part of the system is."""
+        return self._run(calls.freshness(), timeout_s)
+
+    def call(self, method: str, request: Any, *, timeout_s: float | None = None) -> Any:
+        """Call a method of GatewayService with its Protobuf request (`freshet.v1`); the answer's message."""
+        return self._transport.call(method, request, self._timeout_s if timeout_s is None else timeout_s)
+
+    def _run(self, one: calls.Call[T], timeout_s: float | None) -> T:
+        return one.read(self.call(one.method, one.request, timeout_s=timeout_s))
+
+    def _run_all(self, parts: Iterable[calls.Call[list[Receipt]]], timeout_s: float | None) -> list[Receipt]:
+        receipts: list[Receipt] = []
+        try:
+            for one in parts:
+                acknowledged = self._run(one, timeout_s)
+                receipts += acknowledged
+        except FreshetError as error:
+            error.receipts = tuple(receipts)
+            raise
+        return receipts

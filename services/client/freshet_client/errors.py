@@ -1,0 +1,180 @@
+"""What can go wrong, as one tree: every error of this package is a `FreshetError`.
+
+A gateway's status becomes one of these; what the client itself refuses is an `InvalidArgument` before anything is sent.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from freshet_client.answers import Receipt
+
+# As the gateway writes it: "k=0 allowed: 1-1000"; some refusals name no value: "page_token: altered; allowed: ...".
+_REFUSAL = re.compile(
+    r"(?P<field>[A-Za-z_][\w.]*(?:\[[^\]]*\][\w.]*)*)(?:=(?P<value>.*?)|:.*?;)? allowed: (?P<allowed>.*)", re.DOTALL
+)
+_CONNECTING = ("connect", "refused", "unreachable", "dns", "socket closed", "resolution", "resolver")
+
+
+class FreshetError(Exception):
+    """Base of all errors of this package.
+
+    `message` says what happened. `status` is the gRPC status code's name. `retriable`: the same call may succeed later;
+    `retry_after_s` says when the gateway asks to be called again, None where it does not. `request_id` finds the call
+    in the gateway's log; it is empty where no gateway answered. `receipts`: of a batch, those that were acknowledged.
+    """
+
+    status = "UNKNOWN"
+    retriable = False
+
+    def __init__(self, message: str, *, retry_after_s: float | None = None, request_id: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.retry_after_s = retry_after_s
+        self.request_id = request_id
+        self.receipts: tuple[Receipt, ...] = ()
+
+
+class InvalidArgument(FreshetError):
+    """The request is wrong whatever the gateway's state. `field`, `value` and `allowed` are texts, empty if unknown."""
+
+    status = "INVALID_ARGUMENT"
+
+    def __init__(self, message: str, *, retry_after_s: float | None = None, request_id: str = "") -> None:
+        super().__init__(message, retry_after_s=retry_after_s, request_id=request_id)
+        found = _REFUSAL.fullmatch(message)
+        self.field = found["field"] if found else ""
+        self.value = (found["value"] or "") if found else ""
+        self.allowed = found["allowed"] if found else ""
+
+    @classmethod
+    def of(cls, field: str, value: Any, allowed: str) -> InvalidArgument:
+        """The error that names a field, its value (cut to 80 characters) and what is allowed."""
+        shown = repr(value)
+        return cls(f"{field}={shown if len(shown) <= 80 else shown[:77] + '...'} allowed: {allowed}")
+
+
+class TooLarge(InvalidArgument):
+    """The request or the answer is larger than a message may be (4 MB)."""
+
+    status = "RESOURCE_EXHAUSTED"
+
+
+class Unauthenticated(FreshetError):
+    """The API key is missing, unknown or has expired."""
+
+    status = "UNAUTHENTICATED"
+
+
+class PermissionDenied(FreshetError):
+    """The API key's roles do not allow the method, or a token or an exposure is another user's."""
+
+    status = "PERMISSION_DENIED"
+
+
+class NotFound(FreshetError):
+    """The item of `similar` or a named version does not exist. New users and events with unknown items are no error."""
+
+    status = "NOT_FOUND"
+
+
+class PreconditionFailed(FreshetError):
+    """The request is valid and something has to be done first; a list of pages that has ended is one."""
+
+    status = "FAILED_PRECONDITION"
+
+
+class Unsupported(FreshetError):
+    """The gateway does not have the method: it is older than this client, or no gateway."""
+
+    status = "UNIMPLEMENTED"
+
+
+class Conflict(FreshetError):
+    """Somebody else changed the same thing at the same time: read again, then retry."""
+
+    status = "ABORTED"
+    retriable = True
+
+
+class Overloaded(FreshetError):
+    """The gateway refused the call early because it has too much to do, or the key's rate is used up."""
+
+    status = "RESOURCE_EXHAUSTED"
+    retriable = True
+
+
+class Unavailable(FreshetError):
+    """The gateway cannot be reached, or cannot do this now. A write may have happened: repeat it with its event id."""
+
+    status = "UNAVAILABLE"
+    retriable = True
+
+
+class DeadlineExceeded(FreshetError):
+    """No answer came within `timeout_s`. A write may have happened: repeat it with its event id."""
+
+    status = "DEADLINE_EXCEEDED"
+    retriable = True
+
+
+class InternalError(FreshetError):
+    """The gateway failed or its answer could not be read. The gateway's log has the reason under `request_id`."""
+
+    status = "INTERNAL"
+
+
+_BY_STATUS: dict[str, type[FreshetError]] = {
+    "OUT_OF_RANGE": InvalidArgument,
+    **{
+        kind.status: kind
+        for kind in (
+            InvalidArgument,
+            Unauthenticated,
+            PermissionDenied,
+            NotFound,
+            PreconditionFailed,
+            Unsupported,
+            Conflict,
+            Overloaded,
+            Unavailable,
+            DeadlineExceeded,
+        )
+    },
+}
+
+
+def of_status(status: str, details: str, told: Mapping[str, str], *, target: str, timeout_s: float) -> FreshetError:
+    """The error for a status of a call to `target`. `told`: the trailing metadata."""
+    request_id, after_ms = told.get("x-request-id", ""), told.get("retry-after-ms", "")
+    kind = _BY_STATUS.get(status, InternalError)
+    message = details or status
+    if status == "RESOURCE_EXHAUSTED" and "larger than max" in details:
+        kind, message = TooLarge, f"the message is too large for {target}: {details}"
+    elif not request_id:
+        # No gateway said so: gRPC did, here.
+        message = _explained(status, message, target=target, timeout_s=timeout_s)
+    elif kind is InternalError and status != "INTERNAL":
+        message = f"{status}: {message}"
+    return kind(message, retry_after_s=int(after_ms) / 1000 if after_ms.isdecimal() else None, request_id=request_id)
+
+
+def _explained(status: str, details: str, *, target: str, timeout_s: float) -> str:
+    lowered = details.lower()
+    if status == "DEADLINE_EXCEEDED":
+        return f"no answer from {target} within {timeout_s:g} s"
+    if status == "UNIMPLEMENTED":
+        return f"{target} does not have this method, it is older than this client or no gateway: {details}"
+    if status != "UNAVAILABLE":
+        return details
+    if "handshake" in lowered or "ssl" in lowered:
+        return f"{target} and this client do not agree on TLS or certificates: {details}"
+    if "http1.x" in lowered or "trying to connect an http1" in lowered:
+        return f"{target} speaks HTTP/1.1, not gRPC; gRPC's port is the JSON port's less 30: {details}"
+    if any(sign in lowered for sign in _CONNECTING):
+        return f"no gateway answers at {target}: {details}"
+    return f"the connection to {target} failed: {details}"

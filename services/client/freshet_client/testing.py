@@ -1,0 +1,417 @@
+"""A gateway in memory, for tests of programs that use this package. It opens no port and needs no other process.
+
+    gateway = FakeGateway([Item("661", "James and the Giant Peach", ["Animation"]), Item("1", "Toy Story")])
+    with gateway.client() as client:
+        client.session("42").record("661", "like")
+
+It keeps the gateway's promises: limits and their errors, tokens, pages, what was seen and shown, exposures, undo and
+forget. Scores are its own: an item has one point for each category that it shares with an item of the history, and less
+than one for how often it was taken. Rules, diversity, category limits and conditions change nothing. One contract suite
+runs on this and on the real gateway.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import threading
+import time
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from freshet.v1 import common_pb2, events_pb2, gateway_pb2
+
+from freshet_client.aio import AsyncClient
+from freshet_client.checks import check_id, check_interaction, check_k, check_shown, check_text
+from freshet_client.client import Client
+from freshet_client.errors import (
+    FreshetError,
+    InvalidArgument,
+    NotFound,
+    PermissionDenied,
+    PreconditionFailed,
+    Unsupported,
+)
+from freshet_client.requests import Item
+from freshet_client.wire import write
+
+_PARTITIONS, _MAX_LISTS, _MAX_ANSWERS = 16, 4, 50
+
+
+@dataclass
+class _Event:
+    """What was written of a user; `offset` says when."""
+
+    message: Any
+    offset: int
+    is_undone: bool = False
+
+
+@dataclass
+class _User:
+    events: list[_Event] = field(default_factory=list)
+    answers: list[tuple[float, list[str]]] = field(default_factory=list)
+    lists: list[str] = field(default_factory=list)
+
+
+@dataclass
+class _List:
+    user_id: str
+    items: Sequence[Any]
+    answer: Any
+    is_gone: bool = False
+
+
+class FakeGateway:
+    """See the module. `items`: the catalogue, as Items or ids. May be used by several threads."""
+
+    def __init__(self, items: Iterable[Item | str]) -> None:
+        self._lock = threading.RLock()
+        self._items: dict[str, Any] = {}
+        self._users: dict[str, _User] = {}
+        self._lists: dict[str, _List] = {}
+        # A page's token -> its list and how many items come before it.
+        self._places: dict[str, tuple[str, int]] = {}
+        self._exposures: dict[str, str] = {}
+        self._failures: list[FreshetError] = []
+        self._offsets = [0] * _PARTITIONS
+        self._applied: list[float] = [math.inf] * _PARTITIONS
+        self._epoch = secrets.token_hex(4)
+        for one in items:
+            item = write(events_pb2.Item(), one if isinstance(one, Item) else Item(one))
+            self._items[item.item_id] = item
+
+    def client(self) -> Client:
+        """A blocking client of this gateway."""
+        return Client.over(self)
+
+    def async_client(self) -> AsyncClient:
+        """An asyncio client of this gateway."""
+        return AsyncClient.over(_AsyncTransport(self))
+
+    def fail(self, *errors: FreshetError) -> None:
+        """The next calls raise these, one each, and do nothing."""
+        self._failures += errors
+
+    def hold_back(self) -> None:
+        """Acknowledge writes from now on, but apply none: tokens are not honoured until `catch_up`."""
+        self._applied = [offset - 1 for offset in self._offsets]
+
+    def catch_up(self) -> None:
+        """Apply what was held back."""
+        self._applied = [math.inf] * _PARTITIONS
+
+    def end_lists(self) -> None:
+        """Forget all kept lists, as after 15 minutes."""
+        for one in self._lists.values():
+            one.is_gone = True
+
+    def interactions(self, user_id: str) -> list[Any]:
+        """What was written of a user and not undone, oldest first, as Protobuf messages."""
+        return [one.message for one in self._users.get(user_id, _User()).events if not one.is_undone]
+
+    def call(self, method: str, request: Any, timeout_s: float) -> Any:
+        """What the gateway's method answers to the request's message, at once."""
+        with self._lock:
+            if self._failures:
+                raise self._failures.pop(0)
+            handler = getattr(self, f"_{method}", None)
+            if handler is None:
+                raise Unsupported(f"the gateway in memory has no {method}")
+            answered = handler(request)
+            # As off the wire: nothing is shared with what is kept here.
+            return type(answered).FromString(answered.SerializeToString())
+
+    def close(self) -> None:
+        """There is no connection."""
+
+    def _Recommend(self, request: Any) -> Any:
+        check_k(request.k)
+        if request.user_id:
+            check_id("user_id", request.user_id)
+        elif not request.history:
+            raise InvalidArgument.of("user_id", "", "1-128 bytes of UTF-8, or empty with a history")
+        check_shown(request)
+        if request.page_token:
+            return self._page(request)
+        user = self._users.get(request.user_id)
+        applied, is_honoured = self._applied_to(request)
+        history = [(one.item_id, one.type) for one in request.history] or [(one.item_id, one.type) for one in applied]
+        answer = gateway_pb2.RecommendResponse(
+            model_version="in-memory", token_honoured=is_honoured, searched_share=1.0, request_id=secrets.token_hex(8)
+        )
+        source = "request" if request.history else "stored" if history else "none"
+        answer.state_source = source
+        if source == "none":
+            answer.degradations.append(gateway_pb2.DEGRADATION_POPULAR_FALLBACK)
+        else:
+            answer.index_version = "in-memory-1"
+        exact = common_pb2.Certificate(kind=common_pb2.Certificate.KIND_EXACT, gap=0.0)
+        answer.certificate.CopyFrom(exact if history else common_pb2.Certificate(kind="KIND_ESTIMATE"))
+        if not is_honoured:
+            answer.degradations.append(gateway_pb2.DEGRADATION_TOKEN_NOT_HONOURED)
+        seen = {item_id for item_id, kind in history if kind != "impression"}
+        seen |= {one.item_id for one in applied if one.type != "impression"}
+        if request.HasField("filter") and request.filter.HasField("exclude_seen") and not request.filter.exclude_seen:
+            seen = set()
+        denied = seen | self._shown_before(user, request)
+        ranked = self._ranked(history, request, denied)[: max(request.k, request.page_depth)]
+        token = ""
+        if user is not None and user.events and len(ranked) > request.k and request.page_depth:
+            token = self._keep_list(request, user, ranked, answer)
+        return self._shown(request, answer, ranked[: request.k], token)
+
+    def _applied_to(self, request: Any) -> tuple[list[Any], bool]:
+        """The user's events that count by now, and whether they reach the request's token."""
+        limit = self._applied[_partition(request.user_id)]
+        user = self._users.get(request.user_id, _User())
+        events = [one.message for one in user.events if one.offset <= limit and not one.is_undone]
+        if not request.HasField("freshness_token"):
+            return events, True
+        token = request.freshness_token
+        return events, token.epoch == self._epoch and token.offset <= limit
+
+    def _ranked(self, history: Sequence[tuple[str, str]], request: Any, denied: set[str]) -> list[Any]:
+        taken = Counter(
+            one.message.item_id for user in self._users.values() for one in user.events if not one.is_undone
+        )
+        liked = Counter(
+            name for item_id, _ in history if item_id in self._items for name in self._items[item_id].categories
+        )
+        wanted, found = request.filter, []
+        for item in self._served():
+            is_allowed = not wanted.allow_item_ids or item.item_id in wanted.allow_item_ids
+            names = set(item.categories)
+            is_allowed &= not wanted.allow_categories or bool(names & set(wanted.allow_categories))
+            is_allowed &= not names & set(wanted.deny_categories) and item.item_id not in wanted.deny_item_ids
+            if is_allowed and item.item_id not in denied:
+                score = sum(liked[name] for name in names) + taken[item.item_id] / (1 + taken[item.item_id])
+                source = "mol" if history else "popular"
+                found.append(common_pb2.ScoredItem(item_id=item.item_id, score=score, source=source))
+        found.sort(key=lambda one: (-one.score, one.item_id))
+        return found
+
+    def _served(self) -> list[Any]:
+        return [
+            one
+            for one in self._items.values()
+            if not one.withdrawn and (one.available or not one.HasField("available"))
+        ]
+
+    def _shown_before(self, user: _User | None, request: Any) -> set[str]:
+        if user is None or not request.HasField("not_again"):
+            return set()
+        asked, since = request.not_again, time.monotonic() - 60 * request.not_again.minutes
+        newest = list(enumerate(reversed(user.answers)))
+        return {
+            item_id
+            for number, (at, item_ids) in newest
+            if number < asked.answers or (asked.minutes and at >= since)
+            for item_id in item_ids
+        }
+
+    def _shown(self, request: Any, answer: Any, items: Sequence[Any], token: str) -> Any:
+        """The answer as it goes out, remembered where the request says so."""
+        user = self._users.get(request.user_id)
+        if user is not None and user.events and request.HasField("not_again"):
+            user.answers = [*user.answers, (time.monotonic(), [one.item_id for one in items])][-_MAX_ANSWERS:]
+        answer.items.extend(items)
+        answer.next_page_token = token
+        answer.exposure_id = self._exposure(request.user_id)
+        return answer
+
+    def _exposure(self, user_id: str) -> str:
+        exposure_id = secrets.token_urlsafe(18)
+        self._exposures[exposure_id] = user_id
+        return exposure_id
+
+    def _keep_list(self, request: Any, user: _User, ranked: Sequence[Any], answer: Any) -> str:
+        name, kept = secrets.token_hex(5), gateway_pb2.RecommendResponse()
+        kept.CopyFrom(answer)
+        kept.state_source = "page"
+        self._lists[name] = _List(request.user_id, ranked, kept)
+        user.lists.append(name)
+        for old in user.lists[:-_MAX_LISTS]:
+            self._lists[old].is_gone = True
+        return self._place(name, request.k)
+
+    def _place(self, name: str, offset: int) -> str:
+        token = secrets.token_urlsafe(18)
+        self._places[token] = (name, offset)
+        return token
+
+    def _page(self, request: Any) -> Any:
+        if request.page_token not in self._places:
+            shown = f"text of {len(request.page_token)} characters"
+            raise InvalidArgument.of("page_token", shown, "next_page_token of an earlier answer, unchanged")
+        name, start = self._places[request.page_token]
+        kept = self._lists[name]
+        if kept.user_id != request.user_id:
+            raise PermissionDenied("page_token: of another user's list; allowed: of this one's")
+        if kept.is_gone:
+            allowed = f"within 15 minutes, of a user's {_MAX_LISTS} newest lists"
+            raise PreconditionFailed(f"page_token: its list is gone; allowed: {allowed}")
+        rows = [row for row in range(start, len(kept.items)) if not self._items[kept.items[row].item_id].withdrawn]
+        rows = rows[: request.k]
+        end = rows[-1] + 1 if rows else len(kept.items)
+        answer = gateway_pb2.RecommendResponse()
+        answer.CopyFrom(kept.answer)
+        token = self._place(name, end) if end < len(kept.items) else ""
+        return self._shown(request, answer, [kept.items[row] for row in rows], token)
+
+    def _Search(self, request: Any) -> Any:
+        check_text("query", request.query, 1, 1024)
+        check_k(request.k)
+        words = set(request.query.lower().split())
+        if not request.user_id and request.filter.exclude_seen:
+            raise InvalidArgument.of("filter.exclude_seen", True, "only together with user_id")
+        seen = {one.item_id for one in self.interactions(request.user_id)} if request.filter.exclude_seen else set()
+        found = [
+            gateway_pb2.SearchResult(item_id=one.item_id, title=one.title, score=score)
+            for one in self._served()
+            if one.item_id not in seen and (score := len(words & set(one.title.lower().split())))
+        ]
+        found.sort(key=lambda one: (-one.score, one.item_id))
+        exposure_id = self._exposure(request.user_id)
+        return gateway_pb2.GatewayServiceSearchResponse(results=found[: request.k], exposure_id=exposure_id)
+
+    def _Similar(self, request: Any) -> Any:
+        check_id("item_id", request.item_id)
+        check_k(request.k)
+        if request.item_id not in self._items:
+            raise NotFound(f"no index serves item {request.item_id!r}")
+        names = set(self._items[request.item_id].categories)
+        seen = {one.item_id for one in self.interactions(request.user_id)} | {request.item_id}
+        found = [
+            gateway_pb2.SimilarItem(item_id=one.item_id, title=one.title, similarity=_overlap(names, one.categories))
+            for one in self._served()
+            if one.item_id not in seen
+        ]
+        found.sort(key=lambda one: (-one.similarity, one.item_id))
+        exposure_id = self._exposure(request.user_id)
+        return gateway_pb2.GatewayServiceSimilarResponse(
+            items=found[: request.k], exposure_id=exposure_id, model_version="in-memory"
+        )
+
+    def _RecordInteractions(self, request: Any) -> Any:
+        if not 1 <= len(request.interactions) <= 1000:
+            raise InvalidArgument.of("interactions", f"{len(request.interactions)} interactions", "1-1000")
+        for position, one in enumerate(request.interactions):
+            prefix = f"interactions[{position}]."
+            check_interaction(one, prefix)
+            if self._exposures.get(one.exposure_id, one.user_id) != one.user_id:
+                told = "exposure_id: of an answer to another user; allowed: of an answer to this one"
+                raise PermissionDenied(prefix + told)
+        return gateway_pb2.RecordInteractionsResponse(receipts=[self._append(one) for one in request.interactions])
+
+    def _append(self, one: Any) -> Any:
+        partition = _partition(one.user_id)
+        offset = self._offsets[partition]
+        self._offsets[partition] += 1
+        user = self._users.setdefault(one.user_id, _User())
+        kept = events_pb2.Interaction()
+        kept.CopyFrom(one)
+        kept.event_id = one.event_id or secrets.token_hex(16)
+        if kept.event_id not in {known.message.event_id for known in user.events}:
+            user.events.append(_Event(kept, offset))
+        token = common_pb2.FreshnessToken(epoch=self._epoch, partition=partition, offset=offset)
+        return gateway_pb2.InteractionReceipt(event_id=kept.event_id, token=token)
+
+    def _RecordImpressions(self, request: Any) -> Any:
+        check_id("user_id", request.user_id)
+        if not 1 <= len(request.impressions) <= 1000:
+            raise InvalidArgument.of("impressions", f"{len(request.impressions)} impressions", "1-1000")
+        if request.exposure_id not in self._exposures:
+            shown = f"text of {len(request.exposure_id)} characters"
+            raise InvalidArgument.of("exposure_id", shown, "as an answer of this installation gave it")
+        if self._exposures[request.exposure_id] != request.user_id:
+            raise PermissionDenied("exposure_id: of an answer to another user; allowed: of an answer to this one")
+        receipts = [
+            self._append(
+                events_pb2.Interaction(
+                    user_id=request.user_id,
+                    item_id=one.item_id,
+                    event_id=f"impression-{request.exposure_id}-{one.position}",
+                    type="impression",
+                    exposure_id=request.exposure_id,
+                )
+            )
+            for one in request.impressions
+        ]
+        return gateway_pb2.RecordImpressionsResponse(receipts=receipts)
+
+    def _UndoInteraction(self, request: Any) -> Any:
+        check_id("user_id", request.user_id)
+        check_id("event_id", request.event_id)
+        partition = _partition(request.user_id)
+        offset = self._offsets[partition]
+        self._offsets[partition] += 1
+        for one in self._users.get(request.user_id, _User()).events:
+            one.is_undone |= one.message.event_id == request.event_id
+        token = common_pb2.FreshnessToken(epoch=self._epoch, partition=partition, offset=offset)
+        receipt = gateway_pb2.InteractionReceipt(event_id=f"undo-{request.event_id}", token=token)
+        return gateway_pb2.UndoInteractionResponse(receipt=receipt)
+
+    def _PutItems(self, request: Any) -> Any:
+        for position, one in enumerate(request.items):
+            check_id(f"items[{position}].item_id", one.item_id)
+        for one in request.items:
+            self._items[one.item_id] = events_pb2.Item()
+            self._items[one.item_id].CopyFrom(one)
+        return gateway_pb2.PutItemsResponse(num_written=len(request.items))
+
+    def _Explain(self, request: Any) -> Any:
+        check_id("item_id", request.item_id)
+        history = [(one.item_id, one.type) for one in request.history or self.interactions(request.user_id)]
+        if not history or request.item_id not in self._items:
+            return gateway_pb2.ExplainResponse(model_version="in-memory", state_source="none")
+        only = gateway_pb2.RecommendRequest()
+        only.filter.allow_item_ids.append(request.item_id)
+        (found,) = self._ranked(history, only, set()) or [common_pb2.ScoredItem()]
+        answer = gateway_pb2.ExplainResponse(
+            score=found.score, share_of_model=1.0, score_with_rules=found.score, model_version="in-memory"
+        )
+        answer.state_source = "request" if request.history else "stored"
+        answer.similarity.score = answer.similarity.from_model = found.score
+        answer.votes.model_share = 1.0
+        answer.history.extend(gateway_pb2.PastInteraction(item_id=item_id) for item_id, _ in history[:-11:-1])
+        return answer
+
+    def _ForgetUser(self, request: Any) -> Any:
+        check_id("user_id", request.user_id)
+        found = {"history_events": len(self.interactions(request.user_id))}
+        if request.preview:
+            return gateway_pb2.ForgetUserResponse(found=found, left=found)
+        for one in self._lists.values():
+            one.is_gone |= one.user_id == request.user_id
+        self._users.pop(request.user_id, None)
+        left = {"history_events": 0}
+        return gateway_pb2.ForgetUserResponse(forget_id=secrets.token_hex(8), found=found, left=left, is_applied=True)
+
+    def _GetFreshness(self, _: Any) -> Any:
+        return gateway_pb2.GetFreshnessResponse(
+            model_version="in-memory", index_version="in-memory-1", epoch=self._epoch
+        )
+
+
+class _AsyncTransport:
+    def __init__(self, gateway: FakeGateway) -> None:
+        self._gateway = gateway
+
+    async def call(self, method: str, request: Any, timeout_s: float) -> Any:
+        return self._gateway.call(method, request, timeout_s)
+
+    async def close(self) -> None:
+        """There is no connection."""
+
+
+def _partition(user_id: str) -> int:
+    return zlib.crc32(user_id.encode()) % _PARTITIONS
+
+
+def _overlap(names: set[str], others: Iterable[str]) -> float:
+    union = names | set(others)
+    return len(names & set(others)) / len(union) if union else 0.0

@@ -1,0 +1,95 @@
+"""The gateway in memory keeps the client's promises, and does what a test tells it to."""
+
+import pytest
+from client_suite import *  # noqa: F403
+from client_suite import Scene
+from freshet_client import Item, Overloaded, Unavailable
+from freshet_client.testing import FakeGateway
+
+
+@pytest.fixture
+def gateway() -> FakeGateway:
+    return FakeGateway(Item(str(row), f"Title {row}", [f"category {row % 7}"]) for row in range(200))
+
+
+@pytest.fixture
+def scene(gateway: FakeGateway) -> Scene:
+    return Scene(gateway.client(), [str(row) for row in range(200)], gateway.async_client)
+
+
+def test_a_write_that_is_held_back_is_not_reflected_and_the_answer_says_so(gateway: FakeGateway) -> None:
+    session = gateway.client().session("ann")
+    session.record("7", "like")
+    gateway.hold_back()
+    session.record("8", "like")
+    behind = session.recommend(k=200)
+    assert (behind.token_honoured, behind.degradations) == (False, ("token_not_honoured",))
+    assert "8" in behind.item_ids
+    gateway.catch_up()
+    answer = session.recommend(k=200)
+    assert (answer.token_honoured, answer.degradations) == (True, ())
+    assert "8" not in answer.item_ids
+
+
+def test_a_failure_that_a_test_asks_for_comes_once(gateway: FakeGateway) -> None:
+    session = gateway.client().session("ann")
+    gateway.fail(Unavailable("down"), Overloaded("busy", retry_after_s=0.5))
+    with pytest.raises(Unavailable, match=r"^down$"):
+        session.record("7", "like")
+    with pytest.raises(Overloaded) as refused:
+        session.recommend()
+    assert refused.value.retry_after_s == 0.5
+    session.record("7", "like", event_id="mine")
+    assert [(one.item_id, one.event_id) for one in gateway.interactions("ann")] == [("7", "mine")]
+
+
+def test_a_batch_that_breaks_off_says_what_was_acknowledged(gateway: FakeGateway) -> None:
+    client = gateway.client()
+    batch = [Interaction("ann", str(row % 200)) for row in range(1_001)]  # noqa: F405
+    sent = []
+    call = gateway.call
+
+    def break_off(method, request, timeout_s):
+        sent.append(request)
+        if len(sent) == 2:
+            raise Unavailable("down")
+        return call(method, request, timeout_s)
+
+    gateway.call = break_off
+    with pytest.raises(Unavailable) as failed:
+        client.record(*batch)
+    assert [one.event_id for one in failed.value.receipts] == [one.event_id for one in batch[:1000]]
+    client.record(*batch)
+    assert [one.event_id for one in gateway.interactions("ann")] == [one.event_id for one in batch]
+
+
+def test_what_is_recorded_names_the_exposure_that_showed_it(gateway: FakeGateway) -> None:
+    session = gateway.client().session("ann")
+    answer = session.recommend(k=3)
+    session.record(answer.item_ids[1], "like")
+    session.record("150", "like")
+    session.seen(answer.item_ids[2])
+    written = [(one.item_id, one.exposure_id, one.type) for one in gateway.interactions("ann")]
+    assert written == [
+        (answer.item_ids[1], answer.exposure_id, "like"),
+        ("150", "", "like"),
+        (answer.item_ids[2], answer.exposure_id, "impression"),
+    ]
+
+
+def test_a_list_may_end_between_two_pages(gateway: FakeGateway) -> None:
+    session = gateway.client().session("ann")
+    session.record("7", "like")
+    session.recommend(k=3, page_depth=9)
+    gateway.end_lists()
+    with pytest.raises(PreconditionFailed, match="its list is gone"):  # noqa: F405
+        session.next_page()
+
+
+def test_withdrawn_items_are_answered_to_nobody(gateway: FakeGateway) -> None:
+    client = gateway.client()
+    assert client.put_items([Item("7", withdrawn=True), Item("8", available=False), Item("new", "Space Odyssey")]) == 3
+    answer = client.recommend("ann", k=201).item_ids
+    assert {"7", "8"} & set(answer) == set()
+    assert "new" in answer
+    assert [one.item_id for one in client.search("space").results] == ["new"]
