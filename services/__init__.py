@@ -1,4 +1,4 @@
-"""Freshet: one Python package, one folder per deployed process. See docs/guide/concepts.md."""
+"""Freshet: one Python package, one folder per deployed process. See CONTRIBUTING.md."""
 
 import os
 
