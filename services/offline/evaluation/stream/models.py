@@ -227,16 +227,11 @@ class StreamModel:
         return able, self.before.of(rows[able])
 
 
-def stream_model(
-    setting: StreamSetting, fit: Fit, *, seed: int, first: int = 0, end: int | None = None, past: bool = False
-) -> StreamModel:
-    """Train on everything before stream place `first`, and encode the stream from there to `end`.
-
-    `past` encodes the training part as well: places then begin at minus its length.
-    """
+def stream_model(setting: StreamSetting, fit: Fit, *, seed: int, first: int = 0, end: int | None = None) -> StreamModel:
+    """Train on everything before stream place `first`, and encode the stream from there to `end`."""
     part = training_part(setting.interactions, setting.split + first)
     model = fit(part.interactions, seed=seed)
-    begin = 0 if past else setting.split + first
+    begin = setting.split + first
     stop = len(setting.interactions) if end is None else setting.split + end
     before = states_before(model, part, setting.interactions, first=begin, end=stop)
     shape = model.head_shape

@@ -44,17 +44,12 @@ class WalkedSet:
 
 def page(report: Row) -> str:
     """The whole page."""
-    sets, choices = [], []
-    for settings in report["settings"]:
-        sets.append(_set_part(settings, [row for row in report["rows"] if row["dataset"] == settings["dataset"]]))
-        tried = [
-            row | {"shown": f"**`{row['setting']}`**" if row["chosen"] else f"`{row['setting']}`"}
-            for row in report["choices"]
-            if row["dataset"] == settings["dataset"]
-        ]
-        choices.append(filled(_FOLDER / "choices.template.md", dataset=settings["dataset"], tried=tried))
-    more = {"sets": sets, "choices": choices, "minutes": report["seconds"] / 60}
-    return filled(_FOLDER / "page.template.md", **report | more | {"users": report["settings"][0]["distinct users"]})
+    sets = [
+        _set_part(settings, [row for row in report["rows"] if row["dataset"] == settings["dataset"]])
+        for settings in report["settings"]
+    ]
+    more = {"sets": sets, "minutes": report["seconds"] / 60, "users": report["settings"][0]["distinct users"]}
+    return filled(_FOLDER / "page.template.md", **report | more)
 
 
 def _set_part(settings: Row, rows: Sequence[Row]) -> str:

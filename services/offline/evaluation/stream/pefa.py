@@ -25,7 +25,6 @@ from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
 from services.offline.evaluation.stream.models import StreamModel
 from services.offline.evaluation.stream.walk import BoolArray, EventBatch, IntArray, Ranker, Scores, StreamSetting
 
-_PAST_EVENTS_PER_BATCH = 4096
 _ENOUGH_INTERACTIONS = 10
 
 
@@ -39,10 +38,9 @@ class VoteSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Feedback:
-    """Which interactions count for how much: by type and value, and whether those before the stream count at all."""
+    """Which interactions of the stream count for how much, by type and value; those before it do not."""
 
     policy: FeedbackPolicy
-    from_past: bool = False
 
     def weights(self, setting: StreamSetting, rows: IntArray) -> npt.NDArray[np.float64]:
         """The weights of interactions (n,)."""
@@ -66,7 +64,7 @@ class RefreshedItems:
     def __init__(
         self, setting: StreamSetting, model: StreamModel, feedback: Feedback, variants: Mapping[str, Refreshing]
     ) -> None:
-        """All variants read the same sums. With `feedback.from_past` the model must have encoded the past."""
+        """All variants read the same sums."""
         self._setting, self._model, self._feedback = setting, model, feedback
         self._variants = dict(variants)
         self._known_shares = _by_share({name: variant.share for name, variant in variants.items()})
@@ -87,11 +85,6 @@ class RefreshedItems:
         self._sums = ItemSums(num_components=num_components, width=width)
         self._contributions = Contributions(model.pair_gate, leave_out=model.user_component)
         self._users: dict[int, set[int]] = {}
-        if feedback.from_past:
-            for rows in _past(setting):
-                learnt = self._to_learn(rows)
-                self._sums.add(learnt.ids, learnt.contributions, learnt.weights, learnt.seconds)
-                self._count_users(learnt.codes, learnt.users)
 
     def step(self, batch: EventBatch) -> Mapping[str, Scores]:
         able, queries = self._model.queries(batch.places[batch.chosen])
@@ -146,24 +139,6 @@ class RefreshedItems:
             states = refreshed(self._base_of(codes), said.sums, shares)
             scores[asked.rows] = MolScorer(states, self._model.pair_gate).scores(asked.queries)
         return scores
-
-    def held_out_similarities(self, batch: EventBatch) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-        """Before a step: how similar queries are to the known items that followed, by the model's state and by what
-        others' interactions say, (n,) each. Items with few interactions are left out."""
-        codes = batch.items[batch.chosen]
-        said = self._sums.of([self._ids[code] for code in codes])
-        rows = np.flatnonzero(self._known[codes] & (said.counts >= _ENOUGH_INTERACTIONS))
-        able, queries = self._model.queries(batch.places[batch.chosen[rows]])
-        if not len(able):
-            return np.zeros(0), np.zeros(0)
-        rows = rows[able]
-        base = self._base_of(codes[rows])
-        memory = refreshed(base, said.sums[rows], np.zeros(len(rows)))
-        own = [np.array([row]) for row in range(len(rows))]
-        by_model, by_memory = (
-            np.concatenate(MolScorer(items, self._model.pair_gate).scores_at(queries, own)) for items in (base, memory)
-        )
-        return by_model.astype(np.float64), by_memory.astype(np.float64)
 
     def behind(self, queries: QueryStates) -> dict[str, float]:
         """Why XS moves items as it does, as means over items with enough interactions; empty without any.
@@ -290,9 +265,6 @@ class WithVotes:
         self._num_voters = self._num_on_seen = 0
         self._num_items = setting.interactions.num_items
         self._users: dict[int, set[int]] = {}
-        if feedback.from_past:
-            for rows in _past(setting):
-                self._remember(rows)
 
     def step(self, batch: EventBatch) -> Mapping[str, Scores]:
         found: dict[str, Scores] = {}
@@ -384,8 +356,3 @@ class WithVotes:
 def _entry_id(row: int) -> str:
     """Ids in the order of their rows."""
     return f"{row:010d}"
-
-
-def _past(setting: StreamSetting) -> list[IntArray]:
-    starts = range(0, setting.split, _PAST_EVENTS_PER_BATCH)
-    return [np.arange(start, min(start + _PAST_EVENTS_PER_BATCH, setting.split)) for start in starts]

@@ -81,11 +81,6 @@ def stream_setting(
     return StreamSetting(interactions=kept, split=split, withheld=withheld, known=known)
 
 
-def before_the_stream(setting: StreamSetting) -> Interactions:
-    """The training part alone, with the withheld items' events: what policies are chosen on, by walking its own end."""
-    return setting.interactions.select(slice(0, setting.split))
-
-
 def training_part(interactions: Interactions, end: int) -> TrainingPart:
     """The first `end` events as training data of their own."""
     past = interactions.select(slice(0, end))

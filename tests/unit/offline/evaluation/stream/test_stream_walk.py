@@ -10,7 +10,6 @@ from stream_scene import WINDOW, ordered_events, untrained
 from services.algorithms.bundles.model_manifest import AbsenceShape
 from services.algorithms.encoding.history import window_start
 from services.algorithms.encoding.item_buckets import item_bucket
-from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.pefa.policy import FeedbackPolicy, SharePolicy
 from services.algorithms.scoring.states import QueryStates
 from services.offline.evaluation.stream.baselines import (
@@ -21,9 +20,7 @@ from services.offline.evaluation.stream.baselines import (
 from services.offline.evaluation.stream.models import StreamModel, TrainedModels, states_before, stream_model
 from services.offline.evaluation.stream.pefa import Feedback, RefreshedItems, Refreshing, VoteSettings, WithVotes
 from services.offline.evaluation.stream.walk import (
-    EventBatch,
     Ranker,
-    Scores,
     StreamSetting,
     stream_setting,
     training_part,
@@ -40,16 +37,16 @@ def setting() -> StreamSetting:
 def busy() -> tuple[StreamSetting, StreamModel]:
     """A stream in which every item has many interactions."""
     setting = stream_setting(ordered_events(num_users=60, events=1200), seed=1, withheld_share=0.2, stream_share=0.5)
-    return setting, stream_model(setting, untrained, seed=0, past=True)
+    return setting, stream_model(setting, untrained, seed=0)
 
 
 @pytest.fixture(scope="module")
 def model(setting: StreamSetting) -> StreamModel:
-    return stream_model(setting, untrained, seed=0, past=True)
+    return stream_model(setting, untrained, seed=0)
 
 
-def _pefa(setting: StreamSetting, model: StreamModel, *, from_past: bool = True, capacity: int = 10_000) -> Ranker:
-    feedback = Feedback(policy=FeedbackPolicy.parse("rating:0.5@2"), from_past=from_past)
+def _pefa(setting: StreamSetting, model: StreamModel, *, capacity: int = 10_000) -> Ranker:
+    feedback = Feedback(policy=FeedbackPolicy.parse("rating:0.5@2"))
     share = SharePolicy.parse("evidence(prior=3)")
     variants = {"XS": Refreshing(share=share, min_users=3), "XS alone": Refreshing(share=share, min_users=1)}
     items = RefreshedItems(setting, model, feedback, variants)
@@ -127,7 +124,7 @@ def test_a_state_is_what_encoding_that_history_alone_gives(
 def test_the_batch_size_changes_no_rank(setting: StreamSetting) -> None:
     # Votes come from the k nearest remembered states. With other seeds two states are equally near up to the rounding
     # of a batched product, and either may be the k-th.
-    model = stream_model(setting, untrained, seed=2, past=True)
+    model = stream_model(setting, untrained, seed=2)
     one = walk(setting, _everyone(setting, model), batch_events=1)
     many = walk(setting, _everyone(setting, model), batch_events=64)
     assert one.ranks.keys() == many.ranks.keys()
@@ -158,7 +155,7 @@ def test_what_happens_later_changes_no_earlier_rank(setting: StreamSetting, mode
 
 
 def test_an_item_the_model_never_saw_is_found_from_its_users_alone(setting: StreamSetting, model: StreamModel) -> None:
-    walked = walk(setting, [_pefa(setting, model, from_past=False)], batch_events=32)
+    walked = walk(setting, [_pefa(setting, model)], batch_events=32)
     items = setting.interactions.items[setting.split :]
     missed = setting.interactions.num_items
     answered = {"XS": 0, "XS alone": 0}
@@ -188,28 +185,6 @@ def test_a_model_share_of_one_leaves_frozen_items_as_they_are(setting: StreamSet
     assert walked.ranks["XS"].tolist() == walked.ranks["frozen"].tolist()
 
 
-def test_held_out_similarities_are_of_the_item_that_followed_before_it_was_learnt(
-    busy: tuple[StreamSetting, StreamModel],
-) -> None:
-    setting, model = busy
-    feedback = Feedback(policy=FeedbackPolicy.parse("*:1"), from_past=True)
-    items = RefreshedItems(setting, model, feedback, {})
-    before = RefreshedItems(setting, model, feedback, {})
-    asked = _FirstBatch()
-    walk(setting, [asked], batch_events=20)
-    by_model, by_memory = items.held_out_similarities(asked.batch)
-    assert 0 < len(by_model) == len(by_memory) <= 20
-    able, queries = model.queries(asked.batch.places)
-    scores = MolScorer(model.items, model.pair_gate).scores(queries)
-    rows = model.part.item_rows[asked.batch.items[able]]
-    expected = {round(float(scores[at, row]), 4) for at, row in enumerate(rows) if row >= 0}
-    assert {round(float(value), 4) for value in by_model} <= expected
-    # Asking teaches nothing, and stepping does.
-    assert before.held_out_similarities(asked.batch)[1].tolist() == by_memory.tolist()
-    items.step(asked.batch)
-    assert items.held_out_similarities(asked.batch)[1].tolist() != by_memory.tolist()
-
-
 def test_what_stands_behind_new_items_needs_interactions(busy: tuple[StreamSetting, StreamModel]) -> None:
     setting, model = busy
     items = RefreshedItems(setting, model, Feedback(policy=FeedbackPolicy.parse("*:1")), {})
@@ -219,17 +194,6 @@ def test_what_stands_behind_new_items_needs_interactions(busy: tuple[StreamSetti
     found = items.behind(queries)
     assert len(found) == 5
     assert all(-1 <= value <= 1 for value in found.values())
-
-
-class _FirstBatch:
-    """Keeps the first batch that it is shown."""
-
-    batch: EventBatch
-
-    def step(self, batch: EventBatch) -> dict[str, Scores]:
-        if batch.places[0] == 0:
-            self.batch = batch
-        return {}
 
 
 def test_a_retrained_model_knows_what_came_before_its_training(setting: StreamSetting, model: StreamModel) -> None:
