@@ -17,7 +17,6 @@ from prometheus_client import CollectorRegistry
 from services.algorithms.bundles.model_bundle import Bundle, load_bundle
 from services.algorithms.bundles.model_manifest import BundleError
 from services.algorithms.bundles.tensor_file import changed_in_place
-from services.algorithms.item_table.ids import ByItem
 from services.algorithms.rules.attributes import Kinds
 from services.algorithms.rules.ranking_rules import Rule
 from services.catalogue.follower import CatalogueFollower, catalogue_reader
@@ -53,7 +52,7 @@ from services.gateway.get_freshness import check_processes
 from services.gateway.handlers import make_handlers
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.ports import Candidates, Ports
-from services.gateway.recommend.catalogue import DescribedItems
+from services.gateway.recommend.catalogue import DescribedItems, Titles
 from services.gateway.recommend.exposures import Exposures
 from services.gateway.recommend.pages import PageTokens
 from services.gateway.recommend.popular import PopularItems
@@ -271,7 +270,7 @@ class _Gateway:
         """A set's handlers, and what keeps its titles and its fallback up to date."""
         bundle, popular, settings = opened.bundle, opened.popular, self._settings
         peers = _Peers(one, settings, self._tracing, bundle.model_version, near)
-        described = DescribedItems(ByItem(bundle.item_index, bundle.titles), popular)
+        described = DescribedItems(Titles(bundle.item_index, bundle.titles), popular)
         follower = CatalogueFollower(
             catalogue_reader(settings.kafka, "freshet-gateway", ITEMS),
             described,

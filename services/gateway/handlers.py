@@ -1,6 +1,6 @@
 """Every handler of one version set, made on its ports."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -10,6 +10,7 @@ from services.gateway.domain import ServedModel
 from services.gateway.get_freshness import GetFreshness
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.ports import Ports, Refreshers
+from services.gateway.recommend.catalogue import Titles
 from services.gateway.recommend.explain import Explain
 from services.gateway.recommend.exposures import Exposures
 from services.gateway.recommend.new_items import NewItems
@@ -50,7 +51,7 @@ def make_handlers(
     *,
     model: ServedModel,
     popular: PopularItems,
-    titles: Mapping[str, str],
+    titles: Titles,
     metrics: GatewayMetrics,
     exposures: Exposures,
     pages: PageTokens,
@@ -62,7 +63,7 @@ def make_handlers(
     rules: Sequence[Rule] = (),
     others: Callable[[], Sequence[Refreshers]] = tuple,
 ) -> Handlers:
-    """Every handler on these ports. `titles`: by item id, live. `stalls`: of this event loop. `rules`: standing ones.
+    """Every handler on these ports. `titles`: live. `stalls`: of this event loop. `rules`: standing ones.
     `others`: refreshers of other version sets."""
     stages = Stages(ports, limits, model, stalls=stalls, on_nothing=metrics.component_failed)
     text = TextRetrieval(ports.sources, limits)

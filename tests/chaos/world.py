@@ -55,7 +55,7 @@ from services.gateway.domain import Encoded, Pool, Ranking, ScoredItem, Seen, Se
 from services.gateway.handlers import make_handlers
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.ports import Ports
-from services.gateway.recommend.catalogue import DescribedItems
+from services.gateway.recommend.catalogue import DescribedItems, Titles
 from services.gateway.recommend.exposures import Exposures
 from services.gateway.recommend.pages import PageTokens
 from services.gateway.recommend.popular import PopularItems
@@ -315,7 +315,7 @@ class Gateway:
         reader = StateReader("redis://localhost")
         reader._redis = AsyncClient(world.redis)  # type: ignore[assignment]
         popular = PopularItems(BUNDLE, np.arange(len(BUNDLE), 0, -1, dtype=np.int64), [()] * len(BUNDLE))
-        described = DescribedItems({}, popular)
+        described = DescribedItems(Titles(), popular)
         follower = CatalogueFollower(
             world.topics.of(ITEMS),
             described,
@@ -347,7 +347,7 @@ class Gateway:
             preferences=Preferences(),
             lag=AcknowledgedLag(grace_seconds=2.0),
             popular=popular,
-            titles={},
+            titles=Titles(),
             metrics=METRICS[0],
             exposures=Exposures(b"key", None),
             pages=PageTokens(b"key"),

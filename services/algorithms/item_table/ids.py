@@ -7,7 +7,7 @@ Letters: n ids, m ids asked for.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,8 +20,6 @@ Hashes = npt.NDArray[np.int64]
 MAX_ID_BYTES = 128
 _FOUND = 65_536  # looked for at a time
 _HASH = np.dtype(np.int64)
-
-Value = TypeVar("Value")
 
 
 class ItemIds(Mapping[str, int]):
@@ -152,22 +150,6 @@ class ItemIds(Mapping[str, int]):
                 return int(order[at])
             at += 1
         return -1
-
-
-class ByItem(Mapping[str, Value]):
-    """A column's values by the ids of its items, without a copy of either."""
-
-    def __init__(self, ids: ItemIds, values: Sequence[Value]) -> None:
-        self._ids, self._values = ids, values
-
-    def __len__(self) -> int:
-        return len(self._ids)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._ids)
-
-    def __getitem__(self, item_id: str) -> Value:
-        return self._values[self._ids[item_id]]
 
 
 def _row_type(size: int) -> np.dtype[Any]:

@@ -121,7 +121,9 @@ class Strings(Sequence[str]):
         return _together(parts)
 
     def are(self, rows: Indices, wanted: Sequence[str]) -> bool:
-        """Whether the strings of m rows are these, compared without decoding any."""
+        """Whether the strings of m rows are these, compared without decoding any of many."""
+        if len(rows) < _FEW:
+            return self.take(rows) == list(wanted)
         data, ends = self._gathered(rows)
         text = "".join(wanted)
         if data.tobytes() != text.encode():

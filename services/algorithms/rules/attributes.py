@@ -243,9 +243,14 @@ class AttributeColumns:
                 self._values = np.concatenate([self._values, more], axis=1)
         self._values[:, row] = encoded(values, self.kinds, self._codes)
 
-    def mask(self, where: Sequence[Condition]) -> Mask:
-        """The items that meet all conditions, of which there is at least one."""
-        return mask_of(where, self._values[:, : self._num_items], self.kinds, self._codes)
+    def mask(self, where: Sequence[Condition], rows: npt.NDArray[np.integer[Any]] | None = None) -> Mask:
+        """The items that meet all conditions, of which there is at least one: of all, or of m rows (m,), where one
+        that there is no item for does not."""
+        if rows is None:
+            return mask_of(where, self._values[:, : self._num_items], self.kinds, self._codes)
+        is_here = (rows >= 0) & (rows < self._num_items)
+        is_here[is_here] = mask_of(where, self._values[:, rows[is_here]], self.kinds, self._codes)
+        return is_here
 
 
 def mask_of(where: Sequence[Condition], values: Columns, kinds: Kinds, codes: Mapping[str, int]) -> Mask:

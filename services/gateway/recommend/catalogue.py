@@ -4,36 +4,38 @@ Candidates and reranker apply the same records; this is for answers that come ab
 calls it while the event loop reads.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
+from services.algorithms.item_table.ids import ItemIds
+from services.algorithms.item_table.strings import Strings
 from services.contracts.topics.index_deltas import Batch
 from services.contracts.topics.items import CatalogueItem
 from services.gateway.recommend.popular import PopularItems
 
 
-class Titles(Mapping[str, str]):
-    """Titles by item id: those that were put since training, and the bundle's. `put` is for one thread."""
+class Titles:
+    """Titles by item id: those that were put since training, and the bundle's, in its columns. `put` is for one
+    thread."""
 
-    def __init__(self, bundled: Mapping[str, str]) -> None:
-        self._bundled, self._described = bundled, dict[str, str]()
+    def __init__(self, item_ids: Iterable[str] = (), titles: Sequence[str] = ()) -> None:
+        self._ids = item_ids if isinstance(item_ids, ItemIds) else ItemIds.of(item_ids)
+        self._titles, self._described = Strings.of(titles), dict[str, str]()
 
     def put(self, item_id: str, title: str) -> None:
         """The title from now on."""
-        if self._bundled.get(item_id) == title:
+        row = self._ids.get(item_id, -1)
+        if row >= 0 and self._titles[row] == title:
             self._described.pop(item_id, None)
         else:
             self._described[item_id] = title
 
-    def __getitem__(self, item_id: str) -> str:
-        title = self._described.get(item_id)
-        return self._bundled[item_id] if title is None else title
-
-    def __iter__(self) -> Iterator[str]:
-        yield from self._bundled
-        yield from (item_id for item_id in list(self._described) if item_id not in self._bundled)
-
-    def __len__(self) -> int:
-        return len(self._bundled) + sum(item_id not in self._bundled for item_id in list(self._described))
+    def of(self, item_ids: Sequence[str]) -> list[str]:
+        """Of each, "" where none is known."""
+        rows = self._ids.find(item_ids)
+        known = rows >= 0
+        bundled, described = iter(self._titles.take(rows[known])), self._described
+        titles = [next(bundled) if is_known else "" for is_known in known.tolist()]
+        return [described.get(item_id, title) for item_id, title in zip(item_ids, titles, strict=True)]
 
 
 class DescribedItems:
@@ -42,8 +44,8 @@ class DescribedItems:
     `titles` are the bundle's to begin with, and live: a later record's title replaces an earlier one's.
     """
 
-    def __init__(self, titles: Mapping[str, str], popular: PopularItems) -> None:
-        self.titles = Titles(titles)
+    def __init__(self, titles: Titles, popular: PopularItems) -> None:
+        self.titles = titles
         self._popular = popular
         popular.knows_withdrawn = False
 

@@ -5,13 +5,14 @@ answered without a score, since Recommend would not score either. Knows ports, n
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from services.algorithms.rules.ranking_rules import Rule
 from services.algorithms.scoring.packed_state import after_absence
 from services.gateway.domain import HistoryEvent, Seen, ServedModel, last_event_ms, now_ms, seen_in, turned_down_in
 from services.gateway.ports import Ports
+from services.gateway.recommend.catalogue import Titles
 from services.gateway.recommend.explanation import ExplainQuery, Explanation, PastInteraction
 from services.gateway.stages import FoundState, Limits
 from services.gateway.validation import check_explain, with_times
@@ -22,10 +23,10 @@ MAX_PAST = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explain:
-    """The handler; one per process, called concurrently. `titles`: by item id, as they are known by now."""
+    """The handler; one per process, called concurrently. `titles`: as they are known by now."""
 
     ports: Ports
-    titles: Mapping[str, str]
+    titles: Titles
     model: ServedModel
     limits: Limits
     rules: Sequence[Rule]
@@ -41,6 +42,7 @@ class Explain:
             return Explanation(model_version=self.model.version, state_source=found.source)
         state, bucket = after_absence(found.query_state, self.model.absence, found.last_event_ms, asked_ms)
         newest = sorted(history, key=_time)[::-1]
+        past = newest[:MAX_PAST]
         seen = Seen(seen_in(newest, self.model.schema), turned_down_in(newest[::-1], self.model.schema))
         timeout_s = self.limits.stage_timeout_s
         similarity, votes = await asyncio.gather(
@@ -56,12 +58,8 @@ class Explain:
             similarity=similarity,
             votes=votes,
             history=[
-                PastInteraction(
-                    item_id=event.item_id,
-                    title=self.titles.get(event.item_id, ""),
-                    age_seconds=max(0, asked_ms - _time(event)) / 1000,
-                )
-                for event in newest[:MAX_PAST]
+                PastInteraction(item_id=event.item_id, title=title, age_seconds=max(0, asked_ms - _time(event)) / 1000)
+                for event, title in zip(past, self.titles.of([event.item_id for event in past]), strict=True)
             ],
             rules=[rules[place] for place in similarity.rules],
         )

@@ -4,11 +4,11 @@ An answer is whole or an error, but for one thing: where the state store does no
 it says so. Knows ports, not processes.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from services.gateway.domain import Degradation, Seen, ServedModel, SimilarAnswer, SimilarQuery
 from services.gateway.ports import Ports
+from services.gateway.recommend.catalogue import Titles
 from services.gateway.recommend.exposures import Exposures
 from services.gateway.stages import Limits, Stages, Work
 from services.gateway.validation import check_similar
@@ -17,11 +17,11 @@ from services.platform.large_requests import in_turn
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Similar:
-    """The handler; one per process, called concurrently. `titles`: by item id, as they are known by now."""
+    """The handler; one per process, called concurrently. `titles`: as they are known by now."""
 
     ports: Ports
     stages: Stages
-    titles: Mapping[str, str]
+    titles: Titles
     model: ServedModel
     exposures: Exposures
     limits: Limits
@@ -51,7 +51,7 @@ class Similar:
         total_ms = work.end()
         return SimilarAnswer(
             found=found,
-            titles=[self.titles.get(item.item_id, "") for item in found.items],
+            titles=self.titles.of([item.item_id for item in found.items]),
             model_version=self.model.version,
             degradations=work.degradations,
             total_ms=total_ms,

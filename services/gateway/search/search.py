@@ -14,6 +14,7 @@ from services.algorithms.text.rank_fusion import Fused, reciprocal_rank_fusion
 from services.contracts.query_state import PackedQueryState
 from services.gateway.domain import Degradation, Pool, Ranking, Seen, ServedModel, now_ms
 from services.gateway.metrics import GatewayMetrics
+from services.gateway.recommend.catalogue import Titles
 from services.gateway.recommend.exposures import Exposures
 from services.gateway.search.searching import PERSONAL, SearchAnswer, SearchQuery, SearchResult, SourceRank, SourceTime
 from services.gateway.search.text_retrieval import SourceAnswer, TextRetrieval, no_source, without_seen
@@ -34,12 +35,12 @@ RECENT = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
-    """The handler; one per process, called concurrently. `titles`: by item id, as they are known by now."""
+    """The handler; one per process, called concurrently. `titles`: as they are known by now."""
 
     stages: Stages
     text: TextRetrieval
     metrics: GatewayMetrics
-    titles: Mapping[str, str]
+    titles: Titles
     model: ServedModel
     exposures: Exposures
     limits: Limits
@@ -175,10 +176,10 @@ class Search:
         return [
             SearchResult(
                 item_id=one.item_id,
-                title=self.titles.get(one.item_id, ""),
+                title=title,
                 score=one.score,
                 found_by=[SourceRank(source, rank, scores[source][one.item_id]) for source, rank in one.ranks],
                 identifier=identifiers.get(one.item_id, ""),
             )
-            for one in fused
+            for one, title in zip(fused, self.titles.of([one.item_id for one in fused]), strict=True)
         ]

@@ -43,6 +43,7 @@ from services.gateway.edge.admissions import admissions
 from services.gateway.handlers import make_handlers
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.ports import Ports
+from services.gateway.recommend.catalogue import Titles
 from services.gateway.recommend.exposures import Exposures
 from services.gateway.recommend.pages import PageTokens
 from services.gateway.recommend.popular import PopularItems
@@ -114,7 +115,7 @@ async def recommend(calls: Calls, request: gateway_pb2.RecommendRequest, folder:
         preferences=own.preferences,
         lag=AcknowledgedLag(),
         popular=PopularItems(bundle.item_index, bundle.counts, bundle.categories, bundle.attributes),
-        titles={},
+        titles=Titles(),
         metrics=GatewayMetrics(CollectorRegistry()),
         exposures=Exposures(b"key", MemoryExposureLog()),
         pages=PageTokens(b"key"),

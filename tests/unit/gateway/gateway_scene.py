@@ -31,6 +31,7 @@ from services.gateway.freshness import PartitionProgress
 from services.gateway.handlers import Handlers, make_handlers
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.ports import Ports
+from services.gateway.recommend.catalogue import Titles
 from services.gateway.recommend.exposures import Exposures
 from services.gateway.recommend.pages import PageTokens
 from services.gateway.recommend.popular import PopularItems
@@ -117,7 +118,7 @@ class Scene:
     def __post_init__(self) -> None:
         self.lag = AcknowledgedLag(grace_seconds=self.lag_grace_s)
         self.metrics = GatewayMetrics(self.registry)
-        self.titles = dict(TITLES)
+        self.titles = Titles(ITEMS, list(TITLES.values()))
         self.ports = Ports(
             **{one.name: getattr(self, one.name) for one in fields(Ports)},
         )

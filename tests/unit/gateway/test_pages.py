@@ -20,7 +20,7 @@ from services.gateway.domain import (
     RecommendQuery,
     ScoredItem,
 )
-from services.gateway.recommend.catalogue import DescribedItems
+from services.gateway.recommend.catalogue import DescribedItems, Titles
 from services.gateway.recommend.pages import KEPT_S, MAX_LISTS, Place, ServedList, find_list, packed_list
 from services.platform.errors import DependencyUnavailable, InvalidRequest, PermissionDenied, PreconditionFailed
 from services.user_state.layout import PAGES
@@ -102,7 +102,7 @@ async def test_the_same_token_is_the_same_page() -> None:
 async def test_what_was_withdrawn_since_is_on_no_page() -> None:
     scene = Scene()
     first = await scene.recommend(ANN)
-    DescribedItems({}, scene.popular).describe([CatalogueItem(item_id="d", withdrawn=True)])
+    DescribedItems(Titles(), scene.popular).describe([CatalogueItem(item_id="d", withdrawn=True)])
     second = await page(scene, first.next_page_token)
     assert ids(second) == ["c", "b"]
     assert second.next_page_token == ""

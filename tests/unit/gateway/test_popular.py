@@ -1,6 +1,8 @@
 """The popular fallback obeys the same filters as everything else."""
 
 import tracemalloc
+from collections import Counter
+from itertools import compress
 
 import numpy as np
 import pytest
@@ -9,10 +11,10 @@ from gateway_scene import ATTRIBUTES, CATEGORIES, COUNTS, ITEMS, POPULAR, Scene
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.algorithms.item_table.ids import ByItem, ItemIds
+from services.algorithms.item_table.ids import ItemIds
 from services.algorithms.item_table.strings import Strings
-from services.algorithms.rules.attributes import Comparison, Condition
-from services.algorithms.rules.filters import ItemFilter
+from services.algorithms.rules.attributes import AttributeTable, Comparison, Condition, Kind, Values
+from services.algorithms.rules.filters import ItemFilter, passing
 from services.contracts.topics.items import CatalogueItem
 from services.gateway.domain import Degradation, RecommendQuery
 from services.gateway.recommend.catalogue import DescribedItems, Titles
@@ -61,7 +63,7 @@ def test_an_untrained_catalogue_still_answers() -> None:
 
 async def test_popular_items_say_so_until_what_is_withdrawn_is_known() -> None:
     scene = Scene()
-    follows = DescribedItems({}, scene.popular)
+    follows = DescribedItems(Titles(), scene.popular)
     unknown = await scene.recommend(RecommendQuery(user_id="nobody", k=2))
     personal = await scene.recommend(RecommendQuery(user_id="ann", k=2))
     follows.caught_up()
@@ -73,7 +75,7 @@ async def test_popular_items_say_so_until_what_is_withdrawn_is_known() -> None:
 
 
 def described(catalogue: PopularItems) -> DescribedItems:
-    return DescribedItems({"a": "A", "b": "B"}, catalogue)
+    return DescribedItems(Titles(["a", "b"], ["A", "B"]), catalogue)
 
 
 def test_what_is_withdrawn_or_not_available_is_not_popular_until_it_is_put_again() -> None:
@@ -85,7 +87,7 @@ def test_what_is_withdrawn_or_not_available_is_not_popular_until_it_is_put_again
     assert catalogue.top(10, ItemFilter(exclude_seen=False, allow_item_ids=("b",)), [], 0) == []
     items.describe([CatalogueItem(item_id="b", title="B again", categories=("x",))])
     assert [item.item_id for item in catalogue.top(2, ItemFilter(), [], 0)] == ["b", "d"]
-    assert (items.titles["b"], items.titles["a"]) == ("B again", "A")
+    assert items.titles.of(["b", "a"]) == ["B again", "A"]
 
 
 def test_an_items_new_categories_are_what_filters_see() -> None:
@@ -102,7 +104,7 @@ def test_items_that_training_never_saw_come_last_until_somebody_takes_them() -> 
     catalogue = PopularItems(ITEMS, COUNTS, CATEGORIES)
     items = described(catalogue)
     items.describe([CatalogueItem(item_id="n", title="New", categories=("x",))])
-    assert items.titles["n"] == "New"
+    assert items.titles.of(["n"]) == ["New"]
     assert [item.item_id for item in catalogue.top(10, ItemFilter(), [], 0)] == [*POPULAR, "n"]
     catalogue.take({"n": 3.0, "unheard of": 9.0})
     assert [item.item_id for item in catalogue.top(2, ItemFilter(), [], 0)] == ["n", POPULAR[0]]
@@ -125,7 +127,7 @@ def test_a_reader_finds_a_new_item_whole_or_not_at_all(is_served: bool) -> None:
         catalogue.describe("n", ("x",), {"price": 1.0}, is_served=is_served, written_ms=1)
 
     read()
-    read_between_lines(write, read, file="gateway/recommend/popular.py")
+    read_between_lines(write, read, file=".py")
     read()
     for number, (before, after) in enumerate(zip(answers[0], answers[-1], strict=True)):
         assert all(answer[number] in (before, after) for answer in answers)
@@ -210,20 +212,73 @@ def test_columns_answer_as_lists_do_whatever_changed(
     assert catalogue.withdrawn == hidden
 
 
+def test_many_items_answer_as_lists_do() -> None:
+    draw = np.random.default_rng(5)
+    size, names, makers = 1_500, [f"c{number}" for number in range(9)], ["x", "y", "z"]
+    ids = [f"i{number}" for number in draw.permutation(size + 100).tolist()]
+    counts = draw.integers(0, 200, size)
+
+    def drawn() -> tuple[tuple[str, ...], Values]:
+        price = {"price": float(draw.integers(0, 100))} if draw.random() < 0.9 else {}
+        chosen = draw.choice(9, draw.integers(0, 3), replace=False, p=np.arange(1, 10) / 45)
+        return tuple(names[number] for number in chosen.tolist()), price | {"maker": str(draw.choice(makers))}
+
+    of = {item_id: drawn() for item_id in ids[:size]}
+    kinds = {"price": Kind.NUMBER, "maker": Kind.TAG}
+    catalogue = PopularItems(
+        ids[:size], counts, [one for one, _ in of.values()], AttributeTable.of(kinds, [one for _, one in of.values()])
+    )
+    trained = dict(zip(ids, [*(TRAINING_COUNTS * counts).tolist(), *[0.0] * 100], strict=True))
+    order = sorted(ids[:size], key=lambda item_id: (-trained[item_id], item_id))
+    now: dict[str, float] = {}
+    for answered in range(150):
+        if answered % 30 == 7:
+            now = dict(
+                zip(draw.choice(ids, 400, replace=False).tolist(), draw.exponential(3, 400).tolist(), strict=True)
+            )
+            catalogue.take(now)
+            now = {item_id: count for item_id, count in now.items() if item_id in of}
+        for item_id in draw.choice(ids, 2 * (answered % 3)).tolist():
+            order += [] if item_id in of else [item_id]
+            of[item_id] = drawn() if draw.random() < 0.7 else of.get(item_id, ((), {}))
+            catalogue.describe(item_id, *of[item_id], is_served=bool(draw.random() < 0.8))
+        wanted = ItemFilter(
+            allow_item_ids=draw.choice(ids, draw.choice([0, 0, 0, 700])).tolist(),
+            deny_item_ids=draw.choice(ids, draw.choice([0, 300])).tolist(),
+            allow_categories=draw.choice(names, draw.choice([0, 0, 1, 3])).tolist(),
+            deny_categories=draw.choice(names, draw.choice([0, 0, 3, 8])).tolist(),
+            where=[
+                Condition("price", Comparison.BELOW, (float(draw.integers(0, 100)),)),
+                Condition("maker", Comparison.NONE_OF, ("x",)),
+            ][: draw.choice([0, 0, 1, 2])],
+        )
+        k, limit = int(draw.choice([1, 10, 100, 1_000])), int(draw.choice([0, 0, 1, 20]))
+        total = {item_id: trained[item_id] + now.get(item_id, 0.0) for item_id in order}
+        expected: list[str] = []
+        taken = Counter[str]()
+        by_count = sorted(order, key=lambda one: -total[one])
+        is_allowed = passing(wanted, by_count, [of[one][0] for one in by_count], [of[one][1] for one in by_count])
+        for item_id in compress(by_count, is_allowed & np.array([one not in catalogue.withdrawn for one in by_count])):
+            if not (limit and any(taken[name] >= limit for name in of[item_id][0])):
+                expected.append(item_id)
+                taken.update(of[item_id][0])
+        found = catalogue.top(k, wanted, [], limit)
+        assert [item.item_id for item in found] == expected[:k]
+        shares = [total[item_id] / sum(total.values()) for item_id in expected[:k]]
+        assert [item.score for item in found] == pytest.approx(shares)
+
+
 @given(
     bundled=st.dictionaries(st.sampled_from(NAMES), st.sampled_from(["", "A", "B"])),
     puts=st.lists(st.tuples(st.sampled_from([*NAMES, *NEW]), st.sampled_from(["A", "B", "C"]))),
 )
 def test_titles_are_those_of_a_dictionary(bundled: dict[str, str], puts: list[tuple[str, str]]) -> None:
-    titles, expected = Titles(ByItem(ItemIds.of(bundled), Strings.of(bundled.values()))), dict(bundled)
+    titles, expected = Titles(ItemIds.of(bundled), Strings.of(bundled.values())), dict(bundled)
     for item_id, title in puts:
         titles.put(item_id, title)
         expected[item_id] = title
-    assert dict(titles) == expected
-    assert len(titles) == len(expected)
-    assert [titles.get(item_id, "none") for item_id in [*NAMES, *NEW]] == [
-        expected.get(item_id, "none") for item_id in [*NAMES, *NEW]
-    ]
+    for asked in ([*NAMES, *NEW, *NAMES], NEW, NAMES[:2], []):
+        assert titles.of(asked) == [expected.get(item_id, "") for item_id in asked]
 
 
 def test_neither_a_record_nor_an_answer_costs_memory_for_each_hidden_item() -> None:
@@ -269,7 +324,7 @@ def test_items_that_left_a_category_and_come_back_are_answered_once() -> None:
 
 async def test_what_the_catalogue_says_of_attributes_counts_at_once() -> None:
     scene = Scene()
-    DescribedItems({}, scene.popular).describe([CatalogueItem(item_id="f", attributes={"price": 45.0})])
+    DescribedItems(Titles(), scene.popular).describe([CatalogueItem(item_id="f", attributes={"price": 45.0})])
     where = (Condition("price", Comparison.ABOVE, (40.0,)),)
     answer = await scene.recommend(RecommendQuery(user_id="nobody", k=5, filter=ItemFilter(where=where)))
     assert [item.item_id for item in answer.items] == ["f"]

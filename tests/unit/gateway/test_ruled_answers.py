@@ -29,7 +29,7 @@ from services.contracts.query_state import PackedQueryState
 from services.contracts.topics.items import CatalogueItem
 from services.gateway.adapters.processes import RemoteCandidates, RemoteReranker
 from services.gateway.domain import Recommendation, RecommendQuery, now_ms
-from services.gateway.recommend.catalogue import DescribedItems
+from services.gateway.recommend.catalogue import DescribedItems, Titles
 from services.gateway.recommend.popular import PopularItems
 from services.gateway.recommend.shown_before import packed_items
 from services.gateway.stages import Limits, Preferences
@@ -69,7 +69,7 @@ class World:
         counts = np.arange(known, dtype=np.int64)
         attributes = self.bundle.attributes.take(list(range(known)))
         made = PopularItems(self.bundle.item_ids[:known], counts, self.categories[:known], attributes)
-        described = DescribedItems({}, made)
+        described = DescribedItems(Titles(), made)
         described.describe(
             [
                 CatalogueItem(

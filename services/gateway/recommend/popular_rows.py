@@ -1,0 +1,159 @@
+"""Items by row, a place in the order of what training counted: the bundle's columns, and what the stream said since.
+
+What the bundle says stays in its columns. New items come behind the bundle's, as they are heard of.
+
+Letters: n items of the bundle, m items asked for.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from services.algorithms.item_table.categories import Categories
+from services.algorithms.item_table.ids import ItemIds
+from services.algorithms.item_table.strings import Indices
+from services.algorithms.rules.filters import Mask
+
+# What an interaction of training counts beside one of now (docs/decisions/057).
+TRAINING_COUNTS = 0.03
+
+Rows = npt.NDArray[np.int32]
+Negatives = npt.NDArray[np.float64]
+# Negative of its count, row, id and the bundle's categories.
+Entry = tuple[float, int, str, tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Now:
+    """What the stream speaks of, `total` in all: the negatives of counts and their rows, highest counts first, and both
+    by row. `first`: the first items of all; behind them come, of what training counted, rows from `after[0]` on, and
+    of these here, those from `after[1]` on."""
+
+    negatives: Negatives
+    rows: Indices
+    ascending: Indices
+    of_ascending: Negatives
+    total: float = 0.0
+    first: Sequence[Entry] = ()
+    after: tuple[int, int] = (0, 0)
+
+    @classmethod
+    def of(cls, live: Mapping[int, float], trained: Negatives) -> "Now":
+        """live: what rows, which ascend, count; trained (m,): the negatives of what training counted of them."""
+        rows = np.fromiter(live, np.int64, len(live))
+        counts = np.fromiter(live.values(), np.float64, len(live))
+        order = np.lexsort((rows, trained - counts))
+        negatives = trained - counts
+        return cls(negatives[order], rows[order], rows, negatives, float(counts.sum()))
+
+    def places(self, rows: Indices) -> tuple[Mask, Indices]:
+        """Which of the rows the stream speaks of, and where in `ascending` those are."""
+        at = np.searchsorted(self.ascending, rows)
+        is_here = np.append(self.ascending, -1)[at] == rows
+        return is_here, at[is_here]
+
+    def before(self, negative: float, row: int) -> int:
+        """How many come before a row of training's count."""
+        first, last = (int(np.searchsorted(self.negatives, negative, side)) for side in ("left", "right"))
+        return first + int(np.searchsorted(self.rows[first:last], row))
+
+
+class ItemRows:
+    """Ids, categories and training's counts by row: of the bundle's columns, and of what the stream said since."""
+
+    def __init__(
+        self, item_ids: Iterable[str], counts: npt.NDArray[np.int64], categories: Sequence[Sequence[str]]
+    ) -> None:
+        self._ids = item_ids if isinstance(item_ids, ItemIds) else ItemIds.of(item_ids)
+        self._counts, self.categories = counts, Categories.of(categories)
+        self._codes = {name: code for code, name in enumerate(self.categories.names)}
+        by_id = self._ids.strings.order()
+        # Which of the bundle's items is in each row, and the row of each.
+        self.order: Rows = by_id[np.argsort(-counts[by_id], kind="stable")].astype(np.int32)
+        self.rank = np.empty_like(self.order)
+        self.rank[self.order] = np.arange(len(self.order), dtype=np.int32)
+        # By row: categories where they are not the bundle's, and whether they are of one of its items.
+        self.described: dict[int, tuple[str, ...]] = {}
+        self._is_described = np.zeros(len(self.order), dtype=bool)
+        self._new_ids: list[str] = []
+        self._new_rows: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return len(self.order) + len(self._new_ids)
+
+    def row(self, item_id: str) -> int:
+        """-1 for an unknown one."""
+        bundled: int = self._ids.get(item_id, -1)
+        return int(self.rank[bundled]) if bundled >= 0 else self._new_rows.get(item_id, -1)
+
+    def put(self, row: int, item_id: str, names: tuple[str, ...]) -> tuple[str, ...]:
+        """The categories of a row from now on, which may be the one behind the last; return what they were."""
+        is_bundled = row < len(self.order)
+        bundled = self.categories[int(self.order[row])] if is_bundled else ()
+        before = self.described.get(row, bundled)
+        if is_bundled and bundled == names:
+            self._is_described[row] = False
+            self.described.pop(row, None)
+        else:
+            self.described[row] = names
+            if is_bundled:
+                self._is_described[row] = True
+        if row == len(self):
+            self._new_ids.append(item_id)  # readers go through these
+            self._new_rows[item_id] = row
+        return before
+
+    def passing(self, rows: Indices, allowed: Set[str], denied: Set[str]) -> Mask:
+        """Which of m rows are of one of these categories (none: of any), and of none of those: (m,)."""
+        by_columns = rows < len(self.order)
+        by_columns[by_columns] = ~self._is_described[rows[by_columns]]
+        lists, codes = self.categories.lists.take(self.order[rows[by_columns]]), self._codes
+        passes = np.zeros(len(rows), dtype=bool)
+        passes[by_columns] = ~lists.having([codes[name] for name in denied if name in codes], len(codes))
+        if allowed:
+            passes[by_columns] &= lists.having([codes[name] for name in allowed if name in codes], len(codes))
+        others = np.flatnonzero(~by_columns)
+        for number, names in zip(others.tolist(), self.names_of(rows[others]), strict=True):
+            passes[number] = denied.isdisjoint(names) and (not allowed or not allowed.isdisjoint(names))
+        return passes
+
+    def rows_of(self, item_ids: Sequence[str]) -> Indices:
+        """Of m items, -1 for an unknown one: (m,)."""
+        rows = self._ids.find(item_ids)
+        bundled = rows >= 0
+        rows[bundled] = self.rank[rows[bundled]]
+        if self._new_rows:
+            for number in np.flatnonzero(~bundled).tolist():
+                rows[number] = self._new_rows.get(item_ids[number], -1)
+        return rows
+
+    def ids_of(self, rows: Indices) -> list[str]:
+        size, new = len(self.order), self._new_ids
+        is_bundled = rows < size
+        if is_bundled.all():
+            return self._ids.strings.take(self.order[rows])
+        bundled = iter(self._ids.strings.take(self.order[rows[is_bundled]]))
+        return [next(bundled) if row < size else new[row - size] for row in rows.tolist()]
+
+    def bundled_names(self, rows: Indices) -> list[tuple[str, ...]]:
+        """The bundle's categories of each row; none of one that it has not."""
+        items = np.full(len(rows), -1)
+        is_bundled = (rows >= 0) & (rows < len(self.order))
+        items[is_bundled] = self.order[rows[is_bundled]]
+        return self.categories.of_rows(items)
+
+    def names_of(self, rows: Indices) -> list[tuple[str, ...]]:
+        """Categories of each row; none of row -1."""
+        names, described = self.bundled_names(rows), self.described
+        if not described:
+            return names
+        return [described.get(row, one) for row, one in zip(rows.tolist(), names, strict=True)]
+
+    def negatives(self, rows: Indices) -> Negatives:
+        """Of what training counted of each row: (m,)."""
+        counts = np.zeros(len(rows))
+        is_bundled = rows < len(self.order)
+        counts[is_bundled] = -TRAINING_COUNTS * self._counts[self.order[rows[is_bundled]]]
+        return counts
