@@ -18,8 +18,6 @@ import numpy.typing as npt
 import torch
 
 from services.algorithms.generation.decoding import decode
-from services.algorithms.indexes.quantized.faiss_indexes import inverted_fast_scan
-from services.algorithms.ops.quantized_scan import Cells, CellScan, Visit, coded
 from services.offline.evaluation.common.recall import recall
 from services.offline.evaluation.common.report import Report, Request, Say, filled, report_of, written
 from services.offline.evaluation.common.roofline import Rates, measure_rates
@@ -28,13 +26,11 @@ from services.offline.evaluation.generation.proof import prove_catalogue
 from services.offline.evaluation.generation.softmax_baselines import (
     Clustered,
     LowRank,
-    Searched,
     ShortlistTokens,
     TokenSource,
     WholeVocabulary,
 )
 from services.offline.evaluation.generation.world import MAKING, PhraseWorld, WorldShape, make_world
-from services.offline.training.codebooks.inverted_file import train_inverted_file
 from services.offline.training.codebooks.k_means import nearest, product_k_means
 
 FULL, SHORTLIST = "full softmax", "shortlist"
@@ -62,8 +58,7 @@ _QUICK_SHAPE: dict[str, int] = {"num_identifiers": 50_000, "vectors": 64, "set_t
 _SETS, _BEAMS, _K, _TOP = 5, 256, 10, 10
 _TAKEN = 3000  # tokens per position that the position-wise methods take
 
-# Building needs minutes beyond these sizes: codes are fitted row by row, and cells want the rows in float32.
-_CLUSTERED_UP_TO, _CELLS_UP_TO, _ANISOTROPIC_UP_TO = 2_000_000, 500_000, 128_000
+_CLUSTERED_UP_TO = 2_000_000  # phrases: building needs minutes beyond
 
 
 def run(request: Request, *, sizes: tuple[int, ...] = (), num_queries: int | None = None) -> Report:
@@ -220,45 +215,6 @@ def _methods(world: PhraseWorld, full: WholeVocabulary, seed: int, say: Say) -> 
             Clustered(layer, centres, owners, probes=probes),
             read,
         )
-    yield from _searched(world, seed, say)
-
-
-def _searched(world: PhraseWorld, seed: int, say: Say) -> Iterator[_Method]:
-    """Search with small codes, where they can be made in minutes."""
-    layer, size = world.layer, world.shape.num_tokens
-    if size > _CELLS_UP_TO:
-        return
-    say(f"{size:,} phrases: building quantized cells")
-    vectors = layer.decoded()
-    shape = Cells(num_cells=max(16, round(size**0.5)), bits=4, coded_width=layer.width // 2)
-    scan = CellScan(coded(vectors, cells=shape, seed=seed))
-    visit = Visit(probes=scan.num_cells // 4)
-
-    def cells(queries: Floats, taken: int) -> npt.NDArray[Any]:
-        return scan.pool(queries, taken, visit=visit).rows
-
-    source = Searched(cells, taken=_TAKEN, num_tokens=size, nbytes=scan.nbytes)
-    setting = f"{scan.num_cells} cells, a quarter visited, {_TAKEN} per position"
-    yield _Method("quantized cells, 4 bits", setting, source, scan.nbytes / 4)
-    if size > _ANISOTROPIC_UP_TO:
-        return
-    say(f"{size:,} phrases: building anisotropic codes")
-    import faiss
-
-    faiss.omp_set_num_threads(1)
-    num_cells = round(size**0.5)
-    sample = vectors[np.sort(np.random.default_rng(seed).permutation(size)[:20_000])]
-    codebooks = train_inverted_file(sample, num_cells=num_cells, num_subspaces=layer.width // 4, code_bits=4, seed=seed)
-    index = inverted_fast_scan(codebooks.coded(vectors))
-    index.nprobe = num_cells // 4
-
-    def codes(queries: Floats, taken: int) -> npt.NDArray[Any]:
-        return np.asarray(index.search(queries, taken)[1])
-
-    nbytes = size * (layer.width // 8 + 8)
-    source = Searched(codes, taken=_TAKEN, num_tokens=size, nbytes=nbytes)
-    setting = f"{num_cells} cells, a quarter visited, {_TAKEN} per position"
-    yield _Method("anisotropic codes (faiss)", setting, source, size * layer.width / 8 / 4)
 
 
 def _cells(world: PhraseWorld, count: int, seed: int) -> tuple[Floats, npt.NDArray[np.int64]]:

@@ -1,15 +1,14 @@
 """Other ways to find the phrases worth scoring, over the same output layer: what a shortlist is compared with.
 
 All answer the same question, so that scores and decoding behind them are the same: SVD-softmax (NeurIPS 2018: the
-leading directions of a rotated layer scan everything, the best go on), clustered weights (the nearest cells of k-means
-at every position), and search with small integer codes over the layer's rows. Every one works position by position;
-a shortlist works once per query, which is PIXAR's point. Nothing here knows tries or identifiers.
+leading directions of a rotated layer scan everything, the best go on) and clustered weights (the nearest cells of
+k-means at every position). Both work position by position; a shortlist works once per query, which is PIXAR's point.
+Nothing here knows tries or identifiers.
 
 Letters: V vocabulary size, D width, s positions, N tokens taken per position, C cells, U union.
 """
 
-from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -104,20 +103,6 @@ class Clustered:
         cells = np.unique(np.concatenate(near))
         found = np.concatenate([self._members[self._bounds[cell] : self._bounds[cell + 1]] for cell in cells.tolist()])
         return union(found[None], np.zeros(1, dtype=np.int64), self._num_tokens)
-
-
-class Searched:
-    """An index of the rows by inner product, asked once with all positions; the N best of each go on."""
-
-    def __init__(
-        self, search: Callable[[Floats, int], npt.NDArray[Any]], *, taken: int, num_tokens: int, nbytes: int
-    ) -> None:
-        """search: (s, D), N -> rows (s, N), -1 beyond a shorter answer."""
-        self._search, self._taken, self._num_tokens, self.nbytes = search, taken, num_tokens, nbytes
-
-    def tokens(self, x: Floats) -> Tokens:
-        found = self._search(np.ascontiguousarray(x[1:]), self._taken).ravel()
-        return union(found[found >= 0].astype(np.int32)[None], np.zeros(1, dtype=np.int64), self._num_tokens)
 
 
 _CHUNK = 1 << 16

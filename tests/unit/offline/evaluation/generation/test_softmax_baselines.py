@@ -8,7 +8,6 @@ from services.algorithms.generation.shortlist import Shortlist
 from services.offline.evaluation.generation.softmax_baselines import (
     Clustered,
     LowRank,
-    Searched,
     ShortlistTokens,
     TokenSource,
     WholeVocabulary,
@@ -40,16 +39,10 @@ def sources(layer: OutputLayer) -> dict[str, TokenSource]:
         "shortlist": ShortlistTokens(Shortlist(centres[:1], everything, num_tokens=NUM_TOKENS), 1),
         "low rank": LowRank(layer, window=WIDTH, taken=60),
         "clustered": Clustered(layer, centres, owners, probes=10),
-        "searched": Searched(
-            lambda queries, taken: np.argsort(-(queries @ weights.T), axis=1)[:, :taken],
-            taken=60,
-            num_tokens=NUM_TOKENS,
-            nbytes=0,
-        ),
     }
 
 
-@pytest.mark.parametrize("name", ["whole", "shortlist", "low rank", "clustered", "searched"])
+@pytest.mark.parametrize("name", ["whole", "shortlist", "low rank", "clustered"])
 def test_with_room_to_spare_the_best_tokens_are_there_with_padding(name: str) -> None:
     layer, x = setting()
     tokens = sources(layer)[name].tokens(x)
@@ -73,8 +66,3 @@ def test_thresholds_from_a_sample_take_about_as_many_as_asked_for() -> None:
     tokens = best_of_each(scores, 2000)
     assert 2500 < len(tokens) < 6000
     assert np.isin(np.argsort(-scores, axis=1)[:, :500], tokens).all()
-
-
-def test_a_search_that_finds_less_than_asked_for_is_no_error() -> None:
-    found = Searched(lambda queries, taken: np.array([[5, -1], [3, -1]]), taken=2, num_tokens=9, nbytes=0)
-    assert found.tokens(np.zeros((3, 4), dtype=np.float32)).tolist() == [0, 3, 5]
