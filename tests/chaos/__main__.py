@@ -80,6 +80,17 @@ def real(first: int, trials: int, minutes: float, brokers: int, kind: str, model
     return well
 
 
+def ranges(seeds: list[int]) -> str:
+    """Ascending seeds in words, runs of them as "first to last"."""
+    runs: list[list[int]] = []
+    for seed in seeds:
+        if runs and runs[-1][-1] == seed - 1:
+            runs[-1].append(seed)
+        else:
+            runs.append([seed])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs)
+
+
 def page() -> bool:
     """docs/operate/reliability.md of the rows."""
     rows = json.loads(ROWS.read_text())
@@ -108,7 +119,7 @@ def page() -> bool:
         "SETTINGS": "\n".join(
             f"| {setting} | {len(ones)} | {sum(bool(one['violations']) for one in ones)} | "
             f"{sum(one['events'] for one in ones):,} | {sum(one['reads'] for one in ones):,} | "
-            f"{', '.join(str(one['seed']) for one in ones)} |"
+            f"{ranges(sorted({one['seed'] for one in ones}))} |"
             for setting, ones in sorted(by_setting.items())
         ),
         "REAL": "\n".join(
