@@ -30,7 +30,6 @@ from services.cli.commands import (
     rebuild,
     recommend,
     record,
-    rekey,
     repartition,
     retrain,
     score,
@@ -120,7 +119,6 @@ app.command("rebuild", rich_help_panel=_KEEP)(rebuild.rebuild)
 app.command("shard-snapshots", rich_help_panel=_KEEP)(shard_snapshots.shard_snapshots)
 app.command("repartition", rich_help_panel=_KEEP)(repartition.repartition)
 app.command("certs", rich_help_panel=_KEEP)(certs.certs)
-app.command("rekey", rich_help_panel=_KEEP)(rekey.rekey)
 app.command("backfill-attributions", rich_help_panel=_KEEP)(backfill_attributions.backfill_attributions)
 app.add_typer(dead_letters.app, rich_help_panel=_KEEP)
 app.add_typer(keys.app, rich_help_panel=_KEEP)

@@ -14,8 +14,8 @@ class PseudonymSettings(ProcessSettings):
     """Settings of a process that writes pseudonyms."""
 
     # Key of the hash that stands for a user id in attributions, search clicks and exposures. Keep it secret. A new one
-    # goes here, and the old one to the encoder's earlier keys until `freshet rekey` has run: without it what came under
-    # the old one is found no more.
+    # goes here, and the old one to the encoder's earlier keys until `freshet backfill-attributions --rekey` has run:
+    # without it what came under the old one is found no more.
     pseudonym_key: SecretStr = Field(
         default=SecretStr(DEVELOPMENT_PSEUDONYM_KEY), validation_alias="FRESHET_PSEUDONYM_KEY"
     )

@@ -1,4 +1,5 @@
-"""`freshet backfill-attributions`: every interaction encoded again by a new model, beside the live system."""
+"""`freshet backfill-attributions`: attributions of every interaction written again, beside the live system: another
+model's, or the live model's under another key of pseudonyms."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -7,13 +8,14 @@ from typing import Annotated
 import typer
 
 from services.cli import options
-from services.cli.output import emit_json, progress_bar, reports_errors, sentences
+from services.cli.output import emit_json, progress_bar, reports_errors, sentences, usage_error
 
 
 @reports_errors
 def backfill_attributions(
-    bundle: Annotated[Path, typer.Option("--bundle", help="The new model's bundle.")],
     *,
+    bundle: Annotated[Path | None, typer.Option(help="The new model's bundle; with --rekey [the stack's].")] = None,
+    rekey: Annotated[bool, typer.Option("--rekey", help="Rename users to the present FRESHET_PSEUDONYM_KEY.")] = False,
     state: options.State = options.DEFAULT_STATE,
     archive: options.Archive = None,
     on: options.On = None,
@@ -25,31 +27,45 @@ def backfill_attributions(
     switching models: it adds what has come since. Undone and forgotten interactions are left out. With `--archive` it
     reads what retention took from there first, then the topic.
 
+    With `--rekey` it writes attributions and search clicks of a live model once more, under the pseudonyms of
+    FRESHET_PSEUDONYM_KEY. First give the encoder the new key, and the old one in FRESHET_PSEUDONYM_KEYS_BEFORE. Sums,
+    memory and what clicks taught stay as they are; they are the same users' under new names. Once the refreshers and
+    generators have read what was written, the old key may be dropped. What retention took from `interactions` is
+    renamed with `--archive`; else a forget finds it only while the old key is known. Run it for each live model.
+
     Example:  freshet backfill-attributions --bundle .freshet/bundles/next
 
     Example:  freshet backfill-attributions --bundle .freshet/bundles/next --archive archives/interactions
 
     Example:  freshet backfill-attributions --bundle /models/next --on ray://head:10001
+
+    Example:  FRESHET_PSEUDONYM_KEY=new FRESHET_PSEUDONYM_KEYS_BEFORE=old freshet backfill-attributions --rekey
     """
+    if bundle is None and not rekey:
+        raise usage_error("neither --bundle nor --rekey is given", "--bundle .freshet/bundles/next")
+    if rekey and on is not None:
+        raise usage_error("--rekey works here, not --on", "leave --on out")
     from services.encoder.config import EncoderSettings
     from services.offline.backfill.jobs import run_reattribution, run_reattribution_on
     from services.stack import Stack
 
+    stack = Stack(state)
     with sentences(), progress_bar(as_json=as_json) as bar:
-        settings = EncoderSettings(bundle=bundle, kafka_bootstrap=Stack(state).kafka_bootstrap)
+        settings = EncoderSettings(bundle=bundle or stack.bundle, kafka_bootstrap=stack.kafka_bootstrap)
         task = bar.add_task("interactions" if on is None else "partitions", total=None)
 
         def progress(done: int, total: int) -> None:
             bar.update(task, completed=done, total=total)
 
         if on is None:
-            report = run_reattribution(settings, progress, archive=archive)
+            report = run_reattribution(settings, progress, rekeys=rekey, archive=archive)
         else:
             report = run_reattribution_on(on, settings, progress, archive=archive)
     if as_json:
         emit_json(asdict(report))
         return
+    under, before = (" under the present key", "written under it before") if rekey else ("", "attributed before")
     typer.echo(
-        f"{report.attributions:,} attributions of model {report.model_version} from {report.records:,} interactions "
-        f"({report.skipped:,} of them were attributed before)"
+        f"{report.attributions:,} attributions of model {report.model_version} from {report.records:,} interactions"
+        f"{under} ({report.skipped:,} of them were {before})"
     )

@@ -20,3 +20,9 @@ def test_a_bundle_that_is_not_there_is_named_with_what_makes_one(tmp_path: Path)
 
 def test_without_a_bundle_it_is_a_usage_error() -> None:
     assert run("backfill-attributions").exit_code == 2
+
+
+def test_another_key_is_written_by_this_machine_alone() -> None:
+    result = run("backfill-attributions", "--rekey", "--on", "ray://head:10001")
+    assert result.exit_code == 2
+    assert "--rekey works here" in result.output

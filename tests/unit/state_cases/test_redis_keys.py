@@ -131,8 +131,8 @@ def test_a_forget_after_the_pseudonym_key_was_changed_takes_the_users_sums_back(
 
 
 def test_after_a_rekey_a_forget_under_the_new_key_alone_takes_everything_back() -> None:
-    """`freshet rekey` writes every attribution once more under the new pseudonym: nothing is added to the sums, and
-    what is there is the same user's. A new item, so that its contributors are looked at, too."""
+    """`freshet backfill-attributions --rekey` writes every attribution once more under the new pseudonym: nothing is
+    added to the sums, and what is there is the same user's. A new item, so that its contributors are looked at, too."""
     old, new = pseudonym_of(ANN, b"old"), pseudonym_of(ANN, b"new")
     world, rng = World(make_rules()), np.random.default_rng(1)
     world.log.put("new-item")
