@@ -18,7 +18,6 @@ import numpy.typing as npt
 
 from services.algorithms.scoring.states import FloatArray
 from services.offline.evaluation.common.embeddings import EmbeddingSet, EmbeddingSource, minilm_queries, mnist, sift
-from services.offline.evaluation.common.plots import panels, titled
 from services.offline.evaluation.common.report import Report, Request, plain_page, report_of, tables, written
 from services.offline.evaluation.quantization import search
 from services.offline.training.codebooks.product_quantizer import DEFAULT_THRESHOLD, train_product_quantizer
@@ -51,7 +50,7 @@ class Rate:
 
 
 def run(request: Request) -> Report:
-    """Codes beside FAISS's at the same number of bits, and search end to end; writes quantization.{md,json,png}.
+    """Codes beside FAISS's at the same number of bits, and search end to end; writes quantization.{md,json}.
 
     Raises: ValueError naming a data set that is missing, with what to do.
     """
@@ -64,7 +63,6 @@ def run(request: Request) -> Report:
         request,
         report,
         lambda report: plain_page(_TEMPLATE, report | {"tables": tables([*summary(found), *searched])}),
-        lambda _, out: plot(found, out / "quantization.png"),
     )
 
 
@@ -160,33 +158,6 @@ def summary(found: Iterable[Row]) -> list[Row]:
                 first[f"{name}_spread"] = max(values) - min(values)
         joined.append({**first, "seeds": len(group)})
     return joined
-
-
-def plot(found: Iterable[Row], path: Path) -> None:
-    """Recall 1@10 against T, relative error and recall 1@10 against bits: one column per set."""
-    table = summary(found)
-    names = sorted({row["set"] for row in table})
-    kinds = (
-        ("recall_1_at_10", "threshold", "threshold", "T / root mean square norm", "recall 1@10"),
-        ("recall_1_at_10", "rate", "bits", "bits per vector", "recall 1@10"),
-        ("relative_error", "rate", "bits", "bits per vector", "relative error of the best inner product"),
-    )
-    with panels(path, 3, len(names), size=(4.2, 3.2)) as drawn:
-        for column, name in enumerate(names):
-            for line, (value, kind, across, label, title) in enumerate(kinds):
-                panel = titled(drawn[line][column], name if line == 0 else "", xlabel=label, ylabel=title)
-                part = [row for row in table if (row["set"], row["kind"]) == (name, kind)]
-                for algorithm, code_bits in sorted({(row["algorithm"], row["code_bits"]) for row in part}):
-                    curve = [row for row in part if (row["algorithm"], row["code_bits"]) == (algorithm, code_bits)]
-                    curve.sort(key=lambda row: float(row[across]))
-                    panel.errorbar(
-                        [row[across] for row in curve],
-                        [row[value] for row in curve],
-                        [row[f"{value}_spread"] / 2 for row in curve],
-                        marker="o",
-                        capsize=2,
-                        label=f"{algorithm}, {code_bits}-bit",
-                    )
 
 
 class _Truth:

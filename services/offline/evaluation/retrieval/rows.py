@@ -31,7 +31,7 @@ from services.offline.evaluation.common.recall import recall
 from services.offline.evaluation.common.report import Report, Request, Say, report_of, written
 from services.offline.evaluation.common.roofline import Rates, measure_rates
 from services.offline.evaluation.common.timing import Times
-from services.offline.evaluation.retrieval import growth, page
+from services.offline.evaluation.retrieval import page
 from services.offline.evaluation.retrieval.algorithms import RESULTS, TRANSCRIPTION, Algorithm, Bench, algorithms
 from services.offline.evaluation.retrieval.proof import prove
 from services.offline.evaluation.retrieval.transcription import Transcription
@@ -57,7 +57,7 @@ def run(
     bundle: Path | None = None,
     with_proof: bool = False,
 ) -> Report:
-    """Table 5 at the shapes, and growth; writes retrieval.{md,json} and growth.png, with a bundle also retrieval.png.
+    """Table 5 at the shapes; writes retrieval.{md,json}.
 
     `bundle` takes the generator's place for ml-1m. `with_proof` first compares every answer and certificate with the
     float64 formula. Raises: ValueError or BundleError for a bundle that does not fit.
@@ -69,10 +69,9 @@ def run(
     for plan in plans(shapes, batches=batches, quick=request.quick):
         trained = bundle if plan.shape.name == "ml-1m" else None
         found += rows(plan, seed=request.seed, quick=request.quick, bundle=trained, rates=rates, say=request.say)
-    grown, left_out = growth.rows(quick=request.quick, seed=request.seed, rates=rates, say=request.say)
     report = report_of("retrieval", request, found, began)
-    report |= {"growth": grown, "left_out": left_out, "rates": asdict(rates), "proof": proof}
-    return written(request, report, page.page, page.plot)
+    report |= {"rates": asdict(rates), "proof": proof}
+    return written(request, report, page.page)
 
 
 def wrong_proofs(rows: list[Row]) -> list[str]:

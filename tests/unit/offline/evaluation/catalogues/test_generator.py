@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from services.offline.evaluation.catalogues.fitted import QUICK
-from services.offline.evaluation.catalogues.generator import generate
+from services.offline.evaluation.catalogues.generator import average_items, generate
 from services.offline.evaluation.catalogues.scene import SHAPES, Shape, shape_named
 from tests.unit.offline.evaluation.catalogues.moments import Moments, clustering, measure
 
@@ -165,3 +165,9 @@ def test_sizes_below_one_are_refused_by_name(name: str, value: int) -> None:
 def test_an_unknown_shape_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ValueError, match=r"shape='netflix'.*books"):
         shape_named("netflix")
+
+
+def test_averages_are_those_of_the_generated_items() -> None:
+    shape = SHAPES["books"]
+    items = generate(shape, num_items=300, num_queries=1, seed=4).items
+    assert np.allclose(average_items(shape, 300, seed=4), items.components.mean(axis=1), atol=1e-6)

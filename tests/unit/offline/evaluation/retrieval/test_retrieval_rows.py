@@ -1,8 +1,7 @@
-"""Benchmark rows: complete for every algorithm, honest about proof, and rendered as tables and plots."""
+"""Benchmark rows: complete for every algorithm, honest about proof, and rendered as tables."""
 
 import json
 from dataclasses import asdict
-from pathlib import Path
 
 import pytest
 
@@ -10,7 +9,6 @@ from services.offline.evaluation.catalogues.scene import SHAPES, SYNTHETIC, Shap
 from services.offline.evaluation.common.roofline import Rates
 from services.offline.evaluation.retrieval.algorithms import TRANSCRIPTION, algorithms
 from services.offline.evaluation.retrieval.page import page as retrieval_page
-from services.offline.evaluation.retrieval.page import plot_growth, plot_retrieval
 from services.offline.evaluation.retrieval.rows import Plan, Row, plans, rows, wrong_proofs
 
 TINY = Shape(
@@ -92,8 +90,6 @@ def report_of(rows: list[Row], **more: object) -> dict[str, object]:
         "command": "freshet bench retrieval",
         "machine": "a machine",
         "rows": rows,
-        "growth": [],
-        "left_out": [],
         "rates": asdict(RATES),
         "proof": None,
         **more,
@@ -118,21 +114,6 @@ def test_trained_bundles_stand_first_with_recall_and_hit_rate(measured: list[Row
     assert page.index("### mine as trained: 1,200 items, batch 1") < page.index("## Synthetic catalogues")
     assert "recall@100 | relative HR@100" in page
     assert "| 0.500 | 0.250 |" in page
-
-
-def test_the_plots_are_images(measured: list[Row], tmp_path: Path) -> None:
-    plot_retrieval(measured, tmp_path / "retrieval.png")
-    assert (tmp_path / "retrieval.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_growth_is_drawn_per_algorithm_and_batch(tmp_path: Path) -> None:
-    grown = [
-        {"algorithm": "stage", "num_items": size, "batch": batch, "milliseconds": size * 1e-4, "index_bytes": 4 * size}
-        for size in (10_000, 100_000)
-        for batch in (1, 32)
-    ]
-    plot_growth(grown, tmp_path / "growth.png")
-    assert (tmp_path / "growth.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_quick_keeps_every_shape_at_full_size() -> None:
