@@ -55,6 +55,7 @@ from freshet_client.errors import (
     TooLarge,
     Unauthenticated,
     Unavailable,
+    Unreachable,
     Unsupported,
 )
 from freshet_client.requests import (
@@ -121,6 +122,7 @@ __all__ = [
     "TooLarge",
     "Unauthenticated",
     "Unavailable",
+    "Unreachable",
     "Unsupported",
     "VotingInteractions",
 ]

@@ -21,7 +21,7 @@ from freshet_client.answers import (
 )
 from freshet_client.channel import Endpoint, Tls
 from freshet_client.client import TIMEOUT_S
-from freshet_client.errors import FreshetError
+from freshet_client.errors import FreshetError, of_call
 from freshet_client.requests import (
     Filter,
     HistoryEvent,
@@ -63,7 +63,7 @@ class AsyncGrpcTransport:
         try:
             return await getattr(self._stub, method)(request, timeout=timeout_s, metadata=tuple(endpoint.metadata))
         except grpc.RpcError as error:
-            raise endpoint.failure(error, timeout_s) from error
+            raise of_call(error, target=endpoint.target, timeout_s=timeout_s) from error
         except grpc.aio.UsageError as error:
             raise FreshetError(f"the client of {endpoint.target} is closed") from error
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import grpc
 
-from freshet_client.errors import FreshetError, InvalidArgument, of_status
+from freshet_client.errors import InvalidArgument
 
 _ALLOWED = "host:port, such as 127.0.0.1:50050, [::1]:50050 or dns:///gateway:50050; commas between IP addresses"
 # A gateway that restarts is found again within a second; gRPC's own backoff grows to two minutes.
@@ -78,11 +78,6 @@ class Endpoint:
         if is_background:
             metadata.append(("freshet-priority", "background"))
         return cls(checked, options, metadata, tls)
-
-    def failure(self, error: grpc.RpcError, timeout_s: float) -> FreshetError:
-        """The error of our tree for a failed call."""
-        told = {key: value for key, value in error.trailing_metadata() or () if isinstance(value, str)}
-        return of_status(error.code().name, error.details() or "", told, target=self.target, timeout_s=timeout_s)
 
 
 def service_config() -> str:

@@ -20,7 +20,7 @@ from freshet_client.answers import (
     SimilarAnswer,
 )
 from freshet_client.channel import Endpoint, Tls
-from freshet_client.errors import FreshetError
+from freshet_client.errors import FreshetError, of_call
 from freshet_client.requests import (
     Filter,
     HistoryEvent,
@@ -61,7 +61,7 @@ class GrpcTransport:
         try:
             return getattr(self._stub, method)(request, timeout=timeout_s, metadata=endpoint.metadata)
         except grpc.RpcError as error:
-            raise endpoint.failure(error, timeout_s) from error
+            raise of_call(error, target=endpoint.target, timeout_s=timeout_s) from error
         except ValueError as error:
             # gRPC's word for a channel that is closed.
             raise FreshetError(f"the client of {endpoint.target} is closed") from error

@@ -9,8 +9,6 @@ import re
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from freshet_client.answers import Receipt
 
 # As the gateway writes it: "k=0 allowed: 1-1000"; some refusals name no value: "page_token: altered; allowed: ...".
@@ -115,6 +113,14 @@ class Unavailable(FreshetError):
     retriable = True
 
 
+class Unreachable(Unavailable):
+    """No gateway was reached. `why`: "nothing" answers there, "TLS" or "HTTP/1.1" where the two ends do not agree."""
+
+    def __init__(self, message: str, why: str = "nothing") -> None:
+        super().__init__(message)
+        self.why = why
+
+
 class DeadlineExceeded(FreshetError):
     """No answer came within `timeout_s`. A write may have happened: repeat it with its event id."""
 
@@ -148,33 +154,36 @@ _BY_STATUS: dict[str, type[FreshetError]] = {
 }
 
 
-def of_status(status: str, details: str, told: Mapping[str, str], *, target: str, timeout_s: float) -> FreshetError:
-    """The error for a status of a call to `target`. `told`: the trailing metadata."""
+def of_call(error: Any, *, target: str, timeout_s: float) -> FreshetError:
+    """The error for gRPC's error of a call to `target`."""
+    told = {key: value for key, value in error.trailing_metadata() or () if isinstance(value, str)}
+    status, details = error.code().name, str(error.details() or error.code().name)
     request_id, after_ms = told.get("x-request-id", ""), told.get("retry-after-ms", "")
-    kind = _BY_STATUS.get(status, InternalError)
-    message = details or status
     if status == "RESOURCE_EXHAUSTED" and "larger than max" in details:
-        kind, message = TooLarge, f"the message is too large for {target}: {details}"
-    elif not request_id:
+        what = "answer" if details.lower().startswith("received") else "request"
+        found: FreshetError = TooLarge(f"the {what} is too large for {target}: {details}")
+    elif request_id:
+        found = _BY_STATUS.get(status, InternalError)(details)
+    else:
         # No gateway said so: gRPC did, here.
-        message = _explained(status, message, target=target, timeout_s=timeout_s)
-    elif kind is InternalError and status != "INTERNAL":
-        message = f"{status}: {message}"
-    return kind(message, retry_after_s=int(after_ms) / 1000 if after_ms.isdecimal() else None, request_id=request_id)
+        found = _of_grpc(status, details, target, timeout_s)
+    found.request_id = request_id
+    found.retry_after_s = int(after_ms) / 1000 if after_ms.isdecimal() else None
+    return found
 
 
-def _explained(status: str, details: str, *, target: str, timeout_s: float) -> str:
+def _of_grpc(status: str, details: str, target: str, timeout_s: float) -> FreshetError:
     lowered = details.lower()
     if status == "DEADLINE_EXCEEDED":
-        return f"no answer from {target} within {timeout_s:g} s"
+        return DeadlineExceeded(f"{target} did not answer within {timeout_s * 1000:.0f} ms")
     if status == "UNIMPLEMENTED":
-        return f"{target} does not have this method, it is older than this client or no gateway: {details}"
-    if status != "UNAVAILABLE":
-        return details
-    if "handshake" in lowered or "ssl" in lowered:
-        return f"{target} and this client do not agree on TLS or certificates: {details}"
-    if "http1.x" in lowered or "trying to connect an http1" in lowered:
-        return f"{target} speaks HTTP/1.1, not gRPC; gRPC's port is the JSON port's less 30: {details}"
-    if any(sign in lowered for sign in _CONNECTING):
-        return f"no gateway answers at {target}: {details}"
-    return f"the connection to {target} failed: {details}"
+        return Unsupported(f"{target} does not have this method, it is older than this client or no gateway: {details}")
+    if status == "UNAVAILABLE":
+        if "handshake" in lowered or "ssl" in lowered:
+            return Unreachable(f"{target} and this client do not believe each other's certificates: {details}", "TLS")
+        if "http1.x" in lowered:
+            told = f"{target} speaks HTTP/1.1, not gRPC; gRPC's port is the JSON port's less 30: {details}"
+            return Unreachable(told, "HTTP/1.1")
+        if any(sign in lowered for sign in _CONNECTING):
+            return Unreachable(f"nothing answers at {target}: {details}")
+    return _BY_STATUS.get(status, InternalError)(details)

@@ -131,7 +131,7 @@ def test_a_read_that_found_no_gateway_for_a_moment_is_repeated_by_the_service_co
 
 
 def test_nothing_that_listens_is_unavailable_and_names_the_address() -> None:
-    with Client(NOBODY, timeout_s=2) as client, pytest.raises(Unavailable, match=f"^no gateway answers at {NOBODY}: "):
+    with Client(NOBODY, timeout_s=2) as client, pytest.raises(Unavailable, match=f"^nothing answers at {NOBODY}: "):
         client.recommend("ann")
 
 
@@ -144,7 +144,7 @@ def test_a_slow_answer_ends_with_the_deadline() -> None:
 
     with serving(Scripted(wait)) as target, Client(target) as client:
         try:
-            with pytest.raises(DeadlineExceeded, match=rf"^no answer from {target} within 0\.2 s$"):
+            with pytest.raises(DeadlineExceeded, match=rf"^{target} did not answer within 200 ms$"):
                 client.recommend("ann", timeout_s=0.2)
         finally:
             free.set()
@@ -169,7 +169,7 @@ def test_a_request_above_the_limit_is_not_sent() -> None:
     with (
         serving(servicer) as target,
         Client(target) as client,
-        pytest.raises(TooLarge, match=f"^the message is too large for {target}: "),
+        pytest.raises(TooLarge, match=f"^the request is too large for {target}: "),
     ):
         client.recommend("ann", filter=Filter(deny_item_ids=["i" * 120] * 40_000))
     assert servicer.requests == []
