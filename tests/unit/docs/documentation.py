@@ -61,11 +61,14 @@ def broken_links(page: Path) -> list[str]:
 
 
 def commands(text: str) -> list[Shown]:
-    """Every `freshet ...` of a page, from its blocks and from code within its sentences, in order of appearance."""
+    """Every `freshet ...` of a page, from its blocks and from code within its sentences, in order of appearance.
+
+    One that is followed by "of commit" is that commit's, and left out.
+    """
     blocks = [block[0] for block in _FENCE.finditer(text)]
     found = [shown for block in blocks for line in block.splitlines() for shown in _commands(line, whole=True)]
-    for code in re.findall(r"`([^`]+)`", _FENCE.sub("", text)):
-        found += _commands(" ".join(code.split()), whole=False)
+    for code, is_earlier in re.findall(r"`([^`]+)`(\s+of\s+commit\b)?", _FENCE.sub("", text)):
+        found += [] if is_earlier else _commands(" ".join(code.split()), whole=False)
     return list(dict.fromkeys(found))
 
 
