@@ -10,7 +10,7 @@ Letters: B queries, X items, K results, N pool size.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +38,10 @@ class Certificate:
         if self.gap is None:
             return "estimate"
         return "exact" if self.gap == 0 else "bounded"
+
+    def proves(self, max_gap: float) -> bool:
+        """Whether the gap is proven to be at most `max_gap`."""
+        return self.gap is not None and self.gap <= max_gap
 
 
 EXACT = Certificate(0.0)
@@ -133,6 +137,21 @@ class Index(Protocol):
 
     def first_stage(self, queries: QueryStates, size: int, allowed: Mask | None = None) -> Pool:
         """A pool of `size` items by this algorithm's first stage alone. Raises as `search` does."""
+
+
+@runtime_checkable
+class GapIndex(Protocol):
+    """An index that does less where it may leave something out."""
+
+    def search_within(self, queries: QueryStates, k: int, allowed: Mask | None, max_gap: float) -> TopK:
+        """As `Index.search`; no left-out item scores more than `max_gap` (at least 0) above the K-th answered one."""
+
+
+def search_within(index: Index, queries: QueryStates, k: int, allowed: Mask | None, max_gap: float) -> TopK:
+    """The index's answer, with as little work as `max_gap` allows it; the certificates say what it proved."""
+    if max_gap and isinstance(index, GapIndex):
+        return index.search_within(queries, k, allowed, max_gap)
+    return index.search(queries, k, allowed)
 
 
 def check_request(*, k: int, allowed: Mask | None, num_queries: int, num_items: int) -> None:

@@ -16,7 +16,7 @@ from services.algorithms.indexes.exact.two_pass import (
     ExactLowPrecision,
 )
 from services.algorithms.indexes.mutable.index import only
-from services.algorithms.indexes.protocol import EXACT, Certificate, TopK
+from services.algorithms.indexes.protocol import EXACT, Certificate, TopK, search_within
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
 from services.offline.evaluation.retrieval.proof import prove_at_scale, prove_on_small_catalogues, wrong_answers
@@ -60,6 +60,43 @@ def test_gate_bounds_score_few_items_in_full_and_say_so(kind: type) -> None:
     assert (touched["full"] <= touched["gate_intervals"]).all()
     assert touched["full"].mean() < 400
     assert (touched["full"] >= 10).all()
+
+
+@pytest.mark.parametrize("kind", STRATEGIES)
+@pytest.mark.parametrize("filtered", [False, True])
+@pytest.mark.parametrize("max_gap", [1e-9, 0.01, 0.05, 0.3, 3.0])
+def test_what_a_gap_leaves_out_scores_at_most_that_much_above_the_last(
+    kind: type, filtered: bool, max_gap: float
+) -> None:
+    queries, items, gate = scene(0, 4000)
+    items.components[100:140] = items.components[100]
+    items.gate[100:140] = items.gate[100]
+    allowed = np.random.default_rng(2).random((5, 4000)) < 0.3 if filtered else None
+    every = BruteForce(items, gate).search(queries, 4000, allowed)
+    index = kind(items, gate, pool_size=30)
+    for _ in range(5 if kind is Exact else 1):
+        answer = search_within(index, queries, 20, allowed, max_gap)
+        for query in range(5):
+            truth = dict(zip(every.item_indices[query].tolist(), every.scores[query].tolist(), strict=True))
+            rows, proof = answer.item_indices[query].tolist(), answer.certificates[query]
+            assert [truth[row] for row in rows] == answer.scores[query].tolist()
+            assert proof.proves(max_gap)
+            assert proof.gap is not None
+            left_out = max(score for row, score in truth.items() if row not in rows)
+            assert left_out <= answer.scores[query, -1] + proof.gap
+            if proof == EXACT:
+                assert rows == every.item_indices[query, :20].tolist()
+
+
+def test_a_larger_gap_scores_fewer_items() -> None:
+    queries, items, gate = scene(3, 4000)
+    index = ExactLowPrecision(items, gate, pool_size=100)
+    scored = [
+        next(done.touched.sum() for done in search_within(index, queries, 10, None, gap).passes if done.name == "full")
+        for gap in (0.0, 0.05, 0.2)
+    ]
+    assert scored == sorted(scored, reverse=True)
+    assert scored[2] < scored[0]
 
 
 def test_plain_algorithm_1_lets_more_through_than_the_gate_bounds() -> None:

@@ -1,7 +1,7 @@
 """Exact top-K by whichever strategy is cheapest here, as measured on the searches themselves.
 
 All strategies give the same proven answer, so trying them costs nothing but time: per kind of request (batch size and
-K, by orders of magnitude) the first searches take turns, and then the cheapest per query stays. Which strategy pays
+K, by orders of magnitude, and the gap allowed) the first searches take turns, and then the cheapest per query stays. Which strategy pays
 depends on the model: on sharp gates bounds drop nearly everything, on a small catalogue nothing beats scoring it all.
 
 Letters: B queries, X items, K results.
@@ -9,6 +9,7 @@ Letters: B queries, X items, K results.
 
 import threading
 import time
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -26,7 +27,7 @@ from services.algorithms.indexes.exact.two_pass import (
     TwoPass,
 )
 from services.algorithms.indexes.mutable.index import Build
-from services.algorithms.indexes.protocol import Index, Mask, Pass, Pool, TopK
+from services.algorithms.indexes.protocol import Index, Mask, Pass, Pool, TopK, search_within
 from services.algorithms.indexes.scored_index import ScoredIndex
 from services.algorithms.ops.mol_bounds import AverageItems, BoundItems
 from services.algorithms.ops.mol_scores import MolScorer
@@ -40,12 +41,15 @@ _TURNS = 3
 # three turns, a first search after a start say, would cost every search from then on.
 _LOOK_AGAIN_EVERY, _WORTH_LOOKING_AT = 200, 4.0
 
-_Kind = tuple[int, int]
+# Gaps below the first of these let bounds drop hardly more than none does; between two of them searches cost alike.
+_GAPS = (0.003, 0.03, 0.3)
+
+_Kind = tuple[int, int, int]
 _Found = TypeVar("_Found")
 
 
 class Exact(ScoredIndex):
-    """The cheapest exact strategy, BruteForce included. Certificate: always exact.
+    """The cheapest exact strategy, BruteForce included. Certificate: exact, or within the gap that a search allows.
 
     The first pass of an answer is named "strategy:<name>" and takes no time. Memory: exact_low_precision's, and the
     item gates once more in int8. The bounds rest on the gates being a softmax, as every gate here is.
@@ -100,8 +104,16 @@ class Exact(ScoredIndex):
 
     def search(self, queries: QueryStates, k: int, allowed: Mask | None = None) -> TopK:
         """The exact top `k` among the allowed items. See `Index.search`."""
+        return self.search_within(queries, k, allowed, 0.0)
+
+    def search_within(self, queries: QueryStates, k: int, allowed: Mask | None, max_gap: float) -> TopK:
+        """See `GapIndex`. Raises: as `search`."""
         self.check(queries, k, allowed)
-        answer, strategy = self._by_turn(queries, k, lambda strategy: strategy.search(queries, k, allowed))
+
+        def ask(strategy: Index) -> TopK:
+            return search_within(strategy, queries, k, allowed, max_gap)
+
+        answer, strategy = self._by_turn(queries, k, ask, max_gap)
         return replace(answer, passes=(strategy, *answer.passes))
 
     def first_stage(self, queries: QueryStates, size: int, allowed: Mask | None = None) -> Pool:
@@ -110,9 +122,11 @@ class Exact(ScoredIndex):
         pool, strategy = self._by_turn(queries, size, lambda strategy: strategy.first_stage(queries, size, allowed))
         return replace(pool, passes=(strategy, *pool.passes))
 
-    def _by_turn(self, queries: QueryStates, k: int, ask: Callable[[Index], _Found]) -> tuple[_Found, Pass]:
+    def _by_turn(
+        self, queries: QueryStates, k: int, ask: Callable[[Index], _Found], max_gap: float = 0.0
+    ) -> tuple[_Found, Pass]:
         """What the strategy whose turn it is finds, and a pass that names it; its time is noted."""
-        kind = _kind(len(queries), k)
+        kind = _kind(len(queries), k, max_gap)
         number = self._turn(kind)
         started = time.thread_time()
         found = ask(self.strategies[number])
@@ -163,6 +177,6 @@ def _cheapest(measured: list[list[float]]) -> int:
     return int(np.argmin([min(turns) for turns in measured]))
 
 
-def _kind(batch: int, k: int) -> _Kind:
+def _kind(batch: int, k: int, max_gap: float = 0.0) -> _Kind:
     """Requests that cost alike: batch sizes by powers of 4, K by powers of 10."""
-    return ((max(1, batch) - 1).bit_length() // 2, len(str(k)))
+    return ((max(1, batch) - 1).bit_length() // 2, len(str(k)), bisect_right(_GAPS, max_gap))

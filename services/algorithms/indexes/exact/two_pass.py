@@ -5,6 +5,9 @@ The bound pass keeps whatever might reach it, and `rescoring` settles those: flo
 is the paper's Algorithm 1 with a better threshold (the pool's K-th best, not its least) and, in all strategies but the
 first, with bounds on the gates, too. docs/decisions/006-exact-top-k.md has the proof and the measurements.
 
+Where an answer may have a gap, the bound pass keeps only what might score more than the gap above the threshold: what
+it drops then scores at most that much above the pool's K-th, and the pool itself stays among the scored.
+
 Letters: B queries, X items, P_q, P_x components, P = P_q * P_x, d component width, K results, N pool size.
 """
 
@@ -14,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.indexes.pools import check_pool_size
+from services.algorithms.indexes.pools import certificates, check_pool_size
 from services.algorithms.indexes.protocol import (
     EXACT,
     Indices,
@@ -52,7 +55,7 @@ class _Start:
 
 
 class TwoPass(ScoredIndex):
-    """What the strategies share. Certificate: always exact."""
+    """What the strategies share. Certificate: exact, or within the gap that a search allows."""
 
     name: str
     _low_precision: bool
@@ -98,13 +101,17 @@ class TwoPass(ScoredIndex):
 
     def search(self, queries: QueryStates, k: int, allowed: Mask | None = None) -> TopK:
         """The exact top `k` among the allowed items. See `Index.search`."""
+        return self.search_within(queries, k, allowed, 0.0)
+
+    def search_within(self, queries: QueryStates, k: int, allowed: Mask | None, max_gap: float) -> TopK:
+        """See `GapIndex`. Raises: as `search`."""
         self.check(queries, k, allowed)
-        pools, scores, _, passes = self._reaching(queries, k, allowed)
+        pools, scores, thresholds, passes = self._reaching(queries, k, allowed, max_gap)
         answer = finish(self.scorer, queries, pools, scores, k, self.ranks)
         return TopK(
             item_indices=answer.item_indices,
             scores=answer.scores,
-            certificates=(EXACT,) * len(queries),
+            certificates=certificates(thresholds, answer.kth_scores) if max_gap else (EXACT,) * len(queries),
             passes=(*passes, *answer.passes),
         )
 
@@ -127,9 +134,10 @@ class TwoPass(ScoredIndex):
         return Pool(item_indices=item_indices, scores=out, bounds=bounds, passes=passes)
 
     def _reaching(
-        self, queries: QueryStates, k: int, allowed: Mask | None
+        self, queries: QueryStates, k: int, allowed: Mask | None, max_gap: float = 0.0
     ) -> tuple[list[Indices], list[npt.NDArray[np.float32]], npt.NDArray[np.float64], tuple[Pass, ...]]:
-        """Rows and float32 scores of all that may be among the top `k`; every other item is below `thresholds`."""
+        """Rows and float32 scores of the pool's K best and all that may score more than `max_gap` above its K-th; every other
+        item is below `thresholds`."""
         num_queries = len(queries)
         everything = self.every_item(queries)
         started = time.perf_counter()
@@ -144,18 +152,25 @@ class TwoPass(ScoredIndex):
         if num_queries == 0 or sizes.max() < min(size, self.num_items):
             # Fewer than asked for: the pools are all that is allowed.
             return begin.pools, begin.scores, np.full(num_queries, -np.inf), passes
-        allowed, more = self._narrowed(queries, begin.thresholds, allowed)
+        thresholds = begin.thresholds + max_gap
+        allowed, more = self._narrowed(queries, thresholds, allowed)
         passes += more
         scored = time.perf_counter()
-        found = self._bounds.survivors(queries, begin.thresholds, begin.centres, allowed)
+        found = self._bounds.survivors(queries, thresholds, begin.centres, allowed)
         bounded = time.perf_counter()
-        scores = self.scorer.scores_at(queries, found.rows)
+        rows = found.rows
+        if max_gap:  # the pool's own best need not reach so far
+            near = [
+                here[row >= least] for here, row, least in zip(begin.pools, begin.scores, begin.thresholds, strict=True)
+            ]
+            rows = [np.union1d(here, best) for here, best in zip(rows, near, strict=True)]
+        scores = self.scorer.scores_at(queries, rows)
         full = time.perf_counter()
-        counts = np.array([len(rows) for rows in found.rows], dtype=np.int64)
+        counts = np.array([len(here) for here in rows], dtype=np.int64)
         passes += (Pass("bounds", bounded - scored, everything),)
         if self._by_gates:
             passes += (Pass("gate_intervals", 0.0, found.tested),)
-        return found.rows, scores, begin.thresholds, (*passes, Pass("full", full - bounded, counts))
+        return rows, scores, thresholds, (*passes, Pass("full", full - bounded, counts))
 
     def _narrowed(
         self, queries: QueryStates, thresholds: npt.NDArray[np.float64], allowed: Mask | None

@@ -158,14 +158,16 @@ class MutableIndex:
         *,
         algorithm: str | None = None,
         version: Version | None = None,
+        max_gap: float = 0.0,
     ) -> Answer:
         """The top `k` of s among the items that pass: `filters` is one for all queries, one per query, or None.
 
         `algorithm` is a name of the build's, its first for None. All answers speak of `version`, the newest for None.
+        `max_gap`: an algorithm that saves work by it may leave out what scores at most so much above the K-th.
         An index without items makes empty, exact answers.
         Raises: ValueError naming what is wrong with `k`, the filters, the algorithm or the queries' shapes.
         """
-        return (version or self._version).search(queries, k, filters, algorithm)
+        return (version or self._version).search(queries, k, filters, algorithm, max_gap)
 
     def first_stage(
         self,

@@ -25,7 +25,7 @@ from services.algorithms.indexes.mutable.merged_answer import (
 )
 from services.algorithms.indexes.mutable.segment import HashedFilter, Segment
 from services.algorithms.indexes.mutable.segment_merge import Order, Pause, Source, order_by_id
-from services.algorithms.indexes.protocol import Index, Mask, Pass, TopK, check_request, empty_answer
+from services.algorithms.indexes.protocol import Index, Mask, Pass, TopK, check_request, empty_answer, search_within
 from services.algorithms.rules.attributes import Kinds
 from services.algorithms.rules.filters import ItemFilter
 from services.algorithms.scoring.states import ItemShape, QueryStates
@@ -85,6 +85,7 @@ class Version:
         k: int,
         filters: ItemFilter | Sequence[ItemFilter] | None,
         algorithm: str | None = None,
+        max_gap: float = 0.0,
     ) -> Answer:
         """The top `k` of s in this version. See `MutableIndex.search`."""
         wanted = self._checked(queries, k, filters)
@@ -99,7 +100,7 @@ class Version:
                 parts.append(candidates(source, queries, k, thresholds, _mask(source, wanted)))
                 touched += len(segment)
                 continue
-            tops.append(_named(segment, algorithm).search(queries, k, _mask(source, wanted)))
+            tops.append(search_within(_named(segment, algorithm), queries, k, _mask(source, wanted), max_gap))
             error = segment.scorer.error_bounds_float64(queries)
             parts.append(as_partial(segment, tops[-1], error))
             if tops[-1].scores.shape[1] == k:
