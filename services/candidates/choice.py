@@ -3,10 +3,15 @@
 Loaded algorithms stand in order of preference, exact before cheap. A search may take a tenth of what its deadline
 leaves when its batch begins: on an idle machine large catalogues are answered exactly, and while searches wait for
 one another, cheaply; the answer says which.
+
+Where a search wants a gap proven, the first one is that with the least cost over its chance of a proof, as measured on
+such searches, and half of what the deadline leaves may be used: `exact` proves every gap, and comes last at the latest.
 """
 
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from math import inf
 
 from services.algorithms.indexes.by_name import Algorithm, parse_algorithm
 
@@ -15,6 +20,9 @@ _SHARE = 0.1
 # where trying would take more than half of what the deadline leaves.
 _HALF_LIFE_S, _TRIED_SHARE = 30.0, 0.5
 _WEIGHT = 0.2
+# Gaps within one class are proven about as often as each other.
+_GAPS = (0.003, 0.01, 0.03, 0.1, 0.3)
+_LEAST_CHANCE = 0.01
 _LARGE, _VERY_LARGE = 100_000, 3_000_000
 
 
@@ -42,11 +50,33 @@ class Choice:
         self._clock = clock
         # Seconds per search, and when they were measured; nothing: 0, it is tried.
         self._costs = {name: (0.0, clock()) for name in algorithms}
+        # The share of searches that proved the gap that they were asked for, by algorithm and class of gaps.
+        self._proofs: dict[tuple[str, int], float] = {}
 
     def took(self, algorithm: str, seconds: float) -> None:
         """A search by it took so long."""
         cost, _ = self._costs[algorithm]
         self._costs[algorithm] = (cost + _WEIGHT * (seconds - cost) if cost else seconds, self._clock())
+
+    def proved(self, algorithm: str, max_gap: float, is_proven: bool) -> None:
+        """A search by it proved the gap that it was asked for, or did not."""
+        kind = (algorithm, bisect_right(_GAPS, max_gap))
+        chance = self._proofs.get(kind, 1.0)
+        self._proofs[kind] = chance + _WEIGHT * (is_proven - chance)
+
+    def proving(
+        self, max_gap: float, deadline: float | None, num_searches: int, tried: Sequence[str] = ()
+    ) -> str | None:
+        """What should prove the gap, of those that were not tried, for `num_searches` together until `deadline`; None:
+        there is no time for any."""
+        left = inf if deadline is None else max(0.0, deadline - self._clock()) / num_searches
+        gaps = bisect_right(_GAPS, max_gap)
+        costs = {
+            name: cost / max(_LEAST_CHANCE, self._proofs.get((name, gaps), 1.0))
+            for name, (cost, _) in self._costs.items()
+            if name not in tried and cost <= _TRIED_SHARE * left
+        }
+        return min(costs, key=costs.__getitem__, default=None)
 
     def of(self, deadline: float | None, num_searches: int) -> str:
         """The first of them that `num_searches` together can have within their share of the time until `deadline` (on

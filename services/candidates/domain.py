@@ -1,8 +1,9 @@
 """What a search asks and answers, in dataclasses: no Protobuf, no index internals."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
+from math import inf
 
 from services.algorithms.indexes.mutable.similar import SimilarItems
 from services.algorithms.indexes.protocol import Certificate, Pass
@@ -22,7 +23,7 @@ class Stage(Enum):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SearchQuery:
     """One search. `query` holds one state; `algorithm` is empty where the process chooses, in time for `deadline`, on
-    the monotonic clock."""
+    the monotonic clock, one that proves `max_gap` if that is given."""
 
     query: QueryStates
     model_version: str
@@ -35,14 +36,15 @@ class SearchQuery:
     index_version: str = ""
     # Of the filter's seen items, those whose neighbours do not vote.
     turned_down_item_ids: Sequence[str] = ()
+    max_gap: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Found:
     """What the index found: scores descending, ties by item id. `bound` at stage FIRST, `certificate` at FULL.
 
-    `passes` are those of the whole batch, of which this search was number `query`. `votes`: memory's and neighbours'
-    for each item, in similarity units, None where nothing votes.
+    `passes` are those of all attempts, their times those of the whole batch, the items touched (1,) those of this
+    search. `votes`: memory's and neighbours' for each item, in similarity units, None where nothing votes.
     """
 
     algorithm: str
@@ -52,9 +54,22 @@ class Found:
     certificate: Certificate | None
     search_s: float
     passes: tuple[Pass, ...]
-    query: int
     served: Served
     votes: list[float] | None = None
+
+    def after(self, earlier: "Found | None") -> "Found":
+        """The better proven one of two attempts, with what both took."""
+        if earlier is None:
+            return self
+        gaps = [
+            inf if one.certificate is None or one.certificate.gap is None else one.certificate.gap
+            for one in (self, earlier)
+        ]
+        return replace(
+            self if gaps[0] <= gaps[1] else earlier,
+            search_s=earlier.search_s + self.search_s,
+            passes=(*earlier.passes, *self.passes),
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

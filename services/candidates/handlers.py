@@ -6,6 +6,8 @@ the threads it was given; the stream's thread changes the catalogue meanwhile, a
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
+from math import inf
 
 import numpy as np
 
@@ -155,6 +157,8 @@ class Search:
         _check_k(search.k)
         if search.algorithm and search.algorithm not in self._names:
             raise InvalidRequest.of("algorithm", search.algorithm, f"empty or one of {sorted(self._algorithms)}")
+        if search.max_gap is not None and not 0 <= search.max_gap < inf:  # NaN fails too
+            raise InvalidRequest.of("max_gap", search.max_gap, "a finite number, at least 0")
         self._check_filter(search.filter)
         self._check_query(search.query, search.model_version)
 
@@ -180,20 +184,56 @@ class Search:
         (worker thread)."""
         newest = self._catalogue.served
         answers: dict[int, Found] = {}
-        kinds: dict[tuple[str, Stage, int, str], list[int]] = {}
-        for number, search in enumerate(searches):
-            name = self._names.get(search.algorithm) or self._choice.of(search.deadline, len(searches))
-            version = "" if search.index_version == newest.name else search.index_version
-            kinds.setdefault((name, search.stage, search.k, version), []).append(number)
-        for (algorithm, stage, k, version), numbers in kinds.items():
-            served = self._catalogue.version_named(version)[0] if version else newest
-            found = self._find(served, algorithm, stage, k, [searches[number] for number in numbers])
-            answers.update(zip(numbers, found, strict=True))
-            self._metrics.searched(algorithm, stage.value, len(numbers))
+        tried: list[list[str]] = [[] for _ in searches]
+        left: Sequence[int] = range(len(searches))
+        while left:
+            kinds: dict[tuple[str, Stage, int, str, float], list[int]] = {}
+            for number in left:
+                search = searches[number]
+                name = self._chosen(search, len(left), tried[number])
+                if name is None:
+                    continue
+                tried[number].append(name)
+                version = "" if search.index_version == newest.name else search.index_version
+                kinds.setdefault((name, search.stage, search.k, version, search.max_gap or 0.0), []).append(number)
+            for (algorithm, stage, k, version, max_gap), numbers in kinds.items():
+                served = self._catalogue.version_named(version)[0] if version else newest
+                found = self._find(served, algorithm, stage, k, max_gap, [searches[number] for number in numbers])
+                for number, one in zip(numbers, found, strict=True):
+                    answers[number] = one.after(answers.get(number))
+                    self._proved(searches[number], one)
+                self._metrics.searched(algorithm, stage.value, len(numbers))
+            asked = [number for numbers in kinds.values() for number in numbers]
+            left = [number for number in asked if _is_open(searches[number], answers[number])]
         return [answers[number] for number in range(len(searches))]
 
+    def _chosen(self, search: SearchQuery, num_searches: int, tried: Sequence[str]) -> str | None:
+        """By which algorithm the next attempt at an answer is made; None: the last one has to do."""
+        if search.algorithm:
+            return self._names[search.algorithm]
+        if search.max_gap is None:
+            return self._choice.of(search.deadline, num_searches)
+        others = tried
+        if search.stage is Stage.FIRST:  # no other pool is by s itself
+            others = [name for name in self._algorithms if not name.startswith(("exact", "brute_force"))]
+        name = self._choice.proving(search.max_gap, search.deadline, num_searches, others)
+        return name if name or tried else self._choice.of(search.deadline, num_searches)
+
+    def _proved(self, search: SearchQuery, found: Found) -> None:
+        """Take note of what an attempt at a gap proved."""
+        if search.max_gap is not None and found.certificate is not None:
+            is_proven = found.certificate.proves(search.max_gap)
+            self._choice.proved(found.algorithm, search.max_gap, is_proven)
+            self._metrics.gap_asked(found.algorithm, is_proven)
+
     def _find(
-        self, served: Served, algorithm: str, stage: Stage, k: int, searches: Sequence[SearchQuery]
+        self,
+        served: Served,
+        algorithm: str,
+        stage: Stage,
+        k: int,
+        max_gap: float,
+        searches: Sequence[SearchQuery],
     ) -> list[Found]:
         started = time.perf_counter()
         queries = _stack([search.query for search in searches])
@@ -202,7 +242,7 @@ class Search:
         if stage is Stage.FIRST:
             joined, bounds, passes = self._pools(served, algorithm, k, searches, queries, votes)
         else:
-            joined, passes = self._answers(served, algorithm, k, searches, queries, votes)
+            joined, passes = self._answers(served, algorithm, k, max_gap, searches, queries, votes)
             bounds = [None] * len(searches)
         if votes is not None:
             asked = np.full(len(searches), self._votes.num_asked, dtype=np.int64)
@@ -219,8 +259,7 @@ class Search:
                 bound=bounds[query],
                 certificate=one.certificate,
                 search_s=seconds,
-                passes=passes,
-                query=query,
+                passes=tuple(replace(done, touched=done.touched[query : query + 1]) for done in passes),
                 served=served,
                 votes=None if votes is None else [votes[query].get(item_id, 0.0) for item_id in one.item_ids],
             )
@@ -249,13 +288,19 @@ class Search:
         served: Served,
         algorithm: str,
         k: int,
+        max_gap: float,
         searches: Sequence[SearchQuery],
         queries: QueryStates,
         votes: Sequence[Votes] | None,
     ) -> tuple[list[Joined], tuple[Pass, ...]]:
         more = 0 if votes is None else num_negative(votes)
         top = self._catalogue.index.search(
-            queries, k + more, [search.filter for search in searches], algorithm=algorithm, version=served.version
+            queries,
+            k + more,
+            [search.filter for search in searches],
+            algorithm=algorithm,
+            version=served.version,
+            max_gap=max_gap,
         )
         joined = []
         for query, (ids, scores, certificate) in enumerate(
@@ -309,6 +354,13 @@ def _stack(queries: Sequence[QueryStates]) -> QueryStates:
         components=np.concatenate([query.components for query in queries]),
         gate=np.concatenate(gates) if gates else None,
     )
+
+
+def _is_open(search: SearchQuery, found: Found) -> bool:
+    """Whether one more attempt may prove the gap that those so far did not."""
+    if search.max_gap is None or search.algorithm or found.certificate is None:
+        return False
+    return not found.certificate.proves(search.max_gap)
 
 
 def _check_k(k: int) -> None:

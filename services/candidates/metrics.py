@@ -43,6 +43,8 @@ class CandidatesMetrics:
             "freshet_candidates_batch_searches", "Searches per batch.", buckets=BATCH_BUCKETS
         )
         self._searches = figures.counter("freshet_candidates_searches", "Searches by algorithm and stage.", *stage)
+        text = "Attempts at an answer within a gap, by whether they proved it."
+        self._gaps = figures.counter("freshet_candidates_gaps", text, "algorithm", "outcome")
         self._items = figures.gauge("freshet_candidates_items", "Items in the index.")
         self._bytes = figures.gauge("freshet_candidates_bytes_per_item", "Bytes that the index holds for one item.")
         self._remembered = figures.gauge("freshet_candidates_remembered", "Interactions in the memory that votes.")
@@ -54,6 +56,10 @@ class CandidatesMetrics:
     def searched(self, algorithm: str, stage: str, searches: int) -> None:
         """Searches of one kind were answered."""
         self._searches.labels(algorithm, stage).inc(searches)
+
+    def gap_asked(self, algorithm: str, is_proven: bool) -> None:
+        """An attempt at an answer within a gap has ended."""
+        self._gaps.labels(algorithm, "proven" if is_proven else "not_proven").inc()
 
     def passed(self, algorithm: str, passes: Sequence[Pass]) -> None:
         """A batch went through an algorithm's passes."""

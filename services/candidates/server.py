@@ -120,6 +120,7 @@ def _search_query(request: candidates_pb2.SearchRequest) -> SearchQuery:
         algorithm=request.algorithm,
         deadline=request_context.deadline.get(),
         index_version=request.index_version,
+        max_gap=request.max_gap if request.HasField("max_gap") else None,
     )
 
 
@@ -146,9 +147,7 @@ def _response(answer: SearchAnswer, shard: Shard) -> candidates_pb2.SearchRespon
         search_ms=found.search_s * 1000,
         algorithm=found.algorithm,
         passes=[
-            candidates_pb2.SearchPass(
-                name=one.name, milliseconds=one.seconds * 1000, items_touched=int(one.touched[found.query])
-            )
+            candidates_pb2.SearchPass(name=one.name, milliseconds=one.seconds * 1000, items_touched=int(one.touched[0]))
             for one in found.passes
         ],
         votes=found.votes,

@@ -51,6 +51,7 @@ class Degradation(IntEnum):
     NOT_PERSONALISED = 9
     HISTORY_INCOMPLETE = 10
     BUSY = 11
+    GAP_NOT_PROVEN = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +127,8 @@ class RecommendQuery:
     rules: tuple[Rule, ...] = ()
     # Unix milliseconds; None: now.
     as_of_ms: int | None = None
+    # Of the certificate, in similarity units; None: as it comes.
+    max_gap: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,9 +167,11 @@ class Pool:
     index_freshness: IndexFreshness | None = None
     queue_ms: float = 0.0
     search_ms: float = 0.0
-    # The items of the index that was searched (0: not known), and the share of the catalogue that they are.
+    # The items of the index that was searched (0: not known), the share of the catalogue that they are, and how many of
+    # them the search's passes looked at, one by each pass counted.
     num_items: int = 0
     searched_share: float = 1.0
+    items_touched: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +200,7 @@ class Ranking:
     # As a pool's.
     num_items: int = 0
     searched_share: float = 1.0
+    items_touched: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,7 +247,7 @@ class StageTimes:
 class Recommendation:
     """The answer with its provenance. `state_source` is "stored", "stored_history" (made of the stored history for this
     answer), "request", "none", or "page" (of a list that was kept). absence_bucket: of the state that was asked
-    with."""
+    with. max_gap: as it was asked. items_touched: as a pool's, of all searches."""
 
     items: Sequence[ScoredItem]
     model_version: str
@@ -257,6 +263,8 @@ class Recommendation:
     next_page_token: str = ""
     searched_share: float = 1.0
     absence_bucket: int = 0
+    max_gap: float | None = None
+    items_touched: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,8 @@ from services.gateway.stages import COMPONENTS
 from services.platform.metrics import Figures
 from services.platform.turn_clock import TurnClock
 
+GAP_BUCKETS = (0.0, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
+ITEM_BUCKETS = (1e2, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8)
 _STAGES = ("queue", "encode", "first_stage", "rerank", "transport", "total")
 
 
@@ -40,6 +42,11 @@ class GatewayMetrics:
         self._tokens = counter("freshet_gateway_tokens", "Freshness tokens, honoured or not.", "honoured")
         interactions = counter("freshet_gateway_interactions", "Interactions by outcome.", "outcome")
         self._acknowledged, self._failed = interactions.labels("acknowledged"), interactions.labels("failed")
+        text = "Gaps that requests asked for, and those that their answers proved, in similarity units."
+        gaps = histogram("freshet_gateway_gap", text, "which", buckets=GAP_BUCKETS)
+        self._asked_gap, self._proven_gap = gaps.labels("asked"), gaps.labels("proven")
+        text = "Items that the passes of all searches looked at for an answer with a gap."
+        self._gap_items = histogram("freshet_gateway_gap_items", text, buckets=ITEM_BUCKETS)
         self._append_seconds = histogram(
             "freshet_gateway_append_seconds",
             "Seconds from an interaction's arrival to its acknowledgement by the stream.",
@@ -66,6 +73,11 @@ class GatewayMetrics:
         self._sources[answer.state_source].inc()
         if had_token:
             self._tokens.labels("yes" if answer.token_honoured else "no").inc()
+        if answer.max_gap is not None:
+            self._asked_gap.observe(answer.max_gap)
+            self._gap_items.observe(answer.items_touched)
+            if answer.certificate.gap is not None:
+                self._proven_gap.observe(answer.certificate.gap)
 
     def searched(self, answer: SearchAnswer) -> None:
         """One Search ended with an answer."""

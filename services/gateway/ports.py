@@ -68,14 +68,29 @@ class Candidates(Protocol):
     """The search over the catalogue. Item neighbours vote from `seen`."""
 
     async def search(
-        self, query_state: PackedQueryState, *, k: int, filter: ItemFilter, seen: Seen, timeout_s: float
+        self,
+        query_state: PackedQueryState,
+        *,
+        k: int,
+        filter: ItemFilter,
+        seen: Seen,
+        timeout_s: float,
+        max_gap: float | None = None,
     ) -> Ranking:
-        """At most k allowed items, best first, by similarity and votes."""
+        """At most k allowed items, best first, by similarity and votes, proven to `max_gap` where there is time."""
 
     async def propose(
-        self, query_state: PackedQueryState, *, pool_size: int, filter: ItemFilter, seen: Seen, timeout_s: float
+        self,
+        query_state: PackedQueryState,
+        *,
+        pool_size: int,
+        filter: ItemFilter,
+        seen: Seen,
+        timeout_s: float,
+        max_gap: float | None = None,
     ) -> Pool:
-        """The first stage's: at most `pool_size` allowed items for the reranker."""
+        """The first stage's: at most `pool_size` allowed items for the reranker, with a bound that may prove `max_gap`
+        where there is time."""
 
     async def similar(
         self, item_id: str, *, k: int, filter: ItemFilter, seen: Sequence[str], timeout_s: float

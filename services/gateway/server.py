@@ -208,6 +208,7 @@ def _query(request: gateway_pb2.RecommendRequest) -> RecommendQuery:
         else None,
         rules=rules_of(request.rules),
         as_of_ms=read_ms(request.as_of, "as_of") if request.HasField("as_of") else None,
+        max_gap=request.max_gap if request.HasField("max_gap") else None,
     )
 
 
@@ -279,6 +280,9 @@ def _answer_message(answer: Recommendation) -> gateway_pb2.RecommendResponse:
         searched_share=answer.searched_share,
         absence_bucket=answer.absence_bucket,
     )
+    if answer.max_gap is not None:
+        message.certificate.asked_gap = answer.max_gap
+        message.certificate.items_touched = answer.items_touched
     state = answer.state
     if state is not None:
         message.state_age_seconds = max(0, now_ms() - state.applied_ms) / 1000

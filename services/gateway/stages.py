@@ -91,6 +91,8 @@ class Work(Generic[Q]):
     num_had: int = 0
     # Of the catalogue, by the shards that answered.
     searched_share: float = 1.0
+    # By the passes of all searches.
+    items_touched: int = 0
     # What impressions take from the score of an item.
     discounts: Mapping[str, float] = field(default_factory=dict)
     # Of the state that is asked with.
@@ -114,11 +116,12 @@ class Work(Generic[Q]):
         if kind not in self.degradations:
             self.degradations.append(kind)
 
-    def searched(self, share: float) -> None:
-        """Say what share of the catalogue was searched."""
-        if share < 1:
+    def searched(self, found: Ranking | Pool) -> None:
+        """Say what share of the catalogue was searched, and count what it took."""
+        self.items_touched += found.items_touched
+        if found.searched_share < 1:
             self.mark(Degradation.PARTIAL_CATALOGUE)
-            self.searched_share = min(self.searched_share, share)
+            self.searched_share = min(self.searched_share, found.searched_share)
 
     def end(self) -> float:
         """Milliseconds that it took. Raises: DeadlineExceeded when that is too long."""
@@ -274,16 +277,17 @@ class Stages:
     ) -> Ranking | None:
         """The k best of the catalogue, or of these items; what searching these takes is no stage's time."""
         wanted = replace(work.query.filter, allow_item_ids=tuple(among)) if among else work.query.filter
+        max_gap = work.query.max_gap
         ranking = await self._attempt(
             work,
             "candidates",
-            self._limits.stage_timeout_s,
+            self._limits.stage_timeout_s if max_gap is None else work.left_s,
             lambda timeout_s: self._ports.candidates.search(
-                state, k=k, filter=wanted, seen=work.seen, timeout_s=timeout_s
+                state, k=k, filter=wanted, seen=work.seen, timeout_s=timeout_s, max_gap=max_gap
             ),
         )
         if ranking is not None:
-            work.searched(ranking.searched_share)
+            work.searched(ranking)
             if not among:
                 work.times.queue_ms += ranking.queue_ms
                 work.times.first_stage_ms += ranking.stage_ms
@@ -298,11 +302,16 @@ class Stages:
             "candidates",
             self._limits.stage_timeout_s,
             lambda timeout_s: self._ports.candidates.propose(
-                state, pool_size=pool_size, filter=wanted or work.query.filter, seen=work.seen, timeout_s=timeout_s
+                state,
+                pool_size=pool_size,
+                filter=wanted or work.query.filter,
+                seen=work.seen,
+                timeout_s=timeout_s,
+                max_gap=work.query.max_gap,
             ),
         )
         if pool is not None:
-            work.searched(pool.searched_share)
+            work.searched(pool)
             work.times.queue_ms += pool.queue_ms
             work.times.first_stage_ms += pool.search_ms
         return pool

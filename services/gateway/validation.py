@@ -37,6 +37,8 @@ def check_query(query: RecommendQuery, now_ms: int, kinds: Kinds) -> None:
     _check_asker(query.user_id, query.history)
     if not 0.0 <= query.diversity <= 1.0:  # NaN fails too
         raise InvalidRequest.of("diversity", query.diversity, "0-1")
+    if query.max_gap is not None and not 0.0 <= query.max_gap < math.inf:  # NaN fails too
+        raise InvalidRequest.of("max_gap", query.max_gap, "a finite number, at least 0")
     if query.history:
         _check_history(query.history, now_ms)
     if query.context:

@@ -414,12 +414,23 @@ class Gateway:
             )
         return found, bool(found)
 
-    async def _search(self, state: Any, *, k: int, filter: ItemFilter, seen: Seen, timeout_s: float) -> Ranking:
+    async def _search(
+        self, state: Any, *, k: int, filter: ItemFilter, seen: Seen, timeout_s: float, max_gap: float | None
+    ) -> Ranking:
         pool = await self._propose(state, pool_size=k, filter=filter, seen=seen, timeout_s=timeout_s)
         scored = zip(pool.item_ids, pool.scores, strict=True)
         return Ranking(items=[ScoredItem(*one, "mol") for one in scored], certificate=EXACT)
 
-    async def _propose(self, state: Any, *, pool_size: int, filter: ItemFilter, seen: Seen, timeout_s: float) -> Pool:
+    async def _propose(
+        self,
+        state: Any,
+        *,
+        pool_size: int,
+        filter: ItemFilter,
+        seen: Seen,
+        timeout_s: float,
+        max_gap: float | None = None,
+    ) -> Pool:
         self.calls += 1
         replica = self.world.candidates[self.calls % len(self.world.candidates)]
         self.asked.append(replica.model_version)

@@ -200,7 +200,14 @@ class MemoryCandidates(_Failing):
     freshness: IndexFreshness = field(default_factory=lambda: IndexFreshness(deltas_offset=41, lag_seconds=0.25))
 
     async def search(
-        self, query_state: PackedQueryState, *, k: int, filter: ItemFilter, seen: Seen, timeout_s: float
+        self,
+        query_state: PackedQueryState,
+        *,
+        k: int,
+        filter: ItemFilter,
+        seen: Seen,
+        timeout_s: float,
+        max_gap: float | None = None,
     ) -> Ranking:
         found = await self._allowed(query_state, filter, seen)
         return Ranking(
@@ -213,7 +220,14 @@ class MemoryCandidates(_Failing):
         )
 
     async def propose(
-        self, query_state: PackedQueryState, *, pool_size: int, filter: ItemFilter, seen: Seen, timeout_s: float
+        self,
+        query_state: PackedQueryState,
+        *,
+        pool_size: int,
+        filter: ItemFilter,
+        seen: Seen,
+        timeout_s: float,
+        max_gap: float | None = None,
     ) -> Pool:
         self.pool_sizes.append(pool_size)
         found = (await self._allowed(query_state, filter, seen))[:pool_size]

@@ -51,6 +51,7 @@ def recommend(
     rules: Annotated[
         Path | None, typer.Option(help="Rules for this request: a YAML file (docs/guide/rules.md).")
     ] = None,
+    max_gap: Annotated[float | None, typer.Option(help="Prove the answer to this gap; 0: exact.")] = None,
     as_of: options.AsOf = "",
     context: options.Context = None,
     bundle: options.BundlePath = options.DEFAULT_BUNDLE,
@@ -98,6 +99,7 @@ def recommend(
         if not_again_answers or not_again_minutes
         else None,
         rules=rules_of(rules),
+        max_gap=max_gap,
     )
     if as_of:
         request.as_of.FromNanoseconds(client.parse_time_ns("as-of", as_of))
@@ -175,6 +177,8 @@ def as_dict(answer: "gateway_pb2.RecommendResponse", titles: dict[str, str]) -> 
         "token_honoured": answer.token_honoured,
         "index_freshness": index_freshness(answer.index_freshness) if answer.HasField("index_freshness") else None,
         "certificate": certificate_text(answer),
+        "asked_gap": answer.certificate.asked_gap if answer.certificate.HasField("asked_gap") else None,
+        "items_touched": answer.certificate.items_touched,
         "degradations": degradation_names(answer),
         "stages_ms": {
             name: getattr(times, f"{name}_ms")
@@ -217,7 +221,7 @@ def provenance_line(facts: dict[str, Any]) -> str:
     index = facts["index_version"] or "not asked"
     if facts["index_freshness"] is not None and facts["index_freshness"]["lag_seconds"] is not None:
         index += f" (lag {duration(facts['index_freshness']['lag_seconds'])})"
-    return (
-        f"model {facts['model_version']} · index {index} · {state} · {facts['certificate']} · "
-        f"{stages['total']:.1f} ms ({split})"
-    )
+    proof = facts["certificate"]
+    if facts["asked_gap"] is not None:
+        proof += f" (asked {facts['asked_gap']:g}: {facts['items_touched']:,} items looked at)"
+    return f"model {facts['model_version']} · index {index} · {state} · {proof} · {stages['total']:.1f} ms ({split})"

@@ -126,9 +126,12 @@ class RemoteCandidates:
         seen: Seen,
         timeout_s: float,
         index_version: str = "",
+        max_gap: float | None = None,
     ) -> Ranking:
         """One Search call of the full search, of a version that may still be kept."""
-        response = await self._search(candidates_pb2.STAGE_FULL, query_state, k, filter, seen, timeout_s, index_version)
+        response = await self._search(
+            candidates_pb2.STAGE_FULL, query_state, k, filter, seen, timeout_s, index_version, max_gap
+        )
         return Ranking(
             items=[ScoredItem(*one, "mol") for one in zip(response.item_ids, response.scores, strict=True)],
             certificate=certificate_of(response.certificate),
@@ -137,6 +140,7 @@ class RemoteCandidates:
             queue_ms=response.queue_ms,
             stage_ms=response.search_ms,
             num_items=response.shard.num_items,
+            items_touched=sum(one.items_touched for one in response.passes),
         )
 
     async def propose(
@@ -148,10 +152,11 @@ class RemoteCandidates:
         seen: Seen,
         timeout_s: float,
         index_version: str = "",
+        max_gap: float | None = None,
     ) -> Pool:
         """One Search call of the first stage, of a version that may still be kept."""
         response = await self._search(
-            candidates_pb2.STAGE_FIRST, query_state, pool_size, filter, seen, timeout_s, index_version
+            candidates_pb2.STAGE_FIRST, query_state, pool_size, filter, seen, timeout_s, index_version, max_gap
         )
         return Pool(
             item_ids=response.item_ids,
@@ -164,6 +169,7 @@ class RemoteCandidates:
             queue_ms=response.queue_ms,
             search_ms=response.search_ms,
             num_items=response.shard.num_items,
+            items_touched=sum(one.items_touched for one in response.passes),
         )
 
     async def _search(
@@ -175,6 +181,7 @@ class RemoteCandidates:
         seen: Seen,
         timeout_s: float,
         index_version: str,
+        max_gap: float | None,
     ) -> Any:
         request = candidates_pb2.SearchRequest(
             query_state=to_message(query_state),
@@ -184,6 +191,7 @@ class RemoteCandidates:
             seen_item_ids=seen.item_ids if filter.exclude_seen else seen.item_ids[:_RECENT],
             turned_down_item_ids=seen.turned_down,
             index_version=index_version,
+            max_gap=max_gap,
         )
         return await self._call("Search", request, timeout_s)
 

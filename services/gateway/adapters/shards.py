@@ -95,19 +95,39 @@ class ShardedCandidates:
         self._num_items = [0] * len(shards)
 
     async def search(
-        self, query_state: PackedQueryState, *, k: int, filter: ItemFilter, seen: Seen, timeout_s: float
+        self,
+        query_state: PackedQueryState,
+        *,
+        k: int,
+        filter: ItemFilter,
+        seen: Seen,
+        timeout_s: float,
+        max_gap: float | None = None,
     ) -> Ranking:
         """The k best of all shards' k best. Raises: DependencyUnavailable when none answered."""
 
         async def ask(shard: RemoteCandidates, version: str, left_s: float) -> Ranking:
             return await shard.search(
-                query_state, k=k, filter=filter, seen=seen, timeout_s=left_s, index_version=version
+                query_state,
+                k=k,
+                filter=filter,
+                seen=seen,
+                timeout_s=left_s,
+                index_version=version,
+                max_gap=max_gap,
             )
 
         return _merged_rankings(await self._ask_one_version(ask, timeout_s), k)
 
     async def propose(
-        self, query_state: PackedQueryState, *, pool_size: int, filter: ItemFilter, seen: Seen, timeout_s: float
+        self,
+        query_state: PackedQueryState,
+        *,
+        pool_size: int,
+        filter: ItemFilter,
+        seen: Seen,
+        timeout_s: float,
+        max_gap: float | None = None,
     ) -> Pool:
         """All shards' pools as one. Each has the share of a pool of `pool_size` that falls to it, three standard
         deviations more than on average, so the pool is larger. Raises: DependencyUnavailable when none answered."""
@@ -115,7 +135,13 @@ class ShardedCandidates:
 
         async def ask(shard: RemoteCandidates, version: str, left_s: float) -> Pool:
             return await shard.propose(
-                query_state, pool_size=size, filter=filter, seen=seen, timeout_s=left_s, index_version=version
+                query_state,
+                pool_size=size,
+                filter=filter,
+                seen=seen,
+                timeout_s=left_s,
+                index_version=version,
+                max_gap=max_gap,
             )
 
         return _merged_pools(await self._ask_one_version(ask, timeout_s))
@@ -281,6 +307,7 @@ def _merged_rankings(answers: _Answers[Ranking], k: int) -> Ranking:
         stage_ms=max(one.stage_ms for one in there),
         num_items=sum(one.num_items for one in there),
         searched_share=answers.share,
+        items_touched=sum(one.items_touched for one in there),
     )
 
 
@@ -317,4 +344,5 @@ def _merged_pools(answers: _Answers[Pool]) -> Pool:
         search_ms=max(one.search_ms for one in there),
         num_items=sum(one.num_items for one in there),
         searched_share=answers.share,
+        items_touched=sum(one.items_touched for one in there),
     )

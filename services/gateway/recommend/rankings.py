@@ -136,11 +136,15 @@ class Rankings:
             return Ranking(items=items, index_version=pool.index_version, index_freshness=pool.index_freshness)
         is_limited = query.max_per_category or any(rule.cap for rule in query.rules)
         for _ in range(MAX_WIDENINGS):
-            if not is_limited or len(ranking.items) == query.k or pool.bound == -math.inf:
+            is_short = bool(is_limited) and len(ranking.items) < query.k and pool.bound != -math.inf
+            if not is_short and (query.max_gap is None or ranking.certificate.proves(query.max_gap)):
                 return ranking
-            beside = with_room(wanted, ranking.items, query, self.popular)
+            # A gap is proven by what is left out of everything wanted.
+            beside = with_room(wanted, ranking.items, query, self.popular) if is_short else query.filter
             # Where no filter says what is full, a larger pool has to do.
-            size = size if beside != wanted else min(MAX_POOL, 4 * size)
+            if beside == wanted and size == MAX_POOL:
+                break
+            size = size if is_short and beside != wanted else min(MAX_POOL, 4 * size)
             more = await self._propose(work, state, beside, size)
             if more is None:
                 break
@@ -148,10 +152,13 @@ class Rankings:
             longer = await rerank(_joined(joined, by_words))
             if longer is None or len(joined.item_ids) > MAX_POOL:
                 break
-            ranking = replace(longer, certificate=of_both(longer, ranking))
+            # A larger pool under the request's own filter speaks for itself.
+            is_narrowed = beside != query.filter
+            ranking = replace(longer, certificate=of_both(longer, ranking)) if is_narrowed else longer
             pool, wanted = joined, beside
         # There may be more that the limits admit.
-        return replace(ranking, certificate=ESTIMATE)
+        is_full = not is_limited or len(ranking.items) == query.k or pool.bound == -math.inf
+        return ranking if is_full else replace(ranking, certificate=ESTIMATE)
 
     def popular_items(self, work: Work[RecommendQuery]) -> Ranking:
         query = work.query

@@ -50,11 +50,18 @@ class Recommend:
         """
         asked_ms = now_ms()
         await in_turn(check_query, query, asked_ms, self.model.kinds)
-        asked = replace(query, k=max(query.k, query.page_depth), rules=(*self.rules, *query.rules))
+        asked = replace(
+            query,
+            k=max(query.k, query.page_depth),
+            rules=(*self.rules, *query.rules),
+            max_gap=None if query.page_token else query.max_gap,
+        )
         work = Work.begin(asked, budget_s=self.limits.budget_s)
         if query.page_token:
             return await self._next_page(work, asked_ms)
         ranking, found = await self._ranked(work, asked_ms)
+        if query.max_gap is not None and not ranking.certificate.proves(query.max_gap):
+            work.mark(Degradation.GAP_NOT_PROVEN)
         served = ServedList(ranking=ranking, model_version=self.model.version, degradations=tuple(work.degradations))
         next_page = await self._kept(work, served, query)
         answer = await self._answer(work, query.k, served, next_page, stored=found.stored, source=found.source)
@@ -163,4 +170,6 @@ class Recommend:
             next_page_token="" if next_page is None else self.pages.token(next_page, user_id),
             searched_share=work.searched_share,
             absence_bucket=work.absence_bucket,
+            max_gap=work.query.max_gap,
+            items_touched=work.items_touched,
         )

@@ -47,7 +47,7 @@ class Similar:
             seen=work.seen.item_ids,
             timeout_s=min(self.limits.stage_timeout_s, work.left_s),
         )
-        work.searched(found.searched_share)
+        work.searched(found)
         total_ms = work.end()
         return SimilarAnswer(
             found=found,

@@ -54,3 +54,25 @@ def test_what_was_dear_once_is_tried_again_though_not_where_it_would_break_a_dea
     for _ in range(20):
         choice.took("exact", 0.002)
     assert choice.of(clock.now + 0.2, 1) == "exact"
+
+
+def test_a_gap_is_asked_of_what_proves_it_for_least_as_far_as_half_of_the_time_goes() -> None:
+    clock = Clock()
+    choice = Choice(["exact", "lists", "codes"], clock=clock)
+    for name, seconds in (("exact", 0.030), ("lists", 0.010), ("codes", 0.002)):
+        choice.took(name, seconds)
+    assert choice.proving(0.0, None, 1) == "codes"
+    assert choice.proving(0.0, None, 1, ["codes"]) == "lists"
+    assert choice.proving(0.0, None, 1, ["codes", "lists"]) == "exact"
+    assert choice.proving(0.0, None, 1, ["codes", "lists", "exact"]) is None
+    for _ in range(30):
+        choice.proved("codes", 0.05, False)
+        choice.proved("codes", 0.0, False)
+        choice.proved("lists", 0.0, False)
+        choice.proved("lists", 0.05, True)
+    assert choice.proving(0.05, None, 1) == "lists"
+    assert choice.proving(0.0, None, 1) == "exact"
+    assert choice.proving(0.0, clock.now + 0.061, 1) == "exact"
+    assert choice.proving(0.0, clock.now + 0.059, 1, ["codes"]) == "lists"
+    assert choice.proving(0.0, clock.now + 0.061, 2, ["codes"]) == "lists"
+    assert choice.proving(0.0, clock.now - 1, 1) is None

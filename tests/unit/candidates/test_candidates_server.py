@@ -92,6 +92,59 @@ async def test_a_search_that_names_no_algorithm_gets_one_that_its_deadline_allow
         assert (await scene.stub.Search(scene.request(), timeout=200)).algorithm == "brute_force"
 
 
+class DearExact(Choice):
+    """Costs in seconds, whatever was measured."""
+
+    exact_s = 10.0
+
+    def took(self, algorithm: str, seconds: float) -> None:
+        super().took(algorithm, self.exact_s if algorithm == "exact" else 0.001)
+
+
+async def test_an_answer_goes_deeper_until_its_gap_is_proven(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.candidates.handlers.Choice", DearExact)
+    async for scene in serving(tmp_path / "bundle", (4, 2), algorithms="exact top_k_avg(15)"):
+        answer = await scene.stub.Search(scene.request(max_gap=0.0))
+        assert answer.algorithm == "exact"
+        assert list(answer.item_ids) == scene.best(k=10)
+        assert answer.certificate.kind == common_pb2.Certificate.KIND_EXACT
+        # What the first attempt took is in the answer.
+        assert [one.name for one in answer.passes][:4] == ["first_stage", "full", "float64", "delta"]
+        assert len(answer.passes) > 6
+        labels = {"algorithm": "top_k_avg(15)", "outcome": "not_proven"}
+        assert scene.registry.get_sample_value("freshet_candidates_gaps_total", labels) == 1
+        labels = {"algorithm": "exact", "outcome": "proven"}
+        assert scene.registry.get_sample_value("freshet_candidates_gaps_total", labels) == 1
+        # Where the time left does not allow it, and where another one is named: what that one proves.
+        for answer in (
+            await scene.stub.Search(scene.request(max_gap=0.0), timeout=5),
+            await scene.stub.Search(scene.request(max_gap=0.0, algorithm="top_k_avg")),
+        ):
+            assert answer.algorithm == "top_k_avg(15)"
+            assert answer.certificate.kind != common_pb2.Certificate.KIND_EXACT
+        # A pool whose bound proves something is one by s.
+        assert (await scene.stub.Search(scene.request(stage=FIRST, max_gap=0.0))).algorithm == "exact"
+        assert (await scene.stub.Search(scene.request(stage=FIRST))).algorithm == "exact"
+        short = await scene.stub.Search(scene.request(stage=FIRST, max_gap=0.0), timeout=5)
+        assert short.algorithm == "top_k_avg(15)"
+
+
+async def test_what_does_not_prove_a_gap_is_tried_no_more_in_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.candidates.handlers.Choice", DearExact)
+    monkeypatch.setattr(DearExact, "exact_s", 0.01)
+    async for scene in serving(tmp_path / "bundle", (4, 2), algorithms="top_k_avg(15) exact"):
+        for _ in range(60):
+            answer = await scene.stub.Search(scene.request(max_gap=0.0))
+            assert list(answer.item_ids) == scene.best(k=10)
+            assert answer.algorithm == "exact"
+        labels = {"algorithm": "top_k_avg(15)", "outcome": "not_proven"}
+        tried = scene.registry.get_sample_value("freshet_candidates_gaps_total", labels)
+        assert tried is not None
+        assert 1 <= tried < 20
+
+
 @pytest_asyncio.fixture
 async def running(tmp_path: Path) -> AsyncIterator[Running]:
     async for scene in serving(tmp_path / "bundle", (4, 2)):
@@ -234,6 +287,9 @@ async def test_index_info_and_metrics_tell_bytes_per_item(running: Running) -> N
         ({"stage": candidates_pb2.STAGE_UNSPECIFIED}, "stage=0 allowed: STAGE_FIRST or STAGE_FULL"),
         ({"stage": 9}, "stage=9 allowed"),
         ({"algorithm": "magic"}, "algorithm='magic' allowed: empty or one of ['brute_force', 'top_k_avg(15)']"),
+        ({"max_gap": -0.1}, "max_gap=-0.1 allowed: a finite number, at least 0"),
+        ({"max_gap": float("nan")}, "max_gap=nan allowed: a finite number, at least 0"),
+        ({"max_gap": float("inf")}, "max_gap=inf allowed: a finite number, at least 0"),
         ({"seen_item_ids": ["x"] * 20_001}, "len(seen_item_ids)=20001 allowed: 0-20000"),
     ],
 )
@@ -309,7 +365,7 @@ def test_a_model_beyond_the_memory_limit_is_refused_naming_both_values(tmp_path:
 
 def test_every_algorithm_can_be_loaded_and_answers(tmp_path: Path) -> None:
     bundle = make_bundle(tmp_path / "bundle")
-    names = "exact top_k_avg(20) top_k_per_embedding(5) combined_top_k(5,20) quantized_top_k_avg(20) exact_clusters"
+    names = "exact top_k_avg(20) top_k_per_embedding(5) combined_top_k(5,20) quantized_top_k_avg(20) exact_gate_bounds"
     settings = CandidatesSettings(port=0, metrics_port=0, bundle=bundle.path, algorithms=names)
     search = make_live(settings, load_catalogue(settings), CandidatesMetrics(CollectorRegistry())).search
     assert list(search.info.added_bytes_per_item) == names.split()

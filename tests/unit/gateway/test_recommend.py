@@ -2,13 +2,16 @@
 
 import asyncio
 import time
+from dataclasses import replace
+from typing import Any
 
 import pytest
+from fakes.gateway import MemoryCandidates
 from gateway_scene import ITEMS, POPULAR, STORED, Scene
 
-from services.algorithms.indexes.protocol import ESTIMATE, EXACT
+from services.algorithms.indexes.protocol import ESTIMATE, EXACT, Certificate
 from services.algorithms.rules.filters import ItemFilter
-from services.gateway.domain import Degradation, FreshnessToken, HistoryEvent, Recommendation, RecommendQuery
+from services.gateway.domain import Degradation, FreshnessToken, HistoryEvent, Ranking, Recommendation, RecommendQuery
 from services.gateway.recommend.explanation import ExplainQuery
 from services.gateway.stages import COMPONENTS, Limits
 from services.platform.errors import (
@@ -51,6 +54,41 @@ async def test_a_known_user_gets_the_models_items_with_full_provenance() -> None
     assert (answer.token_honoured, list(answer.degradations)) == (True, [])
     assert answer.certificate == EXACT
     assert scene.states.calls == 1
+
+
+class Unproven(MemoryCandidates):
+    """Proves a gap of 0.02, and only where it is asked for one."""
+
+    async def search(self, *args: Any, max_gap: float | None = None, **others: Any) -> Ranking:
+        found = await super().search(*args, **others)
+        return replace(found, certificate=ESTIMATE if max_gap is None else Certificate(0.02), items_touched=70)
+
+
+@pytest.mark.parametrize(("max_gap", "marks"), [(None, []), (0.02, []), (0.0, [Degradation.GAP_NOT_PROVEN])])
+async def test_an_answer_says_where_its_gap_was_not_proven(max_gap: float | None, marks: list[Degradation]) -> None:
+    scene = Scene(candidates=Unproven(item_ids=list(ITEMS)))
+    answer = await scene.recommend(RecommendQuery(user_id="ann", k=2, max_gap=max_gap))
+    assert ids(answer) == ["f", "e"]
+    assert list(answer.degradations) == marks
+    assert answer.certificate == (ESTIMATE if max_gap is None else Certificate(0.02))
+    assert (answer.max_gap, answer.items_touched) == (max_gap, 70)
+
+
+async def test_popular_items_prove_no_gap_and_a_short_deadline_is_no_error() -> None:
+    scene = Scene()
+    scene.candidates.delay_s = 5.0
+    answer = await with_deadline(scene, RecommendQuery(user_id="ann", k=2, max_gap=0.5), 0.2)
+    assert sources(answer) == {"popular"}
+    assert list(answer.degradations) == [Degradation.POPULAR_FALLBACK, Degradation.GAP_NOT_PROVEN]
+
+
+async def test_a_gap_may_take_the_whole_deadline() -> None:
+    scene = Scene(limits=Limits(stage_timeout_s=0.05))
+    scene.candidates.delay_s = 0.3
+    answer = await scene.recommend(RecommendQuery(user_id="ann", k=2, max_gap=0.0))
+    assert (ids(answer), list(answer.degradations)) == (["f", "e"], [])
+    answer = await scene.recommend(RecommendQuery(user_id="ann", k=2))
+    assert sources(answer) == {"popular"}
 
 
 @pytest.mark.parametrize("query", [{}, {"diversity": 0.3}], ids=["search", "pool"])

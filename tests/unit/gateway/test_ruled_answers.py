@@ -233,6 +233,19 @@ async def test_an_answer_is_as_long_as_the_limits_allow_and_its_items_those_of_a
         assert scores == pytest.approx([world.final(query, row) for row in found], abs=1e-6)
 
 
+@pytest.mark.parametrize("served", range(12), indirect=True)
+async def test_a_pool_grows_until_the_gap_is_proven(served: Served) -> None:
+    world = served.world
+    for turn in range(9):
+        scene, query = await served.scene(), replace(world.some_query(), max_gap=(0.0, 0.01, 0.05)[turn % 3])
+        answer = await scene.recommend(query)
+        found, (wanted, _) = rows_of(answer), world.best(query)
+        assert not answer.degradations
+        assert answer.certificate.proves(query.max_gap or 0.0)
+        if answer.certificate == EXACT:
+            assert found == wanted
+
+
 @pytest.mark.parametrize("served", range(25), indirect=True)
 async def test_rules_hold_where_positions_are_reserved(served: Served) -> None:
     world = served.world

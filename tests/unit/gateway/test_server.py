@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -63,6 +64,20 @@ async def test_an_answer_names_its_provenance() -> None:
     assert answer.certificate.kind == common_pb2.Certificate.KIND_EXACT
     assert (answer.token_honoured, list(answer.degradations), answer.request_id) == (True, [], "r-1")
     assert answer.stage_times.total_ms > 0
+
+
+async def test_a_gap_that_was_asked_and_what_it_took_are_in_the_certificate() -> None:
+    async with gateway(Scene()) as stub:
+        answer = await stub.Recommend(gateway_pb2.RecommendRequest(user_id="ann", k=2, max_gap=0.05), timeout=5)
+        assert (answer.certificate.gap, answer.certificate.asked_gap) == (0.0, 0.05)
+        assert answer.certificate.HasField("gap")
+        answer = await stub.Recommend(gateway_pb2.RecommendRequest(user_id="ann", k=2), timeout=5)
+        assert not answer.certificate.HasField("asked_gap")
+        for wrong in (-1.0, math.nan, math.inf):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await stub.Recommend(gateway_pb2.RecommendRequest(user_id="ann", k=2, max_gap=wrong), timeout=5)
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert f"max_gap={wrong!r} allowed: a finite number, at least 0" in (caught.value.details() or "")
 
 
 async def test_every_method_has_its_limit() -> None:

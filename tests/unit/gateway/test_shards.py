@@ -39,7 +39,7 @@ IDS = [f"item-{row}" for row in range(X)]
 CATEGORIES = ("a", "b", "c")
 # Sizes leave something out.
 ALGORITHMS = (
-    "exact exact_gate_bounds exact_clusters top_k_avg(20) top_k_per_embedding(8) combined_top_k(8,20) "
+    "exact exact_gate_bounds top_k_avg(20) top_k_per_embedding(8) combined_top_k(8,20) "
     "quantized_top_k_avg(20) quantized_tangents(20) quantized_top_k_per_embedding(8)"
 )
 
@@ -188,6 +188,29 @@ async def test_no_bound_is_broken_and_no_more_is_lost(still: Scene, algorithm: s
                 left_out = await best_left_out(still, state, asked, {item.item_id for item in full.items})
                 assert left_out <= full.items[-1].score + full.certificate.gap
     assert np.mean(recalls["sharded"]) >= np.mean(recalls["whole"])
+
+
+@pytest.mark.parametrize("with_neighbours", [False, True], ids=["model alone", "with item neighbours"])
+async def test_a_gap_is_proven_over_all_shards_and_never_broken(with_neighbours: bool) -> None:
+    scene = Scene(with_neighbours=with_neighbours)
+    bounded = 0
+    for turn in range(120):
+        if turn % 5 == 4:
+            scene.changed()
+        state, asked, max_gap = scene.state(), scene.asked(), (0.0, 0.01, 0.05, 0.3)[turn % 4]
+        for candidates in (scene.whole.remote, scene.sharded):
+            found = await candidates.search(state, k=10, max_gap=max_gap, **asked)
+            gap = found.certificate.gap
+            assert gap is not None
+            assert 0 <= gap <= max_gap
+            assert found.items_touched > 0
+            if found.items:
+                left_out = await best_left_out(scene, state, asked, {item.item_id for item in found.items})
+                assert left_out <= found.items[-1].score + gap
+            if gap == 0:
+                assert found.items == (await scene.whole.remote.search(state, k=10, **asked)).items
+            bounded += gap > 0
+    assert bounded > 20
 
 
 @contextmanager

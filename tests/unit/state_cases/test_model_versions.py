@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from answers import recommend
 from fakes.encoder import MemoryStream
@@ -50,12 +51,19 @@ class RollingDeploy(MemoryCandidates):
     this version with the error that the candidates process raises."""
 
     async def search(
-        self, query_state: PackedQueryState, *, k: int, filter: ItemFilter, seen: Sequence[str], timeout_s: float
+        self,
+        query_state: PackedQueryState,
+        *,
+        k: int,
+        filter: ItemFilter,
+        seen: Sequence[str],
+        timeout_s: float,
+        **rest: Any,
     ) -> Ranking:
         if len(self.query_states) % 2 == 0:
             self.query_states.append(query_state)
             raise PreconditionFailed("candidates: query_state.model_version='m1' but this index holds model 'm2'")
-        return await super().search(query_state, k=k, filter=filter, seen=seen, timeout_s=timeout_s)
+        return await super().search(query_state, k=k, filter=filter, seen=seen, timeout_s=timeout_s, **rest)
 
 
 @dataclass

@@ -1,8 +1,9 @@
 """Exact top-K by whichever strategy is cheapest here, as measured on the searches themselves.
 
 All strategies give the same proven answer, so trying them costs nothing but time: per kind of request (batch size and
-K, by orders of magnitude, and the gap allowed) the first searches take turns, and then the cheapest per query stays. Which strategy pays
-depends on the model: on sharp gates bounds drop nearly everything, on a small catalogue nothing beats scoring it all.
+K, by orders of magnitude, and the gap allowed) the first searches take turns, and then the cheapest per query stays.
+Which one pays depends on the model: on sharp gates bounds drop nearly everything, on a small catalogue nothing beats
+scoring it all.
 
 Letters: B queries, X items, K results.
 """
