@@ -11,7 +11,6 @@ from typing import Any, cast
 from services.algorithms.indexes.brute_force import BruteForce
 from services.algorithms.indexes.combined_top_k import CombinedTopK
 from services.algorithms.indexes.exact.cheapest import Exact
-from services.algorithms.indexes.exact.clusters import ExactClusters
 from services.algorithms.indexes.exact.two_pass import ExactAlgorithm1, ExactGateBounds, ExactLowPrecision
 from services.algorithms.indexes.passes import Passes
 from services.algorithms.indexes.protocol import Index, Indices
@@ -37,7 +36,6 @@ _ALGORITHMS: dict[str, tuple[Callable[..., Index], dict[str, tuple[str, ...]]]] 
     "exact_algorithm_1": (ExactAlgorithm1, _NOTHING),
     "exact_gate_bounds": (ExactGateBounds, _NOTHING),
     "exact_low_precision": (ExactLowPrecision, _NOTHING),
-    "exact_clusters": (ExactClusters, _NOTHING),
     "top_k_avg": (TopKAvg, _POOL),
     "top_k_per_embedding": (TopKPerEmbedding, _POOL),
     "combined_top_k": (CombinedTopK, {"N1,N2": ("pair_pool_size", "average_pool_size")}),

@@ -8,7 +8,6 @@ from retrieval_scene import make_items, make_pair_gate, make_queries
 
 from services.algorithms.indexes.brute_force import BruteForce
 from services.algorithms.indexes.exact.cheapest import Exact, carry_over
-from services.algorithms.indexes.exact.clusters import ExactClusters
 from services.algorithms.indexes.exact.two_pass import (
     ExactAlgorithm1,
     ExactExpandedGates,
@@ -21,7 +20,7 @@ from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
 from services.offline.evaluation.retrieval.proof import prove_at_scale, prove_on_small_catalogues, wrong_answers
 
-STRATEGIES = [ExactAlgorithm1, ExactGateBounds, ExactLowPrecision, ExactExpandedGates, ExactClusters, Exact]
+STRATEGIES = [ExactAlgorithm1, ExactGateBounds, ExactLowPrecision, ExactExpandedGates, Exact]
 
 
 def scene(seed: int, count: int) -> tuple[QueryStates, ItemStates, PairGate]:
@@ -49,7 +48,7 @@ def test_answers_equal_brute_force_to_the_last_bit(kind: type, filtered: bool) -
         assert set(answer.certificates) == {EXACT}
 
 
-@pytest.mark.parametrize("kind", [ExactGateBounds, ExactLowPrecision, ExactExpandedGates, ExactClusters])
+@pytest.mark.parametrize("kind", [ExactGateBounds, ExactLowPrecision, ExactExpandedGates])
 def test_gate_bounds_score_few_items_in_full_and_say_so(kind: type) -> None:
     queries, items, gate = scene(3, 4000)
     answer = kind(items, gate, pool_size=100).search(queries, 10)
@@ -108,20 +107,6 @@ def test_plain_algorithm_1_lets_more_through_than_the_gate_bounds() -> None:
         for kind in (ExactAlgorithm1, ExactGateBounds)
     ]
     assert scored[0].mean() > 3 * scored[1].mean()
-
-
-def test_tight_groups_of_items_are_skipped_unseen() -> None:
-    rng = np.random.default_rng(5)
-    centres = make_items(rng, 8, 2, 2, 16).components
-    items = ItemStates(components=np.repeat(centres, 600, axis=0) + 1e-3 * rng.normal(size=(4800, 2, 16)).astype("f4"))
-    gate = make_pair_gate(rng, 4, 6, scale=0.1)
-    queries = QueryStates(components=centres[[1, 6]])
-    index = ExactClusters(items, gate, pool_size=50)
-    answer = index.search(queries, 10)
-    wanted = BruteForce(items, gate).search(queries, 10)
-    assert np.array_equal(answer.item_indices, wanted.item_indices)
-    tested = next(done.touched for done in answer.passes if done.name == "gate_intervals")
-    assert (tested <= 1200).all()
 
 
 def test_the_choice_is_the_strategy_that_was_measured_to_be_cheapest() -> None:

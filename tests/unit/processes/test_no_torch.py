@@ -46,7 +46,6 @@ def test_no_scoring_process_loads_pytorch_to_answer_on_the_cpu(tmp_path: Path) -
         "brute_force",
         "exact",
         "exact_algorithm_1",
-        "exact_clusters",
         "top_k_avg(20)",
         "top_k_per_embedding(20)",
         "combined_top_k(20,20)",

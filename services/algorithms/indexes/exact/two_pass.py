@@ -136,8 +136,8 @@ class TwoPass(ScoredIndex):
     def _reaching(
         self, queries: QueryStates, k: int, allowed: Mask | None, max_gap: float = 0.0
     ) -> tuple[list[Indices], list[npt.NDArray[np.float32]], npt.NDArray[np.float64], tuple[Pass, ...]]:
-        """Rows and float32 scores of the pool's K best and all that may score more than `max_gap` above its K-th; every other
-        item is below `thresholds`."""
+        """Rows and float32 scores of a pool's K best and of all that may score more than `max_gap` above its K-th;
+        every other item is below `thresholds`."""
         num_queries = len(queries)
         everything = self.every_item(queries)
         started = time.perf_counter()
@@ -153,9 +153,6 @@ class TwoPass(ScoredIndex):
             # Fewer than asked for: the pools are all that is allowed.
             return begin.pools, begin.scores, np.full(num_queries, -np.inf), passes
         thresholds = begin.thresholds + max_gap
-        allowed, more = self._narrowed(queries, thresholds, allowed)
-        passes += more
-        scored = time.perf_counter()
         found = self._bounds.survivors(queries, thresholds, begin.centres, allowed)
         bounded = time.perf_counter()
         rows = found.rows
@@ -171,12 +168,6 @@ class TwoPass(ScoredIndex):
         if self._by_gates:
             passes += (Pass("gate_intervals", 0.0, found.tested),)
         return rows, scores, thresholds, (*passes, Pass("full", full - bounded, counts))
-
-    def _narrowed(
-        self, queries: QueryStates, thresholds: npt.NDArray[np.float64], allowed: Mask | None
-    ) -> tuple[Mask | None, tuple[Pass, ...]]:
-        """A chance to rule items out before the pass over all of them, and the passes that it took."""
-        return allowed, ()
 
     def _start(self, queries: QueryStates, pools: list[Indices], k: int) -> _Start:
         """Thresholds and centres from the pools' scores."""

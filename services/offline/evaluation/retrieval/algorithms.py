@@ -17,7 +17,6 @@ import torch
 from services.algorithms.indexes.brute_force import BruteForce
 from services.algorithms.indexes.combined_top_k import CombinedTopK
 from services.algorithms.indexes.exact.cheapest import Exact
-from services.algorithms.indexes.exact.clusters import ExactClusters
 from services.algorithms.indexes.exact.two_pass import (
     ExactAlgorithm1,
     ExactExpandedGates,
@@ -40,14 +39,14 @@ from services.offline.training.codebooks.inverted_file import catalogue_codebook
 
 RESULTS = 100
 TRANSCRIPTION = "transcription of "
-EXACT = (ExactAlgorithm1, ExactGateBounds, ExactLowPrecision, ExactExpandedGates, ExactClusters, Exact)
+EXACT = (ExactAlgorithm1, ExactGateBounds, ExactLowPrecision, ExactExpandedGates, Exact)
 _PAIR_POOLS = (5, 10, 50, 100)
 _AVERAGE_POOLS = (200, 500, 1000, 2000, 4000)
 _TANGENT_POOLS = (500, 2000)
 _COMBINED_POOLS = ((5, 200), (50, 500), (100, 1000))
 # A proof that lets every item through costs more than brute force and says nothing new; two pool sizes each already
 # show the trade.
-_NOT_QUICK = ("exact_algorithm_1", "exact_clusters", "quantized_top_k_avg(2000)", "top_k_per_embedding(10)",
+_NOT_QUICK = ("exact_algorithm_1", "quantized_top_k_avg(2000)", "top_k_per_embedding(10)",
               "top_k_per_embedding(50)", "combined_top_k(50,500)")  # fmt: skip
 
 Scan = Callable[..., Work]
