@@ -1,17 +1,14 @@
-"""What answers text queries with PEFA: this library's indexes, hnswlib, and libpecos, the paper's authors' own.
+"""What answers text queries with PEFA: this library's indexes, and hnswlib.
 
 One class serves any base index and any memory: PEFA-XS is another set of vectors in the same index, PEFA-XL adds a
 second search and lets voted documents join. Graphs are built as the paper builds them: M 32, efConstruction 500,
-efSearch 300. Both libraries are extras. An answer is the 100 best documents of a query, best first.
+efSearch 300; hnswlib is an extra. An answer is the 100 best documents of a query, best first.
 
 Letters: n documents, m training queries, B queries, E pairs, d width, k neighbours, K results.
 """
 
-import importlib.util
-import tempfile
 from abc import ABC, abstractmethod
 from importlib import import_module
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -28,18 +25,10 @@ from services.offline.evaluation.pefa.paper import Pairs, xl_votes
 K = 100
 BUILD_THREADS = 2
 _EDGES, _BUILD_BREADTH, _SEARCH_BREADTH = 32, 500, 300
-_POOL = 500  # documents that libpecos' XL takes from the encoder's index, as in the authors' script
 _APPEND = 2_048  # remembered queries that become visible together
-# What each of the table's libraries needs; libpecos is installed without its training dependencies.
-_NEEDS = {"hnswlib": ("hnswlib",), "libpecos": ("pecos", "scipy", "sklearn")}
 
 Found = npt.NDArray[np.int64]
 Votes = list[dict[int, float]]
-
-
-def installed(library: str) -> bool:
-    """Whether "hnswlib" or "libpecos" can be imported here."""
-    return all(importlib.util.find_spec(package) is not None for package in _NEEDS[library])
 
 
 class Retriever(Protocol):
@@ -196,81 +185,3 @@ class Voted:
             best = [document for _, document in ranked[:K]]
             found[number, : len(best)] = best
         return found
-
-
-class PecosVectors(VectorIndex):
-    """The authors' HNSW over document vectors: the encoder alone, or PEFA-XS's interpolated ones."""
-
-    def __init__(self, vectors: FloatArray, *, results: int = K) -> None:
-        library = import_module("pecos.ann.hnsw").HNSW
-        self._index = library.train(
-            np.ascontiguousarray(vectors),
-            train_params=library.TrainParams(M=_EDGES, efC=_BUILD_BREADTH, metric_type="ip", threads=BUILD_THREADS),
-            pred_params=None,
-        )
-        # A graph gives at most what it searches, and no more than it holds.
-        results = min(results, len(vectors))
-        self._settings = library.PredParams(efS=max(_SEARCH_BREADTH, results), topk=results)
-        self._searchers = self._index.searchers_create(num_searcher=1)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes on disk, which the paper's Table 6 gives."""
-        with tempfile.TemporaryDirectory() as folder:
-            self._index.save(str(Path(folder) / "index"))
-            return sum(file.stat().st_size for file in Path(folder).rglob("*") if file.is_file())
-
-    def nearest(self, queries: FloatArray) -> tuple[Any, Any]:
-        rows, distances = self._index.predict(
-            np.ascontiguousarray(queries), pred_params=self._settings, searchers=self._searchers, ret_csr=False
-        )
-        return rows, 1.0 - distances
-
-
-def pecos_xs(documents: FloatArray, train: Judged, *, share: float) -> PecosVectors:
-    """PEFA-XS as the authors' script builds it: PIFA embeddings by `libpecos`, interpolated, in one graph."""
-    fed_back = import_module("pecos.xmc").LabelEmbeddingFactory.create(
-        _relevance(train, len(documents)), train.queries, method="pifa", normalized_Y=False
-    )
-    return PecosVectors((share * documents + (1.0 - share) * fed_back).astype(np.float32))
-
-
-class PecosXL:
-    """PEFA-XL as the authors' script runs it: 500 documents and k training queries from two graphs, summed sparsely."""
-
-    def __init__(self, documents: FloatArray, train: Judged, *, share: float, neighbours: int) -> None:
-        self._documents = PecosVectors(documents, results=_POOL)
-        self._queries = PecosVectors(train.queries, results=neighbours)
-        self._relevant = _relevance(train, len(documents))
-        self._share, self._neighbours = share, neighbours
-
-    @property
-    def nbytes(self) -> int:
-        matrix = self._relevant
-        held = sum(array.nbytes for array in (matrix.data, matrix.indices, matrix.indptr))
-        return int(self._documents.nbytes + self._queries.nbytes + held)
-
-    def answer(self, queries: FloatArray) -> Found:
-        own = _csr(*self._documents.nearest(queries), width=self._relevant.shape[1])
-        near = _csr(*self._queries.nearest(queries), width=self._relevant.shape[0])
-        near.data /= self._neighbours
-        scores = (self._share * own + (1.0 - self._share) * near.dot(self._relevant)).tocsr()
-        found = np.full((len(queries), K), -1, dtype=np.int64)
-        for query in range(len(queries)):
-            row = slice(scores.indptr[query], scores.indptr[query + 1])
-            best = np.argsort(-scores.data[row], kind="stable")[:K]
-            found[query, : len(best)] = scores.indices[row][best]
-        return found
-
-
-def _relevance(train: Judged, num_documents: int) -> Any:
-    """Y of the paper, (m, n) of ones."""
-    ones = np.ones(len(train.pairs), dtype=np.float32)
-    return import_module("scipy.sparse").csr_matrix((ones, tuple(train.pairs.T)), shape=(len(train), num_documents))
-
-
-def _csr(rows: npt.NDArray[np.uint32], scores: FloatArray, *, width: int) -> Any:
-    starts = np.arange(0, rows.size + 1, rows.shape[1])
-    return import_module("scipy.sparse").csr_matrix(
-        (scores.ravel(), rows.ravel().astype(np.int64), starts), shape=(len(rows), width)
-    )

@@ -6,6 +6,7 @@ index); the memory is the one that candidates search while it changes.
 Letters: n documents, m training queries, B queries, d width.
 """
 
+import importlib.util
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -20,15 +21,11 @@ from services.offline.evaluation.pefa.indexes import (
     GraphMemory,
     GraphVectors,
     Memory,
-    PecosVectors,
-    PecosXL,
     Retriever,
     ServedMemory,
     ServedVectors,
     VectorIndex,
     Voted,
-    installed,
-    pecos_xs,
 )
 from services.offline.evaluation.pefa.sweep import ENCODER, Setting, relevance, xs_vectors
 
@@ -41,8 +38,7 @@ def builds(
 ) -> dict[tuple[str, str], Callable[[], Retriever]]:
     """How each (index, method) is built from vectors and pairs, everything included; calling one builds it.
 
-    `settings`: the chosen one of "xs" and "xl"; the authors' library is also built at the one of "xs as printed",
-    its own reading, if there is one. Libraries that are not installed are left out.
+    `settings`: the chosen one of "xs" and "xl". hnswlib is left out where it is not installed.
     """
     documents, train = data.documents, data.train
     xs, xl = settings["xs"], settings["xl"]
@@ -51,7 +47,7 @@ def builds(
         name: (partial(ServedVectors, algorithm=name), partial(ServedMemory, train, k=xl.k))
         for name in (one.format(cells=visited) for one in _OURS)
     }
-    if installed("hnswlib"):
+    if importlib.util.find_spec("hnswlib"):
         graph = partial(GraphMemory, train, relevance(train, len(documents)), k=xl.k, seed=seed)
         indexes["hnswlib"] = (partial(GraphVectors, seed=seed), graph)
     found: dict[tuple[str, str], Callable[[], Retriever]] = {}
@@ -61,12 +57,6 @@ def builds(
         found[name, "xl"] = lambda index=index, memory=memory: Voted(  # type: ignore[misc]
             documents, index(documents), memory(), share=xl.share
         )
-    if installed("libpecos"):
-        found["libpecos", "encoder"] = partial(PecosVectors, documents)
-        for method in ("xs", "xs as printed"):
-            if method in settings:
-                found["libpecos", method] = partial(pecos_xs, documents, train, share=settings[method].share)
-        found["libpecos", "xl"] = partial(PecosXL, documents, train, share=xl.share, neighbours=xl.k)
     return found
 
 

@@ -18,13 +18,9 @@ from services.offline.evaluation.common.report import Request
 from services.offline.evaluation.pefa import report as pefa_text
 from services.offline.evaluation.pefa.data import Judged, TextSet, folds, load, sampled
 from services.offline.evaluation.pefa.indexes import (
-    PecosVectors,
-    PecosXL,
     ServedMemory,
     ServedVectors,
     Voted,
-    installed,
-    pecos_xs,
 )
 from services.offline.evaluation.pefa.serving import rows
 from services.offline.evaluation.pefa.sweep import ENCODER, Setting, chosen, grid, measured, xs_vectors
@@ -199,27 +195,6 @@ def test_exact_serving_answers_as_the_papers_formulas_rank(algorithm: str) -> No
     # Remembered queries are in half precision, so neighbours of nearly equal scores may swap.
     got = np.take_along_axis(scores, found, axis=1)
     np.testing.assert_allclose(got, -np.sort(-scores, axis=1)[:, :100], atol=2e-4)
-
-
-@pytest.mark.skipif(
-    not installed("libpecos"), reason="libpecos is not installed: it pins an old NumPy; install it with --no-deps"
-)
-def test_the_reference_library_scores_as_the_printed_equations() -> None:
-    data = text_set(seed=10)
-    xs = Setting(method="xs", share=0.4, printed=True)
-    graph = pecos_xs(data.documents, data.train, share=xs.share)
-    best = -np.sort(-transcribed(data, xs), axis=1)[:, :100]
-    got = np.take_along_axis(transcribed(data, xs), graph.answer(data.test.queries), axis=1)
-    np.testing.assert_allclose(got, best, atol=1e-5)
-    xl = Setting(method="xl", share=0.3, k=8)
-    both = PecosXL(data.documents, data.train, share=xl.share, neighbours=xl.k)
-    scores = transcribed(data, xl)
-    np.testing.assert_allclose(
-        np.take_along_axis(scores, both.answer(data.test.queries), axis=1),
-        -np.sort(-scores, axis=1)[:, :100],
-        atol=1e-5,
-    )
-    assert PecosVectors(data.documents).nbytes > data.documents.nbytes
 
 
 def test_every_index_has_a_row_for_each_method_with_recall_cost_and_size() -> None:
