@@ -26,6 +26,8 @@ from services.algorithms.indexes.mutable.snapshot import Snapshot, SnapshotError
 from services.algorithms.indexes.mutable.snapshot_codes import HeldCodes
 from services.algorithms.indexes.protocol import Index
 from services.algorithms.indexes.quantized.codebooks import Codebooks
+from services.algorithms.item_table.ids import ItemIds
+from services.algorithms.item_table.strings import Indices, Strings
 from services.algorithms.items.catalogue import Catalogue, catalogue_from_bundle, required_bytes
 from services.algorithms.items.live_catalogue import VERSIONS_KEPT, LiveCatalogue
 from services.algorithms.native.threads import set_compute_threads
@@ -62,9 +64,10 @@ _add_servicer: Any = candidates_pb2_grpc.add_CandidatesServiceServicer_to_server
 
 
 def load_catalogue(settings: CandidatesSettings) -> Catalogue:
-    """Open the bundle and name its items.
+    """Open the bundle and name the shard's items.
 
-    Raises: BundleError for an unusable bundle; MemoryError, naming both values, when it does not fit.
+    Raises: BundleError for an unusable bundle; MemoryError, naming both values, when it does not fit; ConfigError for a
+    shard without items.
     """
     bundle = load_bundle(settings.bundle)
     require_memory(
@@ -73,7 +76,15 @@ def load_catalogue(settings: CandidatesSettings) -> Catalogue:
         limit_mb=settings.max_memory_mb,
         variable=MEMORY_VARIABLE,
     )
-    return catalogue_from_bundle(bundle)
+    return catalogue_from_bundle(bundle, None if settings.shard.is_all else shard_rows(settings.shard, bundle.item_ids))
+
+
+def shard_rows(shard: Shard, item_ids: Strings) -> Indices:
+    """The rows of a shard's items. Raises: ConfigError where it has none."""
+    rows = shard.rows(item_ids)
+    if not len(rows):
+        raise ConfigError(f"FRESHET_CANDIDATES_SHARD={str(shard)!r}: none of {len(item_ids)} items")
+    return rows
 
 
 def host_build(
@@ -112,12 +123,6 @@ def make_live(
 
     Raises: ConfigError for algorithms that can't be had; MemoryError, naming both values, when they take too much.
     """
-    whole = base
-    if not settings.shard.is_all:
-        rows = settings.shard.rows(base.item_ids)
-        if not len(rows):
-            raise ConfigError(f"FRESHET_CANDIDATES_SHARD={str(settings.shard)!r}: none of {len(base.item_ids)} items")
-        base = base.part(rows)
     text = "exact" if (settings.algorithms, settings.device) == ("auto", "cuda") else settings.algorithms
     num_pairs = base.states.components.shape[1] if base.pair_gate is None else base.pair_gate.num_pairs
     algorithms = algorithms_for(text, num_items=len(base.item_ids), num_pairs=num_pairs)
@@ -140,7 +145,7 @@ def make_live(
     search = Search(
         catalogue=catalogue,
         algorithms=[one.text for one in algorithms],
-        votes=Voting(whole, votes),
+        votes=Voting(base, votes),
         audit=Audit(catalogue, share=settings.audit_share, report=metrics.audited),
         metrics=metrics,
         copied_bytes_per_item=0 if on_card is None else on_card.copied_bytes_per_item,
@@ -209,7 +214,10 @@ def make_votes(
 def load_shard_snapshot(shard: Shard, model_version: str, path: Path) -> Snapshot:
     """Raises: SnapshotError, for one of another shard too."""
     snapshot = load_snapshot(path, model_version=model_version)
-    if foreign := next((one for one in snapshot.items.item_ids if not shard.holds(one)), None):
+    assert isinstance(snapshot.items.item_ids, ItemIds)
+    ids = snapshot.items.item_ids.strings
+    if not shard.is_all and len(own := shard.rows(ids)) < len(ids):
+        foreign = ids[int(np.flatnonzero(~np.isin(np.arange(len(ids)), own))[0])]
         raise SnapshotError(f"{path}: item {foreign!r} is not of shard {shard}, which this process holds")
     return snapshot
 
@@ -243,6 +251,7 @@ def make_follower(
         on_ready=gate.open,
         kinds=live.catalogue.index.kinds,
         snapshots=live.snapshots,
+        holds=settings.shard.holds,
         tracing=tracing,
     )
     metrics.catalogue.watch_turns(follower.turns)
@@ -261,11 +270,9 @@ async def opened(
     set_compute_threads(settings.compute_threads)
     metrics = CandidatesMetrics()
 
-    def load() -> Live:
-        # What a shard is not made of is given back.
-        return make_live(settings, load_catalogue(settings), metrics, versions_kept=versions_kept)
-
-    live = await asyncio.to_thread(load)
+    live = await asyncio.to_thread(
+        lambda: make_live(settings, load_catalogue(settings), metrics, versions_kept=versions_kept)
+    )
     info = live.search.info
     log.info(
         "index_loaded",

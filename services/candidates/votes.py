@@ -89,6 +89,10 @@ class Voting:
         self.memory, self._base = memory, base
         # Some thousand items have a vote in each search: from columns, each call would create their strings, .4 ms.
         self._item_ids = [] if base.neighbours is None else list(base.rows)
+        # Neighbours are rows among all of the model's items: each one's row among those here, -1 in another shard.
+        self._own = np.full(0 if base.neighbours is None else len(base.voting), -1, np.int32)
+        if base.neighbours is not None:
+            self._own[base.voting.rows_of(base.rows)] = np.arange(len(base.rows))
         near = 1.0 if base.neighbours is None else base.neighbours.shape.model_share
         remembered = 1.0 if memory is None else memory.model_share
         self.model_share = near * remembered
@@ -134,7 +138,7 @@ class Voting:
         """found: votes of the memory. seen: the items, newest first, with no votes of their own where `leaves_out`.
         against: those of them that do not vote."""
         votes = {item_id: self._of_memory * vote for item_id, vote in found.items()}
-        neighbours, rows = self._base.neighbours, self._base.rows
+        neighbours, rows = self._base.neighbours, self._base.voting
         if neighbours is None:
             return votes
         known = [row for row in rows.find(list(dict.fromkeys(seen))).tolist() if row >= 0]
@@ -142,7 +146,9 @@ class Voting:
         left_out = [row for row in known if row != kept] if leaves_out else []
         silent = set(rows.find(list(against)).tolist())
         voted, near = neighbours.votes([row for row in known if row not in silent], left_out)
-        for row, vote in zip(voted.tolist(), near.tolist(), strict=True):
+        for row, vote in zip(self._own[voted].tolist(), near.tolist(), strict=True):
+            if row < 0:
+                continue
             item_id = self._item_ids[row]
             votes[item_id] = votes.get(item_id, 0.0) + self._of_neighbours * vote
         return votes

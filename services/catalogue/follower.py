@@ -108,13 +108,15 @@ class CatalogueFollower(TopicFollower):
         follows_deltas: bool = True,
         kinds: Mapping[str, str] = MappingProxyType({}),
         snapshots: CatalogueSnapshots | None = None,
+        holds: Callable[[str], bool] = lambda item_id: True,
         poll_s: float = 1.0,
         backoff_s: float = 0.5,
         turns: TurnClock | None = None,
         tracing: Tracing = OFF,
     ) -> None:
         """Without `follows_deltas`, `items` alone is followed. `kinds`: of the attributes that the bundle declares; an
-        item with one of another kind is unreadable. `items` is read from its start with a snapshot, too."""
+        item with one of another kind is unreadable. `items` is read from its start with a snapshot, too. `holds`:
+        whether an item is one of the listener's; states of others are not read."""
         super().__init__(
             "catalogue-follower",
             topics,
@@ -126,7 +128,7 @@ class CatalogueFollower(TopicFollower):
         )
         self._listener, self._model_version, self._kinds = listener, model_version, kinds
         self._snapshots, self._looked_for_one = snapshots, False
-        self._batches = Batches()
+        self._holds, self._batches = holds, Batches()
         self._pending: list[Batch] = []
         # By offset, of deltas that are not served yet.
         self._tracing, self._traceparents = tracing, dict[int, str]()
@@ -219,7 +221,7 @@ class CatalogueFollower(TopicFollower):
                 if record.key is not None and record.value is None:
                     closed += self._batches.gone(record.offset, record.key)
                 else:
-                    closed += self._batches.add(record.offset, decode(record.key, record.value))
+                    closed += self._batches.add(record.offset, decode(record.key, record.value, self._holds))
             except InvalidRequest as exc:
                 skipped["unreadable_delta"] += 1
                 log.error("delta_unreadable", offset=record.offset, reason=str(exc))

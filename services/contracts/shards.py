@@ -4,12 +4,13 @@ Shard i of n holds the ids whose 64-bit hash lies in [i, i + 1) * 2^64 / n. Whoe
 alike, so no map of it is kept anywhere. n is an installation's constant: another n is another set of processes.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from hashlib import blake2b
 
 import numpy as np
 import numpy.typing as npt
+
+from services.algorithms.item_table.strings import Strings
 
 MAX_SHARDS = 256
 
@@ -44,9 +45,13 @@ class Shard:
     def holds(self, item_id: str) -> bool:
         return self.count == 1 or home_shard(item_id, self.count) == self.index
 
-    def rows(self, item_ids: Iterable[str]) -> npt.NDArray[np.int64]:
-        """The rows of those ids that it holds."""
-        return np.fromiter((row for row, item_id in enumerate(item_ids) if self.holds(item_id)), np.int64)
+    def rows(self, item_ids: Strings) -> npt.NDArray[np.int64]:
+        """The rows of those ids that it holds: a microsecond an id, of the hash."""
+        digests = b"".join(blake2b(one, digest_size=8).digest() for one in item_ids.encoded())
+        hashes = np.frombuffer(digests, ">u8").astype(np.uint64)
+        count, half = np.uint64(self.count), np.uint64(32)
+        low = (hashes & np.uint64(2**32 - 1)) * count >> half
+        return np.flatnonzero(((hashes >> half) * count + low) >> half == self.index)
 
 
 WHOLE = Shard(0, 1)

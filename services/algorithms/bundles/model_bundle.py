@@ -52,7 +52,7 @@ from services.algorithms.indexes.quantized.codebooks import Codebooks
 from services.algorithms.item_table.categories import Categories
 from services.algorithms.item_table.file import ItemColumns, read_items, write_items
 from services.algorithms.item_table.ids import ItemIds
-from services.algorithms.item_table.strings import Strings
+from services.algorithms.item_table.strings import Indices, Strings
 from services.algorithms.rules.attributes import AttributeTable, no_attributes
 from services.algorithms.scoring.neighbours import ItemNeighbours
 from services.algorithms.scoring.states import MAX_LENGTH, MAX_OWN_LENGTH, FloatArray, ItemStates, PairGate
@@ -166,8 +166,18 @@ class Bundle:
     def item_states(self) -> ItemStates:
         """Components (X, P_x, d) and gate (X, P), memory-mapped; the gate is None for a dot product. Raises:
         BundleError for values that are not allowed."""
+        return self.item_states_of(None)
+
+    def item_states_of(self, rows: Indices | None) -> ItemStates:
+        """The same of some rows, copied; only these are checked."""
         longest = MAX_OWN_LENGTH if self.manifest.encoder is None else MAX_LENGTH
-        return read_item_states(self.path / ITEM_STATES, longest=longest)
+        return read_item_states(self.path / ITEM_STATES, longest=longest, rows=rows)
+
+    @property
+    def items_digest(self) -> str:
+        """Of ids, titles, categories and states, by their checksums (8 hex digits)."""
+        files = self.manifest.files
+        return hashlib.sha256(f"{files[ITEMS].sha256} {files[ITEM_STATES].sha256}".encode()).hexdigest()[:8]
 
     @cached_property
     def pair_gate(self) -> PairGate | None:

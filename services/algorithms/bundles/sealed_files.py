@@ -19,6 +19,7 @@ from safetensors.numpy import save_file
 
 from services.algorithms.bundles.model_manifest import BundleError, FileEntry, HeadShape
 from services.algorithms.bundles.tensor_file import read_tensors, tensor_places
+from services.algorithms.item_table.strings import Indices
 from services.algorithms.scoring.states import MAX_LENGTH, ItemStates, PairGate, check_sizes
 
 MANIFEST = "manifest.json"
@@ -104,12 +105,14 @@ def check_pair_gate(path: Path, head: HeadShape) -> None:
     check_tensors(path, dict(zip(_PAIR_GATE_ARRAYS, shapes, strict=True)))
 
 
-def read_item_states(path: Path, *, longest: float = MAX_LENGTH) -> ItemStates:
-    """Components, of at most this length, and, where there is one, gate, memory-mapped.
+def read_item_states(path: Path, *, longest: float = MAX_LENGTH, rows: Indices | None = None) -> ItemStates:
+    """Components, of at most this length, and, where there is one, gate: memory-mapped, or copied of some rows alone.
 
     Raises: BundleError for values that are not allowed.
     """
     tensors = read_tensors(path)
+    if rows is not None:
+        tensors = {name: array[rows] for name, array in tensors.items()}
     try:
         states = ItemStates(components=tensors["components"], gate=tensors.get("gate"))
         check_sizes(states.components, states.gate, longest=longest)

@@ -87,6 +87,14 @@ class Strings(Sequence[str]):
             ends = self.ends[start : start + _DECODED].astype(np.int64)
             yield from _cut(self.data[first : int(ends[-1])].tobytes(), ends - first)
 
+    def encoded(self) -> Iterator[bytes]:
+        """Each one's bytes."""
+        for start in range(0, len(self), _DECODED):
+            first = int(self.ends[start - 1]) if start else 0
+            ends = (self.ends[start : start + _DECODED].astype(np.int64) - first).tolist()
+            data = self.data[first : first + ends[-1]].tobytes()
+            yield from (data[at:end] for at, end in pairwise([0, *ends]))
+
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Strings):
             return np.array_equal(self.ends, other.ends) and np.array_equal(self.data, other.data)

@@ -32,14 +32,16 @@ class Catalogue:
     """X items of one model, in the bundle's order.
 
     user_component: the query component that says who the user is, None where the model has none. is_normalised: whether
-    the model's components are of length 1 at most; embeddings brought from elsewhere need not be. part_of: the index
-    version of the catalogue that these are some items of, and theirs; "" where they are all. rows: the row of each id.
+    the model's components are of length 1 at most; embeddings brought from elsewhere need not be. version: the index
+    version where it is known; a part has that of the whole. rows: the row of each id. voting: ids of the rows that
+    neighbours name: all of the model's, in a part too.
     """
 
     model_version: str
     index_version: str = field(init=False)
     rows: ItemIds = field(init=False)
-    part_of: str = ""
+    version: str = ""
+    voting: ItemIds = field(default_factory=lambda: ItemIds.of(()))
     item_ids: Collection[str]
     titles: Sequence[str]
     categories: Sequence[Sequence[str]]
@@ -62,23 +64,24 @@ class Catalogue:
             object.__setattr__(self, "attributes", no_attributes(len(self.item_ids)))
         if self.attributes.num_items != len(self.item_ids):
             raise ValueError(f"{len(self.item_ids)} item ids but attributes of {self.attributes.num_items} items")
-        version = self.part_of or f"{self.model_version}.{_content_hash(ids, self.states)}"
+        version = self.version or f"{self.model_version}.{_content_hash(ids, self.states)}"
         object.__setattr__(self, "index_version", version)
+        if not len(self.voting):
+            object.__setattr__(self, "voting", ids)
 
     @property
     def num_items(self) -> int:
         return len(self.item_ids)
 
     def part(self, rows: Indices) -> "Catalogue":
-        """The items of some rows alone, their states copied. Item neighbours, which vote among all, stay here."""
+        """The items of some rows alone, copied; item neighbours vote among all."""
         return replace(
             self,
-            part_of=self.index_version,
+            version=self.index_version,
             item_ids=ItemIds(self.rows.strings.taken(rows), self.rows.hashes[rows]),
             titles=Strings.of(self.titles).taken(rows),
             categories=Categories.of(self.categories).take(rows),
             states=self.states.take(rows),
-            neighbours=None,
             attributes=self.attributes.take(rows),
         )
 
@@ -87,31 +90,38 @@ class Catalogue:
         return self.states.take([self.rows[item_id] for item_id in item_ids])
 
 
-def catalogue_from_bundle(bundle: Bundle) -> Catalogue:
-    """A bundle's items. Raises: BundleError if its files disagree with each other."""
+def catalogue_from_bundle(bundle: Bundle, rows: Indices | None = None) -> Catalogue:
+    """A bundle's items, or those of some rows: of the others no states are checked or held. Raises: BundleError if its
+    files disagree with each other."""
     encoder = bundle.manifest.encoder
     has_users = encoder is not None and encoder.uses_user_index
     try:
-        return _catalogue(bundle, bundle.num_query_components - 1 if has_users else None)
+        return _catalogue(bundle, bundle.num_query_components - 1 if has_users else None, rows)
     except BundleError:
         raise
     except ValueError as exc:
         raise BundleError(f"{bundle.path}: {exc}") from exc
 
 
-def _catalogue(bundle: Bundle, user_component: int | None) -> Catalogue:
+def _catalogue(bundle: Bundle, user_component: int | None, rows: Indices | None) -> Catalogue:
+    ids, titles, categories, attributes = bundle.item_index, bundle.titles, bundle.categories, bundle.attributes
+    if rows is not None:
+        ids, titles = ItemIds(ids.strings.taken(rows), ids.hashes[rows]), titles.taken(rows)
+        categories, attributes = categories.take(rows), attributes.take(rows)
     return Catalogue(
         model_version=bundle.model_version,
-        item_ids=bundle.item_index,
-        titles=bundle.titles,
-        categories=bundle.categories,
-        states=bundle.item_states,
+        version=f"{bundle.model_version}.{bundle.items_digest}",
+        item_ids=ids,
+        titles=titles,
+        categories=categories,
+        states=bundle.item_states if rows is None else bundle.item_states_of(rows),
         pair_gate=bundle.pair_gate,
         user_component=user_component,
         is_normalised=bundle.manifest.encoder is not None,
         neighbours=bundle.neighbours,
+        voting=ids if bundle.neighbours is None else bundle.item_index,
         codebooks=bundle.codebooks,
-        attributes=bundle.attributes,
+        attributes=attributes,
     )
 
 
@@ -119,17 +129,17 @@ def required_bytes(manifest: Manifest, num_attributes: int = 0, *, parts: int = 
     """Bytes that a catalogue of this shape, or one of so many parts of it, will take, known before any array is read.
 
     Components once (mapped), the gate twice (mapped and transposed), averaged components, the file of items, the
-    hashes of their ids, and each attribute's column here and in the index; neighbours with their weights and the ids of
-    who votes, for all items in each part.
+    hashes of their ids, and each attribute's column here and in the index; ids of who votes; neighbours with their
+    weights and a row, for all items in each part.
     """
     head = manifest.head
     gate = 2 * head.num_pairs if head.is_mixture else 0
     floats = head.num_item_components * head.component_width + gate + head.component_width + 1
     each = 4 * floats + 16 + 16 * num_attributes + _HASH_BYTES
-    needed = (manifest.num_items * each + manifest.files[ITEMS].bytes) // parts
-    if manifest.neighbours is not None:
-        needed += manifest.num_items * (8 * manifest.neighbours.num_neighbours + _ID_OBJECT_BYTES)
-    return needed
+    if manifest.neighbours is None:
+        return (manifest.num_items * each + manifest.files[ITEMS].bytes) // parts
+    own = manifest.num_items * (each + _ID_OBJECT_BYTES) + manifest.files[ITEMS].bytes
+    return own // parts + manifest.num_items * (8 * manifest.neighbours.num_neighbours + 4)
 
 
 def _content_hash(ids: ItemIds, items: ItemStates) -> str:

@@ -10,7 +10,7 @@ Letters: P_q, P_x query and item components, P = P_q * P_x, d component width.
 
 import math
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from zlib import crc32
 
@@ -57,7 +57,8 @@ class ItemDelta:
     product.
 
     model_share: lambda in [0, 1], 0 for an item that the model never saw. dropped: the refresher has no state for it
-    any more (then the arrays are empty): back to the bundle's, or gone where the bundle has none.
+    any more (then the arrays are empty): back to the bundle's, or gone where the bundle has none. is_read: False where
+    whoever reads holds no such item; then the arrays are empty, too.
     Raises: InvalidRequest naming the field.
     """
 
@@ -67,6 +68,7 @@ class ItemDelta:
     model_share: float = 1.0
     num_interactions: int = 0
     dropped: bool = False
+    is_read: bool = True
 
     def __post_init__(self) -> None:
         validate_id("item_id", self.item_id)
@@ -74,7 +76,7 @@ class ItemDelta:
             raise InvalidRequest.of("model_share", self.model_share, "0-1")
         if self.num_interactions < 0:
             raise InvalidRequest.of("num_interactions", self.num_interactions, "0 or more")
-        if not self.dropped:
+        if self.is_read and not self.dropped:
             _check_matrix(self.components)
             if self.gate is not None and (self.gate.ndim != 1 or not (np.abs(self.gate) <= _MAX_GATE).all()):
                 raise InvalidRequest.of("gate", self.gate.shape, f"(P,) numbers of at most {_MAX_GATE}")
@@ -174,8 +176,9 @@ def encode(delta: IndexDelta) -> bytes:
     return value
 
 
-def decode(key: bytes | None, value: bytes | None) -> IndexDelta:
-    """Read a record. Raises: InvalidRequest naming the field when it is not what a refresher writes."""
+def decode(key: bytes | None, value: bytes | None, holds: Callable[[str], bool] = lambda item_id: True) -> IndexDelta:
+    """Read a record; of an item that is not held, all but its state. Raises: InvalidRequest naming the field when it is
+    not what a refresher writes."""
     message = parse(events_pb2.IndexDelta, value)
     kind = message.WhichOneof("change")
     if kind is None:
@@ -192,7 +195,7 @@ def decode(key: bytes | None, value: bytes | None) -> IndexDelta:
         newest_recorded_ms=read_ms(message.newest_recorded_time, "newest_recorded_time")
         if message.HasField("newest_recorded_time")
         else None,
-        change=_item(message.item) if kind == "item" else _memory(message.memory),
+        change=_item(message.item, holds) if kind == "item" else _memory(message.memory),
     )
     check_key(key, delta.key, "model/kind/id")
     return delta
@@ -330,10 +333,12 @@ def _newest_ms(records: Sequence[Batch | IndexDelta]) -> int | None:
     return max((one.newest_recorded_ms for one in records if one.newest_recorded_ms is not None), default=None)
 
 
-def _item(message: events_pb2.ItemState) -> ItemDelta:
+def _item(message: events_pb2.ItemState, holds: Callable[[str], bool]) -> ItemDelta:
     shape = (message.num_components, message.component_width)
     if message.dropped:
         return ItemDelta(item_id=message.item_id, dropped=True)
+    if not holds(message.item_id):
+        return ItemDelta(item_id=message.item_id, is_read=False)
     return ItemDelta(
         item_id=message.item_id,
         components=_array("components", message.components, _FLOAT, shape),

@@ -384,12 +384,45 @@ def test_a_file_that_is_no_arrow_table_of_text_is_refused(
         load_bundle(path)
 
 
+def test_a_part_of_a_bundle_is_that_part_of_the_whole(path: Path) -> None:
+    bundle = load_bundle(path)
+    whole, rows = catalogue_from_bundle(bundle), np.array([3, 0])
+    part = catalogue_from_bundle(bundle, rows)
+    for one in (part, whole.part(rows)):
+        assert (list(one.item_ids), list(one.titles)) == (["film-3", "film-0"], ["Film № 3", "Film № 0"])
+        assert list(one.categories) == [("Drama", "War"), ()]
+        assert one.index_version == whole.index_version
+        assert one.attributes.num_items == 2
+        np.testing.assert_array_equal(one.states.components, whole.states.components[rows])
+        assert one.states.gate is not None
+        assert whole.states.gate is not None
+        np.testing.assert_array_equal(one.states.gate, whole.states.gate[rows])
+
+
+@pytest.mark.parametrize("name", ["item_states.safetensors", "items.arrow", "pair_gate.safetensors"])
+def test_files_that_were_cut_short_or_are_another_bundles_are_refused(path: Path, tmp_path: Path, name: str) -> None:
+    data, other = (path / name).read_bytes(), write_bundle(tmp_path / "other", content(seed=1))
+    (path / name).write_bytes(data[:-16])
+    with pytest.raises(BundleError, match=rf"{name} holds {len(data) - 16} bytes; manifest\.json says {len(data)}"):
+        load_bundle(path)
+    altered = bytearray(data)
+    altered[-9] ^= 1
+    for wrong in (bytes(altered), *([(other.path / name).read_bytes()] if name != "items.arrow" else [])):
+        (path / name).write_bytes(wrong)
+        with pytest.raises(BundleError, match=rf"{name} has sha256 .*; manifest\.json says"):
+            load_bundle(path)
+    (path / name).write_bytes(data)
+    assert list(catalogue_from_bundle(load_bundle(path), np.array([1])).item_ids) == ["film-1"]
+
+
 def test_numbers_that_are_none_name_the_file(path: Path) -> None:
     states = (path / "item_states.safetensors").read_bytes()
     (path / "item_states.safetensors").write_bytes(states[:-4] + np.float32("nan").tobytes())
     resealed(path)
     with pytest.raises(BundleError, match=r"item_states\.safetensors: .* NaN or infinite"):
         catalogue_from_bundle(load_bundle(path))
+    with pytest.raises(BundleError, match=r"item_states\.safetensors: .* NaN or infinite"):
+        catalogue_from_bundle(load_bundle(path), np.array([1, 4]))
 
 
 @pytest.mark.parametrize(

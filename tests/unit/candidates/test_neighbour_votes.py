@@ -26,6 +26,7 @@ from services.candidates.metrics import CandidatesMetrics
 from services.candidates.server import CandidatesServicer
 from services.candidates.votes import Voting
 from services.contracts.explanations import ItemVotes
+from services.contracts.shards import Shard
 from services.contracts.topics.index_deltas import ItemDelta
 from services.contracts.topics.items import CatalogueItem
 from services.offline.training.codebooks.inverted_file import catalogue_codebooks
@@ -282,3 +283,15 @@ class _Memory:
         return ItemVotes(
             vote=vote, num_neighbours=3, model_share=self.model_share, voters=(), index_version=index_version
         )
+
+
+def test_a_shards_votes_are_the_wholes_of_its_items() -> None:
+    base, shards = MIXTURE.base, [Shard(number, 3) for number in range(3)]
+    parts = [Voting(base.part(shard.rows(base.rows.strings)), None) for shard in shards]
+    for seen in (["i03"], ["i07", "i01", "nowhere"], IDS[:30], []):
+        wanted = ItemFilter(seen_item_ids=seen)
+        asked = SearchQuery(query=MIXTURE.query, model_version="m", k=1, stage=Stage.FULL, filter=wanted)
+        (whole,), *found = [one.of(MIXTURE.query, [asked]) or [] for one in (Voting(base, None), *parts)]
+        assert [
+            [{item_id: vote for item_id, vote in whole.items() if shard.holds(item_id)}] for shard in shards
+        ] == found

@@ -94,6 +94,27 @@ def test_what_is_dropped_carries_no_arrays() -> None:
         assert got.components.size == 0
 
 
+def test_states_of_items_that_are_not_held_are_not_read_and_batches_are_the_same() -> None:
+    changes = [
+        ItemDelta(item_id=name, components=np.ones((1, 2), np.float32) / 2, gate=np.ones(2, np.float32))
+        for name in ("a", "b", "c")
+    ]
+    changes += [ItemDelta(item_id="a", dropped=True), ItemDelta(item_id="b", dropped=True)]
+    sent = [record(change, last=number % 2 == 1) for number, change in enumerate(changes)]
+    found = {}
+    for held in ("ab", "abc"):
+        batches = Batches()
+        got = [decode(one.key, encode(one), lambda item_id, held=held: item_id in held) for one in sent]  # type: ignore[misc]
+        closed = [batch for offset, one in enumerate(got) for batch in batches.add(offset, one)]
+        closed += batches.gone(9, item_key(MODEL, "b")) + batches.gone(10, item_key(MODEL, "c"))
+        found[held] = [
+            (one.offset, one.mark, [(delta.key, delta.change.dropped) for delta in one.deltas]) for one in closed
+        ]
+        sizes = [one.change.components.size for one in got]
+        assert sizes == [2, 2, 2 if "c" in held else 0, 0, 0]
+    assert found["ab"] == found["abc"]
+
+
 def test_other_models_are_told_from_the_key_alone() -> None:
     assert is_of_model(item_key(MODEL, "a"), MODEL)
     assert not is_of_model(item_key(MODEL + "x", "a"), MODEL)

@@ -16,9 +16,10 @@ from structlog.testing import capture_logs
 
 from services.algorithms.indexes.mutable.index import IndexFullError
 from services.algorithms.indexes.protocol import ESTIMATE, EXACT
+from services.algorithms.item_table.strings import Strings
 from services.algorithms.items.catalogue import Catalogue
 from services.algorithms.rules.filters import ItemFilter
-from services.candidates.bootstrap import Live, make_live
+from services.candidates.bootstrap import Live, make_live, shard_rows
 from services.candidates.config import CandidatesSettings
 from services.candidates.metrics import CandidatesMetrics
 from services.candidates.server import CandidatesServicer
@@ -50,7 +51,8 @@ class Process:
     def __init__(self, base: Catalogue, shard: Shard, versions_kept: int = 64) -> None:
         settings = CandidatesSettings(audit_share=0, algorithms=ALGORITHMS, shard=shard)
         self.metrics = CandidatesMetrics(CollectorRegistry())
-        self.live: Live = make_live(settings, base, self.metrics, versions_kept=versions_kept)
+        part = base if shard.is_all else base.part(shard_rows(shard, base.rows.strings))
+        self.live: Live = make_live(settings, part, self.metrics, versions_kept=versions_kept)
         self.changes = CatalogueChanges(
             self.live.catalogue, self.metrics.catalogue, full_error=IndexFullError, holds=shard.holds
         )
@@ -389,13 +391,18 @@ def test_shards_that_there_cannot_be_are_refused(text: str) -> None:
 
 
 def test_a_shard_of_nothing_is_refused() -> None:
-    base = Catalogue(
-        model_version=MODEL, item_ids=IDS[:1], titles=IDS[:1], categories=[()],
-        states=Scene().items.take([0]), pair_gate=Scene().gate,
-    )  # fmt: skip
     empty = 1 - home_shard(IDS[0], 2)
     with pytest.raises(ConfigError, match=f"FRESHET_CANDIDATES_SHARD='{empty}/2': none of 1 items"):
-        make_live(CandidatesSettings(shard=Shard(empty, 2)), base, CandidatesMetrics(CollectorRegistry()))
+        shard_rows(Shard(empty, 2), Strings.of(IDS[:1]))
+
+
+def test_rows_of_a_column_are_those_that_each_id_is_in() -> None:
+    ids = Strings.of([f"é{number}" * (number % 12 + 1) for number in range(3_000)])
+    for count in (1, 2, 3, 7, 256):
+        homes = [home_shard(item_id, count) for item_id in ids]
+        for index in {0, count // 2, count - 1}:
+            assert Shard(index, count).rows(ids).tolist() == [row for row, home in enumerate(homes) if home == index]
+    assert Shard(0, 3).rows(Strings.of([])).tolist() == []
 
 
 @pytest.mark.parametrize(("size", "count"), [(200, 4), (20, 4), (1_000, 16), (1, 8), (10, 1)])
