@@ -146,4 +146,4 @@ hooks: setup ## Run `make check` and the fast tests before each commit
 	@$(BIN)/pre-commit install
 
 clean: ## Remove what was built here (caches outside the checkout stay)
-	@rm -rf $(VENV) stubs services/algorithms/native/*.so services/algorithms/ops/*/*.so services/offline/training/*/*.so .freshet build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf $(VENV) stubs/freshet services/algorithms/native/*.so services/algorithms/ops/*/*.so services/offline/training/*/*.so .freshet build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -2,7 +2,7 @@
 `python deploy/build_stubs.py`).
 
 The stubs land in `stubs/freshet/v1`, import as `freshet.v1`, and are shipped in the client's distribution alone. They
-are never committed: the protos are the contract.
+are never committed: the protos are the contract. Beside them lies a link to the client's own package.
 """
 
 from pathlib import Path
