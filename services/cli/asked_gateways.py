@@ -15,9 +15,8 @@ def ask_gateways(gateways: Sequence[str]) -> dict[str, gateway_pb2.GetVersionSet
     """What each gateway holds. Raises: CommandError for one that does not answer."""
     answers = {}
     for target in gateways:
-        with client.gateway(target) as stub:
-            request = gateway_pb2.GetVersionSetsRequest()
-            answers[target] = client.call(stub.GetVersionSets, request, target=target, timeout_s=_ASK_S)
+        with client.gateway(target) as asked:
+            answers[target] = asked.call("GetVersionSets", gateway_pb2.GetVersionSetsRequest(), timeout_s=_ASK_S)
     return answers
 
 

@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from services.cli import client
 from services.cli.output import CommandError, ExitStatus
 from services.cli.row_parts import RowParts
 from services.offline.backfill.answer_rows import SCHEMA
 
 if TYPE_CHECKING:
-    import grpc
     from freshet.v1 import gateway_pb2
+    from freshet_client import Client
 
 # Of users: a part is what a killed run repeats at most.
 PART = 1_000
@@ -52,12 +51,11 @@ def read_users(path: Path, out: Path) -> list[str]:
 
 
 def run(
-    stub: Any,
+    client: "Client",
     users: Sequence[str],
     request: "gateway_pb2.RecommendRequest",
     out: Path,
     *,
-    target: str,
     timeout_s: float,
     progress: Callable[[int], None] = lambda done: None,
 ) -> dict[str, Any]:
@@ -75,7 +73,7 @@ def run(
         for number, first in enumerate(range(0, len(users), PART)):
             chunk = users[first : first + PART]
             if not parts.has(number):
-                answers = pool.map(lambda user: _ask(stub, user, request, target=target, timeout_s=timeout_s), chunk)
+                answers = pool.map(lambda user: _ask(client, user, request, timeout_s=timeout_s), chunk)
                 rows = [_row(user, answer) for user, answer in zip(chunk, answers, strict=True)]
                 parts.write(number, pa.Table.from_pylist(rows, schema=SCHEMA))
             progress(first + len(chunk))
@@ -83,45 +81,36 @@ def run(
 
 
 def _ask(
-    stub: Any, user: str, request: "gateway_pb2.RecommendRequest", *, target: str, timeout_s: float
+    client: "Client", user: str, request: "gateway_pb2.RecommendRequest", *, timeout_s: float
 ) -> "gateway_pb2.RecommendResponse":
-    """The answer for one user, not one that was popular items because the gateway was busy."""
-    import grpc
-    from freshet.v1 import gateway_pb2
+    """The answer for one user, not one that was popular items because the gateway was busy.
 
-    from services.platform.rpc.client import api_key_metadata
+    Raises: FreshetError; CommandError where the gateway was busy for a minute.
+    """
+    from freshet.v1 import gateway_pb2
+    from freshet_client import DeadlineExceeded, Overloaded, Unavailable
 
     own = gateway_pb2.RecommendRequest()
     own.CopyFrom(request)
     own.user_id = user
-    metadata = (*api_key_metadata(), ("freshet-priority", "background"))
     until = time.monotonic() + _PATIENCE_S
     while True:
         wait_s = _BUSY_WAIT_S
         try:
-            answer: gateway_pb2.RecommendResponse = stub.Recommend(own, timeout=timeout_s, metadata=metadata)
+            answer: gateway_pb2.RecommendResponse = client.call("Recommend", own, timeout_s=timeout_s)
             if gateway_pb2.DEGRADATION_BUSY not in answer.degradations:
                 return answer
-            problem = None
-        except grpc.RpcError as error:
-            passes = error.code().name in ("RESOURCE_EXHAUSTED", "UNAVAILABLE", "DEADLINE_EXCEEDED")
-            if not passes or client.is_too_large(error):
-                raise client.explain(error, target=target, timeout_s=timeout_s) from error
-            problem, wait_s = error, _pushback_s(error)
+        except (DeadlineExceeded, Overloaded, Unavailable) as error:
+            wait_s = max(_BUSY_WAIT_S, error.retry_after_s or 0)
+            if time.monotonic() + wait_s > until:
+                raise
         if time.monotonic() + wait_s > until:
-            if problem is not None:
-                raise client.explain(problem, target=target, timeout_s=timeout_s) from problem
             raise CommandError(
-                f"the gateway at {target} has been too busy for a minute",
+                "the gateway has been too busy for a minute",
                 advice="the same command goes on where this one ends",
                 status=ExitStatus.UNAVAILABLE,
             )
         time.sleep(wait_s)
-
-
-def _pushback_s(error: "grpc.RpcError") -> float:
-    told = dict(error.trailing_metadata() or ())
-    return max(_BUSY_WAIT_S, int(told.get("retry-after-ms", 0)) / 1000)
 
 
 def _row(user: str, answer: "gateway_pb2.RecommendResponse") -> dict[str, Any]:

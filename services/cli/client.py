@@ -11,11 +11,10 @@ from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from services.cli.output import CommandError, ExitStatus, if_option, sentences, usage_error
-from services.contracts.processes import HTTP_STEP
 
 if TYPE_CHECKING:
-    import grpc
-    from freshet.v1 import candidates_pb2_grpc, common_pb2, events_pb2, gateway_pb2_grpc
+    from freshet.v1 import candidates_pb2_grpc, common_pb2, events_pb2
+    from freshet_client import Client, FreshetError
     from google.protobuf.message import Message
 from pathlib import Path
 
@@ -24,17 +23,24 @@ Response = TypeVar("Response")
 # The years 1 to 9999, which the wire carries.
 _FIRST_S, _LAST_S = -62_135_596_800, 253_402_300_799
 
-_USAGE = frozenset({"INVALID_ARGUMENT", "OUT_OF_RANGE", "NOT_FOUND", "UNIMPLEMENTED"})
-
 
 @contextmanager
-def gateway(target: str) -> Iterator["gateway_pb2_grpc.GatewayServiceStub"]:
-    """A stub of the gateway at `target` ("host:port"); the channel closes with the block."""
-    from freshet.v1 import gateway_pb2_grpc
+def gateway(target: str, *, is_background: bool = False) -> "Iterator[Client]":
+    """A client of the gateway at `target` ("host:port") for a block, with the API key of FRESHET_API_KEY.
 
-    stub: Any = gateway_pb2_grpc.GatewayServiceStub
-    with _channel(target) as channel:
-        yield stub(channel)
+    What fails in the block becomes a `CommandError` that says what to do.
+    """
+    from freshet_client import FreshetError
+
+    from services.platform.rpc.client import gateway_client
+
+    try:
+        with sentences():
+            client = gateway_client(target, is_background=is_background)
+        with client:
+            yield client
+    except FreshetError as error:
+        raise explain(error) from error
 
 
 @contextmanager
@@ -42,27 +48,25 @@ def candidates(target: str) -> Iterator["candidates_pb2_grpc.CandidatesServiceSt
     """A stub of the candidates process at `target` ("host:port"); the channel closes with the block."""
     from freshet.v1 import candidates_pb2_grpc
 
-    stub: Any = candidates_pb2_grpc.CandidatesServiceStub
-    with _channel(target) as channel:
-        yield stub(channel)
-
-
-def _channel(target: str) -> "grpc.Channel":
     from services.platform.config import environment_tls
     from services.platform.rpc.client import blocking_channel
 
+    stub: Any = candidates_pb2_grpc.CandidatesServiceStub
     with sentences():
-        return blocking_channel(target, environment_tls())
+        channel = blocking_channel(target, environment_tls())
+    with channel:
+        yield stub(channel)
 
 
 def call(
     method: Callable[..., Response], request: Any, *, target: str, timeout_s: float, process: str = "gateway"
 ) -> Response:
-    """Call `method(request)` and translate a failed status into a `CommandError` that says what to do.
+    """Call `method(request)` of a process and translate a failed status into a `CommandError` that says what to do.
 
     The gateway is shown the API key of FRESHET_API_KEY, where there is one.
     """
     import grpc
+    from freshet_client.errors import of_call
 
     from services.platform.rpc.client import api_key_metadata
 
@@ -71,75 +75,43 @@ def call(
     try:
         return method(request, timeout=timeout_s, **shown)
     except grpc.RpcError as error:
-        raise explain(error, target=target, timeout_s=timeout_s, process=process) from error
+        raise explain(of_call(error, target=target, timeout_s=timeout_s), process) from error
 
 
-def explain(error: "grpc.RpcError", *, target: str, timeout_s: float, process: str = "gateway") -> CommandError:
-    """One clear sentence, the next step and the exit status for a gRPC failure."""
-    status = error.code().name
-    details = str(error.details() or "no details")
-    from_process = _came_from_a_process(error)
-    if status == "UNAVAILABLE" and "handshake" in details.lower() and not from_process:
-        return CommandError(
-            f"the {process} at {target} and this command do not believe each other's certificates: {details}",
-            advice="FRESHET_TLS_CERT, FRESHET_TLS_KEY and FRESHET_TLS_CA name what `freshet certs` made",
-            status=ExitStatus.UNAVAILABLE,
-        )
-    if status == "UNAVAILABLE" and "http1.x" in details:
-        return usage_error(f"{target} speaks HTTP/1.1, not gRPC", f"gRPC's port is the JSON port's less {HTTP_STEP}")
-    if status == "UNAVAILABLE" and _is_connection_trouble(details) and not from_process:
-        advice = "`freshet up` starts it, `freshet status` shows what runs"
-        return CommandError(
-            f"nothing answers at {target}: the {process} process is not running there",
-            advice=advice + if_option(process, f"; --{process} names another address"),
-            status=ExitStatus.UNAVAILABLE,
-        )
-    if is_too_large(error):
-        return usage_error(f"the request is too large for {target}: {details}", "ask for less at a time")
-    if status in _USAGE:
-        return usage_error(details, "see --help for an example")
-    if status == "FAILED_PRECONDITION":
-        return CommandError(details, advice="`freshet doctor` says what has to be done first")
-    if status in ("UNAUTHENTICATED", "PERMISSION_DENIED"):
-        return CommandError(details, advice="FRESHET_API_KEY holds the key to use; `freshet keys create` makes one")
-    later = {
-        "UNAVAILABLE": (
-            f"cannot do this now: {details}",
-            "`freshet status` shows which part is down; the same command is safe to repeat",
-        ),
-        "DEADLINE_EXCEEDED": (
-            f"did not answer within {timeout_s * 1000:.0f} ms",
-            "`freshet status` shows whether every part is healthy"
-            + if_option("timeout_ms", "; --timeout-ms waits longer"),
-        ),
-        "RESOURCE_EXHAUSTED": (
-            f"refused early, it has too much to do: {details}",
-            "repeat the command in a moment",
-        ),
-    }
-    if status in later:
-        said, advice = later[status]
-        return CommandError(f"the {process} at {target} {said}", advice=advice, status=ExitStatus.UNAVAILABLE)
-    return CommandError(
-        f"the {process} at {target} failed ({status}): {details}",
-        advice="its log, under the stack's state folder, has the reason",
-    )
+def explain(error: "FreshetError", process: str = "gateway") -> CommandError:
+    """One clear sentence, the next step and the exit status for a call of a process that failed."""
+    import freshet_client as of
 
-
-def is_too_large(error: "grpc.RpcError") -> bool:
-    """Whether gRPC refused the message for its size, which no later call changes."""
-    return error.code().name == "RESOURCE_EXHAUSTED" and "larger than max" in str(error.details())
-
-
-def _came_from_a_process(error: "grpc.RpcError") -> bool:
-    """Whether a process of ours gave the status: it then carries the request's id. What it says of connections is about
-    a process behind it."""
-    return any(key == "x-request-id" for key, _ in error.trailing_metadata() or ())
-
-
-def _is_connection_trouble(details: str) -> bool:
-    lowered = details.lower()
-    return any(sign in lowered for sign in ("connect", "refused", "unreachable", "dns", "socket closed"))
+    told, at = error.message, f"the {process} at {error.target}"
+    address = if_option(process, f"; --{process} names another address")
+    wait = if_option("timeout_ms", "; --timeout-ms waits longer")
+    match error:
+        case of.TooLarge():
+            return usage_error(told, "ask for less at a time")
+        case of.InvalidArgument() | of.NotFound() | of.Unsupported():
+            return usage_error(told, "see --help for an example")
+        case of.PreconditionFailed():
+            return CommandError(told, advice="`freshet doctor` says what has to be done first")
+        case of.Unauthenticated() | of.PermissionDenied():
+            return CommandError(told, advice="FRESHET_API_KEY holds the key to use; `freshet keys create` makes one")
+        case of.Unreachable(why="HTTP/1.1"):
+            return usage_error(told, if_option(process, f"--{process} names another address"))
+        case of.Unreachable(why="TLS"):
+            advice = "FRESHET_TLS_CERT, FRESHET_TLS_KEY and FRESHET_TLS_CA name what `freshet certs` made"
+        case of.Unreachable():
+            told = f"{told.partition(': ')[0]}: the {process} process is not running there"
+            advice = f"`freshet up` starts it, `freshet status` shows what runs{address}"
+        case of.Unavailable():
+            told = f"{at} cannot do this now: {told}"
+            advice = "`freshet status` shows which part is down; the same command is safe to repeat"
+        case of.DeadlineExceeded():
+            advice = f"`freshet status` shows whether every part is healthy{wait}"
+        case of.Overloaded():
+            told, advice = f"{at} refused early, it has too much to do: {told}", "repeat the command in a moment"
+        case _:
+            advice = "its log, under the stack's state folder, has the reason"
+            return CommandError(f"{at} failed ({error.status}): {told}", advice=advice)
+    return CommandError(told, advice=advice, status=ExitStatus.UNAVAILABLE)
 
 
 def format_token(token: "common_pb2.FreshnessToken") -> str:
@@ -150,15 +122,14 @@ def format_token(token: "common_pb2.FreshnessToken") -> str:
 def parse_token(text: str) -> "common_pb2.FreshnessToken":
     """Read `epoch:partition:offset`. Raises CommandError (usage) when it is anything else."""
     from freshet.v1 import common_pb2
+    from freshet_client import FreshnessToken, InvalidArgument
 
-    epoch, _, position = text.partition(":")
-    partition, _, offset = position.partition(":")
-    if not epoch or not partition.isdecimal() or not offset.isdecimal():
-        raise usage_error(
-            f"token={text!r} is not a freshness token; expected epoch:partition:offset",
-            "take the token that `freshet record` prints, for example 9f2c51aa:3:1207",
-        )
-    return common_pb2.FreshnessToken(epoch=epoch, partition=int(partition), offset=int(offset))
+    try:
+        token = FreshnessToken.parse(text)
+    except InvalidArgument as error:
+        advice = "take the token that `freshet record` prints, for example 9f2c51aa:3:1207"
+        raise usage_error(error.message, advice) from error
+    return common_pb2.FreshnessToken(epoch=token.epoch, partition=token.partition, offset=token.offset)
 
 
 def parse_context(pairs: Sequence[str]) -> dict[str, str]:

@@ -75,8 +75,9 @@ def demo(
 @contextmanager
 def _sentences(logs: Path) -> Iterator[None]:
     """Turn what the steps raise into a sentence and an exit status; anything else is a bug and keeps its traceback."""
+    import freshet_client
+
     from services.algorithms.bundles.model_manifest import BundleError
-    from services.offline.demo.calls import CallFailed
     from services.offline.demo.stream import ReplayFailedError, StreamStalledError
     from services.platform.errors import FreshetError
     from services.platform.ports import PortTaken
@@ -95,8 +96,8 @@ def _sentences(logs: Path) -> Iterator[None]:
     )
     try:
         yield
-    except CallFailed as failed:
-        raise client.explain(failed.error, target=failed.address, timeout_s=failed.timeout_s) from failed
+    except freshet_client.FreshetError as failed:
+        raise client.explain(failed) from failed
     except Exception as error:
         for kind, advice, status in rows:
             if isinstance(error, kind):

@@ -51,8 +51,8 @@ def explain(
         max_pairs=max_pairs,
         rules=rules_of(rules),
     )
-    with client.gateway(gateway) as stub:
-        answer = client.call(stub.Explain, request, target=gateway, timeout_s=timeout_ms / 1000)
+    with client.gateway(gateway) as asked:
+        answer = asked.call("Explain", request, timeout_s=timeout_ms / 1000)
     if answer.state_source == "none":
         raise CommandError(
             f"nothing is known of user {user}: there is no score to explain, Recommend would answer popular items",

@@ -44,13 +44,11 @@ def forget(
     """
     from freshet.v1 import gateway_pb2
 
-    with client.gateway(gateway) as stub:
+    with client.gateway(gateway) as asked:
 
         def ask(*, only_preview: bool) -> "gateway_pb2.ForgetUserResponse":
             request = gateway_pb2.ForgetUserRequest(user_id=user, preview=only_preview)
-            answer: gateway_pb2.ForgetUserResponse = client.call(
-                stub.ForgetUser, request, target=gateway, timeout_s=timeout_ms / 1000
-            )
+            answer: gateway_pb2.ForgetUserResponse = asked.call("ForgetUser", request, timeout_s=timeout_ms / 1000)
             return answer
 
         if preview:

@@ -97,18 +97,17 @@ def _write(named: "dict[str, events_pb2.Item]", *, gateway: str, timeout_ms: int
     from freshet.v1 import gateway_pb2
 
     names, messages, written = list(named), list(named.values()), 0
-    with client.gateway(gateway) as stub:
-        for start in range(0, len(messages), _BATCH):
-            request = gateway_pb2.PutItemsRequest(items=messages[start : start + _BATCH])
-            try:
-                answer = client.call(stub.PutItems, request, target=gateway, timeout_s=timeout_ms / 1000)
-            except CommandError as error:
-                if refused := _REFUSED.match(error.message):
-                    error.message = f"{names[start + int(refused[1])]}: {error.message}"
-                if written:
-                    error.message += f" ({written:,} of {len(messages):,} items were written before)"
-                raise
-            written += answer.num_written
+    try:
+        with client.gateway(gateway) as asked:
+            for start in range(0, len(messages), _BATCH):
+                request = gateway_pb2.PutItemsRequest(items=messages[start : start + _BATCH])
+                written += asked.call("PutItems", request, timeout_s=timeout_ms / 1000).num_written
+    except CommandError as error:
+        if refused := _REFUSED.match(error.message):
+            error.message = f"{names[start + int(refused[1])]}: {error.message}"
+        if written:
+            error.message += f" ({written:,} of {len(messages):,} items were written before)"
+        raise
     if as_json:
         emit_json({"num_written": written})
     else:

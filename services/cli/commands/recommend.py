@@ -118,9 +118,9 @@ def _timed(
     request: "gateway_pb2.RecommendRequest", gateway: str, timeout_ms: int
 ) -> "tuple[gateway_pb2.RecommendResponse, float]":
     """The answer, and the milliseconds that it took."""
-    with client.gateway(gateway) as stub:
+    with client.gateway(gateway) as asked:
         started = time.perf_counter()
-        answer = client.call(stub.Recommend, request, target=gateway, timeout_s=timeout_ms / 1000)
+        answer = asked.call("Recommend", request, timeout_s=timeout_ms / 1000)
         return answer, (time.perf_counter() - started) * 1000
 
 
@@ -131,14 +131,13 @@ def _recommend_to_all(
 
     with sentences():
         found = batch.read_users(users, out)
-    with client.gateway(gateway) as stub, progress_bar(as_json=as_json) as bar:
+    with client.gateway(gateway, is_background=True) as asked, progress_bar(as_json=as_json) as bar:
         task = bar.add_task("users", total=len(found))
         summary = batch.run(
-            stub,
+            asked,
             found,
             request,
             out,
-            target=gateway,
             timeout_s=timeout_s,
             progress=lambda done: bar.update(task, completed=done),
         )

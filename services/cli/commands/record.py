@@ -60,8 +60,8 @@ def record(
     )
     interaction.event_time.FromNanoseconds(client.parse_time_ns("time", at) if at else time.time_ns())
     request = gateway_pb2.RecordInteractionsRequest(interactions=[interaction])
-    with client.gateway(gateway) as stub:
-        response = client.call(stub.RecordInteractions, request, target=gateway, timeout_s=timeout_ms / 1000)
+    with client.gateway(gateway) as asked:
+        response = asked.call("RecordInteractions", request, timeout_s=timeout_ms / 1000)
     _print_receipt(response.receipts[0], as_json=as_json, done="recorded", user=user)
 
 
@@ -81,8 +81,8 @@ def undo(
     from freshet.v1 import gateway_pb2
 
     request = gateway_pb2.UndoInteractionRequest(user_id=user, event_id=event_id)
-    with client.gateway(gateway) as stub:
-        response = client.call(stub.UndoInteraction, request, target=gateway, timeout_s=timeout_ms / 1000)
+    with client.gateway(gateway) as asked:
+        response = asked.call("UndoInteraction", request, timeout_s=timeout_ms / 1000)
     _print_receipt(response.receipt, as_json=as_json, done=f"undo of {event_id}, if there is one, recorded", user=user)
 
 

@@ -50,9 +50,9 @@ def search(
             allow_items, deny_items, allow_categories, deny_categories, where or (), exclude_seen=exclude_seen
         ),
     )
-    with client.gateway(gateway) as stub:
+    with client.gateway(gateway) as asked:
         started = time.perf_counter()
-        answer = client.call(stub.Search, request, target=gateway, timeout_s=timeout_ms / 1000)
+        answer = asked.call("Search", request, timeout_s=timeout_ms / 1000)
         elapsed_ms = (time.perf_counter() - started) * 1000
     facts = as_dict(answer) | {"elapsed_ms": round(elapsed_ms, 3)}
     if as_json:

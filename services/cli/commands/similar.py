@@ -42,8 +42,8 @@ def similar(
             allow_items, deny_items, allow_categories, deny_categories, where or (), exclude_seen=bool(user)
         ),
     )
-    with client.gateway(gateway) as stub:
-        answer = client.call(stub.Similar, request, target=gateway, timeout_s=timeout_ms / 1000)
+    with client.gateway(gateway) as asked:
+        answer = asked.call("Similar", request, timeout_s=timeout_ms / 1000)
     facts = as_dict(answer, item)
     if as_json:
         emit_json(facts)

@@ -47,12 +47,10 @@ def watch(
     target = gateway or stack.address("gateway")
     lags = Lags.of(stack.ports, since_start=once)
 
-    with client.gateway(target) as stub:
+    with client.gateway(target) as asked:
 
         def look() -> dict[str, Any]:
-            report = client.call(
-                stub.GetFreshness, gateway_pb2.GetFreshnessRequest(), target=target, timeout_s=timeout_ms / 1000
-            )
+            report = asked.call("GetFreshness", gateway_pb2.GetFreshnessRequest(), timeout_s=timeout_ms / 1000)
             return as_dict(report, lags)
 
         if once:

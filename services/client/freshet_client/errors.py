@@ -23,7 +23,8 @@ class FreshetError(Exception):
 
     `message` says what happened. `status` is the gRPC status code's name. `retriable`: the same call may succeed later;
     `retry_after_s` says when the gateway asks to be called again, None where it does not. `request_id` finds the call
-    in the gateway's log; it is empty where no gateway answered. `receipts`: of a batch, those that were acknowledged.
+    in the gateway's log; it is empty where no gateway answered. `target`: what was called, empty where nothing was.
+    `receipts`: of a batch, those that were acknowledged.
     """
 
     status = "UNKNOWN"
@@ -34,6 +35,7 @@ class FreshetError(Exception):
         self.message = message
         self.retry_after_s = retry_after_s
         self.request_id = request_id
+        self.target = ""
         self.receipts: tuple[Receipt, ...] = ()
 
 
@@ -162,20 +164,21 @@ def of_call(error: Any, *, target: str, timeout_s: float) -> FreshetError:
     if status == "RESOURCE_EXHAUSTED" and "larger than max" in details:
         what = "answer" if details.lower().startswith("received") else "request"
         found: FreshetError = TooLarge(f"the {what} is too large for {target}: {details}")
+    elif status == "DEADLINE_EXCEEDED":
+        why = f": {details}" if request_id else ""
+        found = DeadlineExceeded(f"{target} did not answer within {timeout_s * 1000:.0f} ms{why}")
     elif request_id:
         found = _BY_STATUS.get(status, InternalError)(details)
     else:
         # No gateway said so: gRPC did, here.
-        found = _of_grpc(status, details, target, timeout_s)
-    found.request_id = request_id
+        found = _of_grpc(status, details, target)
+    found.request_id, found.target = request_id, target
     found.retry_after_s = int(after_ms) / 1000 if after_ms.isdecimal() else None
     return found
 
 
-def _of_grpc(status: str, details: str, target: str, timeout_s: float) -> FreshetError:
+def _of_grpc(status: str, details: str, target: str) -> FreshetError:
     lowered = details.lower()
-    if status == "DEADLINE_EXCEEDED":
-        return DeadlineExceeded(f"{target} did not answer within {timeout_s * 1000:.0f} ms")
     if status == "UNIMPLEMENTED":
         return Unsupported(f"{target} does not have this method, it is older than this client or no gateway: {details}")
     if status == "UNAVAILABLE":

@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from freshet.v1 import events_pb2, gateway_pb2
+from freshet_client import FreshetError
 
 from services.algorithms.bundles.model_bundle import Bundle
-from services.offline.demo.calls import CallFailed, Gateway, connected
+from services.offline.demo.calls import Gateway, connected
 
 TOP = 50
 # How far a reader looks for an item that has nothing but a title.
@@ -195,7 +196,7 @@ def _explained(call: Gateway, reader: str, item_id: str) -> gateway_pb2.ExplainR
     request = gateway_pb2.ExplainRequest(user_id=reader, item_id=item_id, max_pairs=3)
     try:
         answer: gateway_pb2.ExplainResponse = call("Explain", request)
-    except CallFailed:
+    except FreshetError:
         return None
     return answer
 

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from freshet.v1 import events_pb2, gateway_pb2
+from freshet_client import FreshetError
 
-from services.offline.demo.calls import CallFailed, connected
+from services.offline.demo.calls import connected
 
 K = 10
 _RECENT = 30
@@ -96,8 +97,8 @@ def ask_choose_ask(user_id: str, query: str, *, run_id: str, gateway: str) -> Se
                 try:
                     answer: gateway_pb2.GatewayServiceSearchResponse = call("Search", request)
                     return answer
-                except CallFailed as error:
-                    if not error.is_unavailable or time.monotonic() > deadline:
+                except FreshetError as error:
+                    if not error.retriable or time.monotonic() > deadline:
                         raise
                     time.sleep(_LOOK_AGAIN_S)
 

@@ -6,13 +6,16 @@ A call carries the request id and never outlives the deadline of the call that i
 import json
 import os
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 
 from services.platform import errors
 from services.platform.rpc import request_context
 from services.platform.transport import Tls
+
+if TYPE_CHECKING:
+    import freshet_client
 
 R = TypeVar("R")
 
@@ -111,6 +114,22 @@ def _service_config(service: str, health: str) -> str:
 def blocking_channel(target: str, tls: Tls | None = None) -> grpc.Channel:
     """A channel to host:port for a command or a probe; tls: None is plaintext."""
     return grpc.insecure_channel(target) if tls is None else grpc.secure_channel(target, _credentials(tls))
+
+
+def gateway_client(target: str, *, is_background: bool = False) -> "freshet_client.Client":
+    """A blocking client of the gateway at host:port for a command, with the environment's API key and certificates.
+
+    is_background: nobody waits for the answers. Raises: ValueError for certificates that cannot be used;
+    freshet_client.InvalidArgument.
+    """
+    import freshet_client
+
+    from services.platform.config import environment_tls
+
+    files = environment_tls()
+    tls = None if files is None else freshet_client.Tls(ca=files.ca, certificate=files.certificate, key=files.key)
+    key = os.environ.get("FRESHET_API_KEY") or None
+    return freshet_client.Client(target, api_key=key, tls=tls, is_background=is_background)
 
 
 def api_key_metadata() -> tuple[tuple[str, str], ...]:

@@ -1,8 +1,8 @@
 """The demo's search: the word comes from the person's own titles, and what it says is what the gateway answered."""
 
 import pytest
+from freshet_client import InvalidArgument
 
-from services.offline.demo.calls import CallFailed
 from services.offline.demo.searching import ask_choose_ask, choose_query, report
 from tests.unit.cli.gateway_on_loopback import running_gateway
 
@@ -57,6 +57,6 @@ def test_a_generator_that_is_not_reached_yet_is_asked_again() -> None:
 
 
 def test_a_refused_search_ends_the_demo_at_once() -> None:
-    with running_gateway() as (target, server), pytest.raises(CallFailed, match="query="):
+    with running_gateway() as (target, server), pytest.raises(InvalidArgument, match="query="):
         ask_choose_ask("u1", "", run_id="r1", gateway=target)
     assert len(server.searched) == 1
