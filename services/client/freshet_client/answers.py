@@ -55,11 +55,14 @@ class Certificate:
     """How far an answer may be from the exact top k.
 
     `kind` is "exact", "bounded" (no left-out item scores more than `gap` above the k-th) or "estimate" (no proof; `gap`
-    is None). `gap` is in similarity units, 0 to 2.
+    is None). `gap` is in similarity units, 0 to 2. `asked_gap`: the request's `max_gap`; `items_touched`: how many
+    items the searches looked at for it.
     """
 
     kind: str
     gap: float | None = None
+    asked_gap: float | None = None
+    items_touched: int = 0
 
     def __str__(self) -> str:
         return f"gap <= {self.gap:.4f}" if self.kind == "bounded" and self.gap is not None else self.kind
