@@ -112,8 +112,7 @@ def page() -> bool:
         "SIM_SECONDS": f"{sum(run['seconds'] for run in runs):,}",
         "SIM_FAILED": f"{len(found['failed'])} (seeds {', '.join(found['failed']) or 'none'})",
         "REVERTED": "\n".join(
-            f"| {r['case']} | {r['reverted']} | {r['seeds'] or 'not found'} | {r['said'] or ''} |"
-            for r in rows["reverted"]
+            f"| {r['case']} | {r['reverted']} | {r['seeds'] or 'not found'} |" for r in rows["reverted"]
         ),
         "REAL_TRIALS": str(len(rows.get("real", ()))),
         "SETTINGS": "\n".join(
