@@ -338,3 +338,27 @@ async def test_calls_given_up_half_way_never_mix_users_up(outside: Outside) -> N
         statuses.clear()
         await asyncio.gather(*(ask(user, 10) for user in users * 5))
         assert not statuses
+
+
+def test_an_answer_proves_the_gap_that_it_was_asked_for(outside: Outside) -> None:
+    user = outside.new_user()
+    outside.live(user, *outside.items[:3])
+    for max_gap in (0.0, 0.01, 0.05):
+
+        def both(max_gap: float = max_gap) -> Any:
+            """The answer, and all items, of one version of the index."""
+            answer, every = outside.recommend(user, 10, max_gap=max_gap), outside.recommend(user, 1000)
+            is_exact = every.certificate.kind == common_pb2.Certificate.KIND_EXACT
+            return (answer, every) if is_exact and answer.index_version == every.index_version else None
+
+        answer, every = until("one version answers twice", both)
+        assert marks(answer) == set()
+        assert answer.certificate.HasField("gap")
+        assert answer.certificate.gap <= max_gap == answer.certificate.asked_gap
+        assert answer.certificate.items_touched >= 10
+        left_out = max(item.score for item in every.items if item.item_id not in item_ids(answer))
+        assert left_out <= answer.items[-1].score + answer.certificate.gap
+    with pytest.raises(grpc.RpcError) as caught:
+        outside.recommend(user, 10, max_gap=-0.1)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "max_gap=-0.1 allowed: a finite number, at least 0" in caught.value.details()

@@ -1,7 +1,7 @@
 """What a gateway answers, as plain values with the field names of `gateway.proto`.
 
 An answer of a newer gateway may say more: fields that this client does not know are left out, and a degradation or a
-kind that it does not know is named by its number ("degradation_12").
+kind that it does not know is named by its number ("degradation_99").
 """
 
 from __future__ import annotations

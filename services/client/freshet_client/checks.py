@@ -35,6 +35,8 @@ def check_shown(request: Any) -> None:
     """What a Recommend says of pages, answers before and the rest."""
     if not 0.0 <= request.diversity <= 1.0:
         raise InvalidArgument.of("diversity", request.diversity, "0-1")
+    if request.HasField("max_gap") and not 0.0 <= request.max_gap < math.inf:
+        raise InvalidArgument.of("max_gap", request.max_gap, "a finite number, at least 0")
     if len(request.history) > 1000:
         raise InvalidArgument.of("history", f"{len(request.history)} events", "at most 1000 events")
     if request.HasField("freshness_token") and not request.user_id:

@@ -151,6 +151,10 @@ class FakeGateway:
             answer.index_version = "in-memory-1"
         exact = common_pb2.Certificate(kind=common_pb2.Certificate.KIND_EXACT, gap=0.0)
         answer.certificate.CopyFrom(exact if history else common_pb2.Certificate(kind="KIND_ESTIMATE"))
+        if request.HasField("max_gap"):
+            answer.certificate.asked_gap = request.max_gap
+            if not history:
+                answer.degradations.append(gateway_pb2.DEGRADATION_GAP_NOT_PROVEN)
         if not is_honoured:
             answer.degradations.append(gateway_pb2.DEGRADATION_TOKEN_NOT_HONOURED)
         seen = {item_id for item_id, kind in history if kind != "impression"}

@@ -72,7 +72,7 @@ def _converter(field: Any) -> Callable[[Any], Any]:
 
 
 def enum_name(enum: Any, number: int) -> str:
-    """The value's name in lower case without the enum's; "degradation_12" for one that this client does not know."""
+    """The value's name in lower case without the enum's; "degradation_99" for one that this client does not know."""
     prefix = f"{enum.name.upper()}_"
     known = enum.values_by_number.get(number)
     return known.name[len(prefix) :].lower() if known is not None else f"{prefix.lower()}{number}"

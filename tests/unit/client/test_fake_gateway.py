@@ -1,9 +1,11 @@
 """The gateway in memory keeps the client's promises, and does what a test tells it to."""
 
+import math
+
 import pytest
 from client_suite import *  # noqa: F403
 from client_suite import Scene
-from freshet_client import Item, Overloaded, Unavailable
+from freshet_client import Certificate, InvalidArgument, Item, Overloaded, Unavailable
 from freshet_client.testing import FakeGateway
 
 
@@ -93,3 +95,17 @@ def test_withdrawn_items_are_answered_to_nobody(gateway: FakeGateway) -> None:
     assert {"7", "8"} & set(answer) == set()
     assert "new" in answer
     assert [one.item_id for one in client.search("space").results] == ["new"]
+
+
+def test_a_gap_is_asked_for_and_the_answer_says_whether_it_is_proven(gateway: FakeGateway) -> None:
+    client = gateway.client()
+    answer = client.recommend("ann", k=3, max_gap=0.05)
+    assert answer.certificate == Certificate("estimate", asked_gap=0.05)
+    assert answer.degradations == ("popular_fallback", "gap_not_proven")
+    client.session("ann").record("7", "like")
+    answer = client.recommend("ann", k=3, max_gap=0.0)
+    assert answer.certificate == Certificate("exact", gap=0.0, asked_gap=0.0)
+    assert answer.degradations == ()
+    for wrong in (-0.1, math.nan, math.inf):
+        with pytest.raises(InvalidArgument, match=r"max_gap=.* allowed: a finite number, at least 0"):
+            client.recommend("ann", k=3, max_gap=wrong)
