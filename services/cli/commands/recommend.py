@@ -95,9 +95,7 @@ def recommend(
         query=query,
         page_depth=page_depth,
         page_token=page_token,
-        not_again=gateway_pb2.NotAgain(answers=not_again_answers, minutes=not_again_minutes)
-        if not_again_answers or not_again_minutes
-        else None,
+        not_again=_not_again(not_again_answers, not_again_minutes),
         rules=rules_of(rules),
         max_gap=max_gap,
     )
@@ -112,6 +110,13 @@ def recommend(
         emit_json(as_dict(answer, titles) | {"elapsed_ms": round(elapsed_ms, 3)})
     else:
         _print_answer(answer, titles, subject=f"user {user}" if user else "this sequence")
+
+
+def _not_again(answers: int, minutes: int) -> "gateway_pb2.NotAgain | None":
+    """None where nothing is to be left out."""
+    from freshet.v1 import gateway_pb2
+
+    return gateway_pb2.NotAgain(answers=answers, minutes=minutes) if answers or minutes else None
 
 
 def _timed(
