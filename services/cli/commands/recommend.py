@@ -48,9 +48,7 @@ def recommend(
     page_token: Annotated[str, typer.Option(help="Of an earlier page: the next one.")] = "",
     not_again_answers: Annotated[int, typer.Option(min=0, max=50, help="Leave out the last so many answers.")] = 0,
     not_again_minutes: Annotated[int, typer.Option(min=0, max=1440, help="And those of the last so many minutes.")] = 0,
-    rules: Annotated[
-        Path | None, typer.Option(help="Rules for this request: a YAML file (docs/guide/rules.md).")
-    ] = None,
+    rules: Annotated[Path | None, typer.Option(help="A YAML file of rules (docs/guide/rules.md).")] = None,
     max_gap: Annotated[float | None, typer.Option(help="Prove the answer to this gap; 0: exact.")] = None,
     as_of: options.AsOf = "",
     context: options.Context = None,
