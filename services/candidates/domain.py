@@ -57,10 +57,8 @@ class Found:
     served: Served
     votes: list[float] | None = None
 
-    def after(self, earlier: "Found | None") -> "Found":
+    def after(self, earlier: "Found") -> "Found":
         """The better proven one of two attempts, with what both took."""
-        if earlier is None:
-            return self
         gaps = [
             inf if one.certificate is None or one.certificate.gap is None else one.certificate.gap
             for one in (self, earlier)

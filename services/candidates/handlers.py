@@ -200,7 +200,7 @@ class Search:
                 served = self._catalogue.version_named(version)[0] if version else newest
                 found = self._find(served, algorithm, stage, k, max_gap, [searches[number] for number in numbers])
                 for number, one in zip(numbers, found, strict=True):
-                    answers[number] = one.after(answers.get(number))
+                    answers[number] = one.after(answers[number]) if number in answers else one
                     self._proved(searches[number], one)
                 self._metrics.searched(algorithm, stage.value, len(numbers))
             asked = [number for numbers in kinds.values() for number in numbers]
