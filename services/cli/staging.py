@@ -11,7 +11,7 @@ from services.cli.output import CommandError, console, sentences
 if TYPE_CHECKING:
     from services.contracts.version_sets import VersionSet, VersionSets
     from services.stack import Stack
-    from services.stack.version_set_record import Control
+    from services.stack.operation_record import Control
 
 _ENOUGH_IN_COMMON = 0.5
 
@@ -36,7 +36,7 @@ def stage_bundle(
     from services.contracts.version_sets import VersionSet, VersionSets
     from services.stack import Stack, StackError
     from services.stack.display import showing
-    from services.stack.version_set_record import NotKnown
+    from services.stack.operation_record import NotKnown
     from services.stack.version_sets import new_set, remove_set, set_names, set_parts
 
     with sentences():
@@ -87,11 +87,12 @@ def set_of(model_version: str, state: Path) -> str:
     return next(iter(found), "")
 
 
-def control_of(main: "Stack") -> "Control":
+def control_of(main: "Stack") -> "Control[VersionSets]":
     """The record of this stack's version sets."""
-    from services.stack.version_set_record import Control
+    from services.contracts.topics.version_sets import OPERATIONS
+    from services.stack.operation_record import Control
 
-    return Control(kafka_of(main))
+    return Control(kafka_of(main), OPERATIONS)
 
 
 def kafka_of(main: "Stack") -> str:
@@ -104,13 +105,13 @@ def redis_of(main: "Stack") -> str:
     return os.environ.get("FRESHET_REDIS_URL") or main.redis_url
 
 
-def sets_of(control: "Control") -> "VersionSets | None":
+def sets_of(control: "Control[VersionSets]") -> "VersionSets | None":
     """The newest; None where no set was ever staged."""
     last = control.read().last
     return None if last is None else last.after
 
 
-def required(control: "Control") -> "VersionSets":
+def required(control: "Control[VersionSets]") -> "VersionSets":
     """The newest. Raises: CommandError where no set was ever staged."""
     sets = sets_of(control)
     if sets is None:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from services.contracts.operations import Revised
 from services.platform.errors import InvalidRequest, NotFound, PreconditionFailed
 
 # The one that answers and one more: memory for a third is nobody's plan.
@@ -43,11 +44,10 @@ class Share:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class VersionSets:
-    """All sets after `revision` operations. `before`: what served before the last promotion, "" where there is nothing
+class VersionSets(Revised):
+    """All sets. `before`: what served before the last promotion, "" where there is nothing
     to go back to. `salt`: of the hash that chooses the canary's users."""
 
-    revision: int
     sets: Mapping[str, VersionSet]
     serving: str
     before: str = ""

@@ -15,13 +15,14 @@ from services.algorithms.bundles.model_bundle import ENCODER_ONNX, ENCODER_STEP_
 from services.algorithms.bundles.tensor_file import changed_in_place
 from services.algorithms.encoding.actions import Actions
 from services.algorithms.encoding.aversion import Aversion
+from services.contracts.operation_follower import OperationFollower, operation_reader
 from services.contracts.pseudonyms import DEVELOPMENT_PSEUDONYM_KEY, pseudonym_key
 from services.contracts.topic_reader import TopicReader
+from services.contracts.topics import version_sets
 from services.contracts.topics.dead_letters import SUFFIX
 from services.contracts.topics.forgets import FORGETS
 from services.contracts.topics.histories import HISTORIES
 from services.contracts.topics.interactions import INTERACTIONS
-from services.contracts.version_set_follower import VersionSetFollower, version_set_reader
 from services.encoder.adapters.in_process import InProcessEncoder
 from services.encoder.adapters.inference_server import InferenceServerEncoder
 from services.encoder.adapters.kafka_outbox import KafkaOutbox
@@ -300,8 +301,11 @@ async def run(settings: EncoderSettings) -> None:
     models = Models(own, open_model=partial(open_model, settings), changed=changed, close=close_model)
     stream.forgets.encoder = models
     # The stream begins with all models: a record that one of them misses has no attribution of that model.
-    sets = VersionSetFollower(
-        version_set_reader(settings.kafka, "freshet-encoder-version-sets", makes_topics=settings.replicas),
+    sets = OperationFollower(
+        version_sets.OPERATIONS,
+        operation_reader(
+            settings.kafka, version_sets.OPERATIONS, "freshet-encoder-version-sets", makes_topics=settings.replicas
+        ),
         models.apply,
         on_ready=consumer.start,
     )

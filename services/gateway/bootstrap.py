@@ -20,13 +20,14 @@ from services.algorithms.bundles.tensor_file import changed_in_place
 from services.algorithms.rules.attributes import Kinds
 from services.algorithms.rules.ranking_rules import Rule
 from services.catalogue.follower import CatalogueFollower, catalogue_reader
+from services.contracts.operation_follower import OperationFollower, operation_reader
 from services.contracts.processes import PROCESSES
 from services.contracts.pseudonyms import pseudonym_key
 from services.contracts.rule_file import read_rules
 from services.contracts.shards import Shard
+from services.contracts.topics import version_sets
 from services.contracts.topics.items import ITEMS
-from services.contracts.version_set_follower import VersionSetFollower, version_set_reader
-from services.contracts.version_sets import VersionSet
+from services.contracts.version_sets import VersionSet, VersionSets
 from services.contracts.wire import rules_of
 from services.gateway.adapters.exposure_log import KafkaExposureLog
 from services.gateway.adapters.peer import Peer, Remote
@@ -220,7 +221,7 @@ class _Gateway:
         self.metrics = GatewayMetrics()
         self._store, self._stream = _Store(settings, tracing), _Stream(settings, tracing, self.metrics)
         self._lag, self._stalls, self._pages = AcknowledgedLag(), LoopStalls(), PageTokens(self._key)
-        self._sets: VersionSetFollower | None = None
+        self._sets: OperationFollower[VersionSets] | None = None
 
     async def start(self, health: HealthState, near: Mapping[str, Peer]) -> Routes:
         """What answers. Raises: BundleError for an unusable bundle, ConfigError for rules."""
@@ -235,9 +236,13 @@ class _Gateway:
         def say_known() -> None:
             loop.call_soon_threadsafe(known.set)
 
-        self._sets = VersionSetFollower(
-            version_set_reader(
-                self._settings.kafka, "freshet-gateway-version-sets", makes_topics=self._settings.replicas
+        self._sets = OperationFollower(
+            version_sets.OPERATIONS,
+            operation_reader(
+                self._settings.kafka,
+                version_sets.OPERATIONS,
+                "freshet-gateway-version-sets",
+                makes_topics=self._settings.replicas,
             ),
             lambda sets: asyncio.run_coroutine_threadsafe(self.routes.apply(sets), loop).result(),
             on_ready=say_known,

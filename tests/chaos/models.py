@@ -18,9 +18,10 @@ from typing import Any
 from engines import WITHIN_S
 from real import RealTrial
 
+from services.contracts.topics.version_sets import OPERATIONS
 from services.contracts.version_sets import VersionSets
 from services.stack import Stack, StackError
-from services.stack.version_set_record import Control
+from services.stack.operation_record import Control
 from services.stack.version_sets import find_set, remove_set, set_names
 
 
@@ -77,7 +78,7 @@ class ModelTrial(RealTrial):
     def _last(self) -> VersionSets | None:
         while True:
             try:
-                last = Control(self.stack.kafka_bootstrap).read().last
+                last = Control(self.stack.kafka_bootstrap, OPERATIONS).read().last
                 return None if last is None else last.after
             except Exception:
                 if self._over.wait(0.5):

@@ -32,6 +32,7 @@ from state_scene import NOW_MS, EncoderProcess, FragileStore
 from services.algorithms.indexes.mutable.index import IndexFullError
 from services.catalogue.changes import CatalogueChanges
 from services.catalogue.follower import CatalogueFollower
+from services.contracts.operations import Counted
 from services.contracts.query_state import to_message
 from services.contracts.topics import histories, index_deltas
 from services.contracts.topics.attributions import ATTRIBUTIONS, encode_attribution
@@ -42,7 +43,7 @@ from services.contracts.topics.index_deltas import INDEX_DELTAS
 from services.contracts.topics.items import ITEMS
 from services.contracts.topics.refresher_checkpoints import HEADS, REFRESHER_CHECKPOINTS
 from services.contracts.topics.search_clicks import encode_click
-from services.contracts.topics.version_sets import VERSION_SETS, Counted, decode_operation, encode_operation
+from services.contracts.topics.version_sets import VERSION_SETS, decode_operation, encode_operation
 from services.contracts.wire import index_freshness_message
 from services.gateway.recommend.catalogue import DescribedItems
 from services.generator.changes import ItemChanges
@@ -621,7 +622,7 @@ class Sets(Records):
 
     def begin(self) -> None:
         """Nothing counted yet."""
-        self.counted, self.offset = Counted(), 0
+        self.counted, self.offset = Counted(decode_operation), 0
 
     def write(self, rng: Random) -> None:
         """An operation, mutated: what counts of it is one more, and can be gone by."""

@@ -39,6 +39,7 @@ from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
 from services.candidates.bootstrap import host_build
 from services.cli.backup import make_backup
 from services.contracts import stored_history
+from services.contracts.operations import Operation
 from services.contracts.query_state import PackedQueryState
 from services.contracts.retraction import ForgetUpTo, Undo
 from services.contracts.stored_history import RecentId, StoredEvent
@@ -67,7 +68,7 @@ from services.contracts.topics.interactions import INTERACTIONS, Interaction, en
 from services.contracts.topics.items import ITEMS, CatalogueItem, encode_item
 from services.contracts.topics.refresher_checkpoints import REFRESHER_CHECKPOINTS, Head, Piece, encode_head
 from services.contracts.topics.search_clicks import SEARCH_CLICKS, SearchClick, encode_click, key_of
-from services.contracts.topics.version_sets import VERSION_SETS, Operation, encode_operation
+from services.contracts.topics.version_sets import VERSION_SETS, encode_operation
 from services.contracts.version_sets import Share, VersionSet, VersionSets
 from services.offline.archive.writing import ArchiveInteractions
 from services.offline.training import checkpoint

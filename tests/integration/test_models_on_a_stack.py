@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from services.algorithms.bundles.model_bundle import load_bundle
+from services.contracts.topics.version_sets import OPERATIONS
 from services.offline.backfill.jobs import import_interactions
 from services.offline.datasets.simulator import SimulatorConfig, simulate
 from services.platform.errors import Conflict
 from services.stack import Ports, Stack
-from services.stack.version_set_record import Control
+from services.stack.operation_record import Control
 from services.stack.version_sets import remove_set, set_names
 from tests.integration.model_traffic import Load
 from tests.integration.model_walk import canary_of, judge, walk
@@ -102,7 +103,7 @@ def test_what_cannot_be_is_refused_and_serving_goes_on(stack: Stack, bundles: Pa
     assert "item_states.safetensors" in refused(stack, "stage", "next", "--bundle", str(broken))
     assert "is set 'first' already" in refused(stack, "stage", "next", "--bundle", str(bundles / "seed-0"))
     assert set_names(stack) == []
-    assert Control(stack.kafka_bootstrap).read().last is None
+    assert Control(stack.kafka_bootstrap, OPERATIONS).read().last is None
 
 
 def test_the_walk_under_load(stack: Stack, bundles: Path, tmp_path: Path) -> None:
@@ -119,7 +120,7 @@ def test_the_walk_under_load(stack: Stack, bundles: Path, tmp_path: Path) -> Non
         seed=0,
     )
     phases, answers, sent = walk(stack, bundles / "seed-1", load, tmp_path / "traffic", quiet_s=4.0, warm_share=0.5)
-    operations = Control(stack.kafka_bootstrap).read().operations
+    operations = Control(stack.kafka_bootstrap, OPERATIONS).read().operations
     salt = next(one.after.salt for one in operations if one.after.canary)
     judged = judge(phases, answers, first, new, canary_of(first.model_version, new.model_version, salt, 0.05))
     assert [one.status for one in answers if one.status != "OK"] == []
@@ -141,7 +142,7 @@ def test_the_walk_under_load(stack: Stack, bundles: Path, tmp_path: Path) -> Non
 
 
 def test_two_operators_at_once(stack: Stack) -> None:
-    control = Control(stack.kafka_bootstrap)
+    control = Control(stack.kafka_bootstrap, OPERATIONS)
     last = control.read().last
     assert last is not None
     both = last.after.staged(last.after.sets["next"].__class__(name="one", model_version="m-1", bundle="/one"))

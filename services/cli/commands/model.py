@@ -25,7 +25,7 @@ from services.cli.staging import control_of, gateways_of, kafka_of, redis_of, re
 if TYPE_CHECKING:
     from freshet.v1 import gateway_pb2
 
-    from services.contracts.topics.version_sets import Operation
+    from services.contracts.operations import Operation
     from services.contracts.version_sets import VersionSets
     from services.stack import Stack
 
@@ -383,7 +383,7 @@ def _shadow_text(name: str, shadow: "gateway_pb2.ShadowReport") -> str:
     )
 
 
-def _told(one: "Operation") -> dict[str, Any]:
+def _told(one: "Operation[VersionSets]") -> dict[str, Any]:
     return {
         "revision": one.after.revision,
         "operation": one.operation,

@@ -1,34 +1,16 @@
 """The topic `version-sets`: which models there are and what each answers, one whole record per operation.
 
-`freshet model` writes it; gateways and encoders read it whole. A record counts if its revision is one more than that of
-the last one that counted, so of two operators at once the first one's does, for every reader alike; that is why nothing
-of it is ever compacted. It holds a few records a week.
+`freshet model` writes it; gateways and encoders read it whole. Which records count: `services.contracts.operations`.
 """
-
-from collections.abc import Iterable
-from dataclasses import dataclass, field
 
 from freshet.v1 import events_pb2
 
+from services.contracts.operations import Operation, OperationTopic, operation_of, set_operation
 from services.contracts.version_sets import Share, VersionSet, VersionSets
-from services.platform.errors import FreshetError, InvalidRequest
-from services.platform.stream.record import SourceRecord
-from services.platform.stream.times import read_ms, set_ms
-from services.platform.stream.topic import FOREVER, Topic, parse
+from services.platform.errors import InvalidRequest
+from services.platform.stream.topic import parse
 
 VERSION_SETS = "version-sets"
-TOPIC = Topic(name=VERSION_SETS, num_partitions=1, settings=FOREVER)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Operation:
-    """What an operator did, and the sets afterwards. time_ms: Unix milliseconds."""
-
-    after: VersionSets
-    operation: str
-    operator: str
-    operation_id: str
-    time_ms: int
 
 
 def set_message(held: VersionSet) -> events_pb2.VersionSet:
@@ -49,27 +31,23 @@ def share_message(share: Share | None) -> events_pb2.SetShare | None:
     return None if share is None else events_pb2.SetShare(name=share.name, share=share.share)
 
 
-def encode_operation(made: Operation) -> bytes:
+def encode_operation(made: Operation[VersionSets]) -> bytes:
     """The value of a record; it has no key."""
     after = made.after
     message = events_pb2.VersionSets(
-        revision=after.revision,
         sets=[set_message(held) for held in after.sets.values()],
         serving=after.serving,
         before=after.before,
         canary=share_message(after.canary),
         shadow=share_message(after.shadow),
         salt=after.salt,
-        operation=made.operation,
-        operator=made.operator,
-        operation_id=made.operation_id,
     )
-    set_ms(message.time, made.time_ms)
+    set_operation(message, made)
     value: bytes = message.SerializeToString()
     return value
 
 
-def decode_operation(value: bytes | None) -> Operation:
+def decode_operation(value: bytes | None) -> Operation[VersionSets]:
     """Read and check a record. Raises: InvalidRequest naming the field."""
     message = parse(events_pb2.VersionSets, value)
     sets = {
@@ -101,13 +79,7 @@ def decode_operation(value: bytes | None) -> Operation:
         shadow=_share("shadow", message) if message.HasField("shadow") else None,
         salt=message.salt,
     )
-    return Operation(
-        after=after,
-        operation=message.operation,
-        operator=message.operator,
-        operation_id=message.operation_id,
-        time_ms=read_ms(message.time, "time"),
-    )
+    return operation_of(message, after)
 
 
 def _share(named: str, message: events_pb2.VersionSets) -> Share:
@@ -117,29 +89,5 @@ def _share(named: str, message: events_pb2.VersionSets) -> Share:
     return Share(name=found.name, share=found.share)
 
 
-@dataclass(slots=True)
-class Counted:
-    """What counts of the records read so far, in order, and how many did not count, or could not be read."""
-
-    operations: list[Operation] = field(default_factory=list)
-    void: int = 0
-
-    @property
-    def last(self) -> Operation | None:
-        """None: there was none."""
-        return self.operations[-1] if self.operations else None
-
-    def take(self, records: Iterable[SourceRecord]) -> bool:
-        """Read on; True when the sets changed."""
-        before = self.last
-        for record in records:
-            try:
-                made = decode_operation(record.value)
-            except FreshetError:
-                self.void += 1
-                continue
-            if made.after.revision == (0 if self.last is None else self.last.after.revision) + 1:
-                self.operations.append(made)
-            else:
-                self.void += 1
-        return self.last is not before
+OPERATIONS = OperationTopic(name=VERSION_SETS, encode=encode_operation, decode=decode_operation)
+TOPIC = OPERATIONS.topic

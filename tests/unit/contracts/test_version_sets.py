@@ -2,7 +2,8 @@
 
 import pytest
 
-from services.contracts.topics.version_sets import Counted, Operation, decode_operation, encode_operation
+from services.contracts.operations import Counted, Operation
+from services.contracts.topics.version_sets import decode_operation, encode_operation
 from services.contracts.version_sets import Share, VersionSet, VersionSets
 from services.platform.errors import InvalidRequest, NotFound, PreconditionFailed
 from services.platform.stream.record import SourceRecord
@@ -94,13 +95,13 @@ def test_of_two_operators_at_once_the_first_ones_record_counts() -> None:
     staged = _two()
     ada, bob = staged.canaried("b", 0.05, "x"), staged.promoted("b")
     records = [_record(staged, 0), _record(ada, 1, "ada"), _record(bob, 2, "bob"), _record(ada.promoted("b"), 3)]
-    counted = Counted()
+    counted = Counted(decode_operation)
     assert counted.take(records)
     assert counted.void == 1
     assert counted.last is not None
     assert counted.last.after.serving == "b"
     # Another reader in other steps sees the same.
-    stepwise = Counted()
+    stepwise = Counted(decode_operation)
     for record in records:
         stepwise.take([record])
     assert stepwise.last == counted.last

@@ -3,8 +3,9 @@
 import pytest
 from fakes.stream import MemoryTopics
 
-from services.contracts.topics.version_sets import VERSION_SETS, Operation, encode_operation
-from services.contracts.version_set_follower import VersionSetFollower
+from services.contracts.operation_follower import OperationFollower
+from services.contracts.operations import Operation
+from services.contracts.topics.version_sets import OPERATIONS, VERSION_SETS, encode_operation
 from services.contracts.version_sets import VersionSet, VersionSets
 from services.platform.errors import DependencyUnavailable
 from services.platform.stream import topic_follower
@@ -15,7 +16,7 @@ class Scene:
         self.topics = MemoryTopics({VERSION_SETS: 1})
         self.given: list[tuple[int, str]] = []
         self.ready, self.fails = 0, False
-        self.follower = VersionSetFollower(self.topics, self.take, on_ready=self.is_ready)
+        self.follower = OperationFollower(OPERATIONS, self.topics, self.take, on_ready=self.is_ready)
 
     def take(self, sets: VersionSets) -> None:
         if self.fails:

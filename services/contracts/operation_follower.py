@@ -1,12 +1,12 @@
-"""Follows `version-sets` for a process that holds several: hands over the sets whenever an operator changed them."""
+"""Follows a topic of operations: hands the newest state over whenever an operator changed it."""
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, TypeVar
 
 import structlog
 
+from services.contracts.operations import Counted, Operation, OperationTopic, Revised
 from services.contracts.topic_reader import TopicReader
-from services.contracts.topics.version_sets import VERSION_SETS, Counted, Operation
-from services.contracts.version_sets import VersionSets
 from services.platform.stream.kafka import Brokers
 from services.platform.stream.ports import Reader
 from services.platform.stream.record import SourceRecord
@@ -17,12 +17,16 @@ log = structlog.get_logger()
 
 _POLL_MS = 1_000
 
+S = TypeVar("S", bound=Revised)
 
-def version_set_reader(bootstrap: Brokers, client_id: str, *, makes_topics: Replicas | None = None) -> TopicReader:
-    """Reads `version-sets`, from its start."""
+
+def operation_reader(
+    bootstrap: Brokers, topic: OperationTopic[Any], client_id: str, *, makes_topics: Replicas | None = None
+) -> TopicReader:
+    """Reads a topic of operations from its start."""
     return TopicReader(
         bootstrap,
-        VERSION_SETS,
+        topic.name,
         group_id=client_id,
         client_id=client_id,
         partitions=[0],
@@ -31,50 +35,51 @@ def version_set_reader(bootstrap: Brokers, client_id: str, *, makes_topics: Repl
     )
 
 
-class VersionSetFollower(TopicFollower):
-    """Calls `changed` with the newest sets, in this thread: once when the topic's end was first reached, if there was
-    an operation, and after each one that counts. While Kafka is unavailable, what was last known holds."""
+class OperationFollower(TopicFollower, Generic[S]):
+    """Calls `changed` with the newest state, in this thread: once when the topic's end was first reached, if there was
+    an operation, and after each one that counts. While Kafka is unavailable, the last known state stays in force."""
 
     def __init__(
         self,
+        of: OperationTopic[S],
         topic: Reader,
-        changed: Callable[[VersionSets], None],
+        changed: Callable[[S], None],
         *,
         on_ready: Callable[[], None] = lambda: None,
         backoff_s: float = 0.5,
     ) -> None:
         super().__init__(
-            "version-set-follower",
+            f"{of.name}-follower",
             topic,
-            (VERSION_SETS,),
+            (of.name,),
             poll_s=_POLL_MS / 1000,
             on_ready=on_ready,
             backoff_s=backoff_s,
         )
-        self._changed = changed
-        self._counted = Counted()
-        self._handed_over: Operation | None = None
+        self._of, self._changed = of, changed
+        self._counted = Counted(of.decode)
+        self._handed_over: Operation[S] | None = None
 
     def take(self, records: Sequence[SourceRecord], ends: Mapping[str, int]) -> None:
-        """Count the operations, and hand the newest sets over where all was read. Raises: what `changed` raises; they
+        """Count the operations, and hand the newest state over once all was read. Raises: what `changed` raises; they
         are handed over again then."""
         void = self._counted.void
         self._counted.take(records)
         if self._counted.void > void:
-            log.warning("version_sets_void", records=self._counted.void - void)
+            log.warning("operations_void", topic=self._of.name, records=self._counted.void - void)
         if records:
-            self._next[VERSION_SETS] = records[-1].offset + 1
+            self._next[self._of.name] = records[-1].offset + 1
         if not self.is_behind:
             self.caught_up()
 
     def drop(self, topic: str) -> None:
         """Count from the first operation on; until there is one, what was handed over holds."""
-        self._counted = Counted()
+        self._counted = Counted(self._of.decode)
 
     def caught_up(self) -> None:
         """Hand over what is new."""
         made = self._counted.last
         if made is not None and made is not self._handed_over:
-            log.info("version_sets", revision=made.after.revision, operation=made.operation, serving=made.after.serving)
+            log.info("operation", topic=self._of.name, revision=made.after.revision, operation=made.operation)
             self._changed(made.after)
             self._handed_over = made

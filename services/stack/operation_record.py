@@ -1,4 +1,4 @@
-"""The record of version sets as an operator reads and writes it."""
+"""A topic of operations as an operator reads and writes it."""
 
 import getpass
 import secrets
@@ -6,38 +6,39 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Generic, TypeVar
 
+from services.contracts.operation_follower import operation_reader
+from services.contracts.operations import Counted, Operation, OperationTopic, Revised
 from services.contracts.topics import ensure_topics
-from services.contracts.topics.version_sets import TOPIC, VERSION_SETS, Counted, Operation, encode_operation
-from services.contracts.version_set_follower import version_set_reader
-from services.contracts.version_sets import VersionSets
 from services.platform.errors import Conflict, DependencyUnavailable
 from services.platform.stream.kafka import Brokers, BulkProducer, Record
 
-_CLIENT = "freshet-model"
+_CLIENT = "freshet-operator"
 _KNOWN_WITHIN_S = 20.0
+
+S = TypeVar("S", bound=Revised)
 
 
 class NotKnown(DependencyUnavailable):
-    """Kafka may have the operation's record, and does not say; `freshet model list` will."""
+    """Kafka may have the operation's record, and did not answer; the command's `list` will tell."""
 
 
-class Control:
-    """The record, for one operator."""
+class Control(Generic[S]):
+    """One topic of operations, for one operator."""
 
-    def __init__(self, kafka: Brokers) -> None:
-        self._kafka = kafka
+    def __init__(self, kafka: Brokers, of: OperationTopic[S]) -> None:
+        self._kafka, self._of = kafka, of
 
-    def read(self) -> Counted:
+    def read(self) -> Counted[S]:
         """Everything that was done so far. Raises: DependencyUnavailable."""
-        counted = Counted()
-        ensure_topics(self._kafka, topics=(TOPIC,))
+        counted = Counted(self._of.decode)
+        ensure_topics(self._kafka, topics=(self._of.topic,))
         with self._reader() as topic:
             counted.take(topic.read_to_end())
         return counted
 
-    def write(self, after: VersionSets, operation: str) -> VersionSets:
+    def write(self, after: S, operation: str) -> S:
         """Make the next record.
 
         Raises: Conflict when another operator's came first; DependencyUnavailable when it was not written; NotKnown.
@@ -51,7 +52,7 @@ class Control:
         )
         producer, failure = BulkProducer(self._kafka, client_id=_CLIENT), None
         try:
-            producer.send_many([Record(VERSION_SETS, b"", encode_operation(made), partition=0)])
+            producer.send_many([Record(self._of.name, b"", self._of.encode(made), partition=0)])
         except DependencyUnavailable as exc:
             failure = exc  # Kafka may have it all the same
         finally:
@@ -64,7 +65,7 @@ class Control:
             raise Conflict(f"{operation}: another operation came first ({by}); this one changed nothing")
         return after
 
-    def _read_after(self, operation: str) -> list[Operation]:
+    def _read_after(self, operation: str) -> list[Operation[S]]:
         until = time.monotonic() + _KNOWN_WITHIN_S
         while True:
             try:
@@ -76,7 +77,7 @@ class Control:
 
     @contextmanager
     def _reader(self) -> Iterator[Any]:
-        topic = version_set_reader(self._kafka, _CLIENT)
+        topic = operation_reader(self._kafka, self._of, _CLIENT)
         try:
             topic.seek({0: 0})
             yield topic

@@ -1,0 +1,97 @@
+"""Topics of operators' operations: each record has the whole state after one operation, and follows the one before.
+
+A record counts if its revision is one more than that of the last record that counted. So of two operators at once the
+first one's counts, for every reader alike. That is why such a topic is never compacted; it gets a few records a week.
+Which states there are, and how they are written, the topics' modules say.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from services.platform.errors import FreshetError
+from services.platform.stream.record import SourceRecord
+from services.platform.stream.times import read_ms, set_ms
+from services.platform.stream.topic import FOREVER, Topic
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Revised:
+    """A whole state after `revision` operations."""
+
+    revision: int = 0
+
+
+S = TypeVar("S", bound=Revised)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Operation(Generic[S]):
+    """What an operator did, and the state afterwards. time_ms: Unix milliseconds."""
+
+    after: S
+    operation: str
+    operator: str
+    operation_id: str
+    time_ms: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OperationTopic(Generic[S]):
+    """A topic of operations: how its records are written and read. decode raises InvalidRequest naming the field."""
+
+    name: str
+    encode: Callable[[Operation[S]], bytes]
+    decode: Callable[[bytes | None], Operation[S]]
+
+    @property
+    def topic(self) -> Topic:
+        return Topic(name=self.name, num_partitions=1, settings=FOREVER)
+
+
+@dataclass(slots=True)
+class Counted(Generic[S]):
+    """The operations that count among the records read so far, in order, and the number of records that do not count or
+    could not be read."""
+
+    decode: Callable[[bytes | None], Operation[S]]
+    operations: list[Operation[S]] = field(default_factory=list)
+    void: int = 0
+
+    @property
+    def last(self) -> Operation[S] | None:
+        """None: there was none."""
+        return self.operations[-1] if self.operations else None
+
+    def take(self, records: Iterable[SourceRecord]) -> bool:
+        """Read on; True when the state changed."""
+        before = self.last
+        for record in records:
+            try:
+                made = self.decode(record.value)
+            except FreshetError:
+                self.void += 1
+                continue
+            if made.after.revision == (0 if self.last is None else self.last.after.revision) + 1:
+                self.operations.append(made)
+            else:
+                self.void += 1
+        return self.last is not before
+
+
+def set_operation(message: Any, made: Operation[Any]) -> None:
+    """Write the operation itself into its record's message."""
+    message.revision = made.after.revision
+    message.operation, message.operator, message.operation_id = made.operation, made.operator, made.operation_id
+    set_ms(message.time, made.time_ms)
+
+
+def operation_of(message: Any, after: S) -> Operation[S]:
+    """The inverse of `set_operation`. Raises: InvalidRequest for a time that cannot be."""
+    return Operation(
+        after=after,
+        operation=message.operation,
+        operator=message.operator,
+        operation_id=message.operation_id,
+        time_ms=read_ms(message.time, "time"),
+    )
