@@ -28,9 +28,16 @@ def read_rules(path: Path) -> list[common_pb2.Rule]:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as exc:
         raise InvalidRequest(f"{path} cannot be read: {exc}") from exc
-    if not isinstance(content, dict) or list(content) != ["rules"] or not isinstance(content["rules"], list):
+    if not isinstance(content, dict) or list(content) != ["rules"]:
         raise InvalidRequest.of(str(path), "another form", "`rules:` and a list below it")
-    return [_rule(f"{path}: rules[{position}]", raw) for position, raw in enumerate(content["rules"])]
+    return rules_from(f"{path}: rules", content["rules"])
+
+
+def rules_from(where: str, raw: Any) -> list[common_pb2.Rule]:
+    """A list of rules as YAML has it. Raises: InvalidRequest naming rule and key below `where`."""
+    if not isinstance(raw, list):
+        raise InvalidRequest.of(where, str(raw)[:80], "a list of rules")
+    return [_rule(f"{where}[{position}]", one) for position, one in enumerate(raw)]
 
 
 def _rule(where: str, raw: Any) -> common_pb2.Rule:

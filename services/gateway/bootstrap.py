@@ -17,27 +17,25 @@ from prometheus_client import CollectorRegistry
 from services.algorithms.bundles.model_bundle import Bundle, load_bundle
 from services.algorithms.bundles.model_manifest import BundleError
 from services.algorithms.bundles.tensor_file import changed_in_place
-from services.algorithms.rules.attributes import Kinds
 from services.algorithms.rules.ranking_rules import Rule
 from services.catalogue.follower import CatalogueFollower, catalogue_reader
 from services.contracts.operation_follower import OperationFollower, operation_reader
+from services.contracts.operations import OperationTopic
 from services.contracts.processes import PROCESSES
 from services.contracts.pseudonyms import pseudonym_key
-from services.contracts.rule_file import read_rules
 from services.contracts.shards import Shard
-from services.contracts.topics import version_sets
+from services.contracts.topics import experiments, version_sets
 from services.contracts.topics.items import ITEMS
-from services.contracts.version_sets import VersionSet, VersionSets
-from services.contracts.wire import rules_of
+from services.contracts.version_sets import VersionSet
 from services.gateway.adapters.exposure_log import KafkaExposureLog
 from services.gateway.adapters.peer import Peer, Remote
 from services.gateway.adapters.processes import (
     RemoteCandidates,
     RemoteEncoder,
-    RemoteRefreshers,
     RemoteReranker,
     RemoteTextSources,
 )
+from services.gateway.adapters.refreshers import RemoteRefreshers
 from services.gateway.adapters.shards import ShardedCandidates
 from services.gateway.adapters.state_store import RedisUserStates
 from services.gateway.adapters.stream_ends import KafkaStreamEnds
@@ -58,13 +56,11 @@ from services.gateway.recommend.exposures import Exposures
 from services.gateway.recommend.pages import PageTokens
 from services.gateway.recommend.popular import PopularItems
 from services.gateway.recommend.popular_now import FollowedPopularity
+from services.gateway.recommend.standing_rules import check_arms, standing_rules
 from services.gateway.server import SERVICE, GatewayServicer
 from services.gateway.stages import Limits
-from services.gateway.validation import MAX_RULES, check_rule
 from services.gateway.version_sets.routes import Held, Routes, own_set
 from services.gateway.write.lag import AcknowledgedLag
-from services.platform.config import ConfigError
-from services.platform.errors import InvalidRequest
 from services.platform.http.server import HttpServer
 from services.platform.process import configure_tracing
 from services.platform.rpc import client as rpc_client
@@ -104,21 +100,6 @@ def _candidates(
     )
 
 
-def standing_rules(settings: GatewaySettings, kinds: Kinds) -> list[Rule]:
-    """Raises: ConfigError naming file, rule, key and what is allowed."""
-    if settings.rules is None:
-        return []
-    try:
-        rules = list(rules_of(read_rules(settings.rules)))
-        for position, rule in enumerate(rules):
-            check_rule(rule, f"rules[{position}]", kinds)
-        if len(rules) > MAX_RULES:
-            raise InvalidRequest.of("rules", f"{len(rules)} rules", f"at most {MAX_RULES}")
-    except InvalidRequest as exc:
-        raise ConfigError(f"FRESHET_GATEWAY_RULES: {exc.message}") from exc
-    return rules
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Opened:
     """A bundle as handlers need it, with the rules that hold for all its answers."""
@@ -132,7 +113,7 @@ class _Opened:
         """Raises: BundleError; ConfigError for rules that this bundle's attributes do not allow."""
         bundle = load_bundle(folder)
         popular = PopularItems(bundle.item_index, bundle.counts, bundle.categories, bundle.attributes)
-        return cls(bundle=bundle, popular=popular, rules=standing_rules(settings, bundle.attributes.kinds))
+        return cls(bundle=bundle, popular=popular, rules=standing_rules(settings.rules, bundle.attributes.kinds))
 
 
 class _Stream:
@@ -221,7 +202,7 @@ class _Gateway:
         self.metrics = GatewayMetrics()
         self._store, self._stream = _Store(settings, tracing), _Stream(settings, tracing, self.metrics)
         self._lag, self._stalls, self._pages = AcknowledgedLag(), LoopStalls(), PageTokens(self._key)
-        self._sets: OperationFollower[VersionSets] | None = None
+        self._followers: list[OperationFollower[Any]] = []
 
     async def start(self, health: HealthState, near: Mapping[str, Peer]) -> Routes:
         """What answers. Raises: BundleError for an unusable bundle, ConfigError for rules."""
@@ -230,24 +211,19 @@ class _Gateway:
         own, follower = self._hold(own_set(opened.bundle.model_version), opened, near)
         self.metrics.watch_turns(follower.turns)
         health.watch("items", follower.turns)
-        self.routes = Routes(own=own, open_set=self._open_set)
-        loop, known = asyncio.get_running_loop(), asyncio.Event()
-
-        def say_known() -> None:
-            loop.call_soon_threadsafe(known.set)
-
-        self._sets = OperationFollower(
-            version_sets.OPERATIONS,
-            operation_reader(
-                self._settings.kafka,
-                version_sets.OPERATIONS,
-                "freshet-gateway-version-sets",
-                makes_topics=self._settings.replicas,
-            ),
-            lambda sets: asyncio.run_coroutine_threadsafe(self.routes.apply(sets), loop).result(),
-            on_ready=say_known,
+        self.routes = Routes(
+            own=own, open_set=self._open_set, check=partial(check_arms, opened.bundle.attributes.kinds)
         )
-        self._sets.start()
+        loop, known = asyncio.get_running_loop(), asyncio.Event()
+        self._follow(
+            version_sets.OPERATIONS,
+            lambda sets: asyncio.run_coroutine_threadsafe(self.routes.apply(sets), loop).result(),
+            on_ready=lambda: loop.call_soon_threadsafe(known.set),
+        )
+        self._follow(
+            experiments.OPERATIONS,
+            lambda found: loop.call_soon_threadsafe(self.routes.apply_experiments, found),
+        )
         # Whom which set answers is known before anybody asks, unless Kafka is away.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_SETS_KNOWN_S):
@@ -257,12 +233,20 @@ class _Gateway:
     async def close(self) -> None:
         """End what was started, readers first."""
         self._stalls.stop()
-        if self._sets is not None:
-            await asyncio.to_thread(self._sets.stop)
+        for follower in self._followers:
+            await asyncio.to_thread(follower.stop)
         await self.routes.close()
         await self.routes.own.close()
         await self._stream.close()
         await self._store.close()
+
+    def _follow(
+        self, of: OperationTopic[Any], changed: Callable[[Any], Any], *, on_ready: Callable[[], Any] = lambda: None
+    ) -> None:
+        client_id, replicas = f"freshet-gateway-{of.name}", self._settings.replicas
+        reader = operation_reader(self._settings.kafka, of, client_id, makes_topics=replicas)
+        self._followers.append(OperationFollower(of, reader, changed, on_ready=on_ready))
+        self._followers[-1].start()
 
     async def _open_set(self, one: VersionSet) -> Held:
         opened = await asyncio.to_thread(_Opened.of, Path(one.bundle), self._settings)

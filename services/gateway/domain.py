@@ -15,6 +15,7 @@ from services.algorithms.indexes.protocol import ESTIMATE, Certificate
 from services.algorithms.rules.attributes import Kinds
 from services.algorithms.rules.filters import ItemFilter
 from services.algorithms.rules.ranking_rules import Rule
+from services.contracts.experiments import Assignment
 from services.contracts.query_state import PackedQueryState
 from services.contracts.topics.interactions import DEFAULT_TYPE
 from services.user_state.values import StoredState
@@ -129,6 +130,11 @@ class RecommendQuery:
     as_of_ms: int | None = None
     # Of the certificate, in similarity units; None: as it comes.
     max_gap: float | None = None
+    # Experiment -> arm, for testers; and the arms that the user has.
+    arms: Mapping[str, str] = field(default_factory=dict)
+    assignments: tuple[Assignment, ...] = ()
+    # Of positions, for new items; None: the gateway's.
+    new_item_share: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,6 +217,7 @@ class SimilarQuery:
     user_id: str = ""
     k: int = 10
     filter: ItemFilter = field(default_factory=ItemFilter)
+    assignments: tuple[Assignment, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,6 +272,7 @@ class Recommendation:
     absence_bucket: int = 0
     max_gap: float | None = None
     items_touched: int = 0
+    assignments: Sequence[Assignment] = ()
 
 
 @dataclass(frozen=True, slots=True)

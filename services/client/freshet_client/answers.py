@@ -105,6 +105,16 @@ class StageTimes:
 
 
 @dataclass(frozen=True)
+class Assignment:
+    """The user's arm of a running experiment, "" where the answer is interleaved from both arms. `share`: the
+    probability that a user of the experiment has this arm."""
+
+    experiment: str
+    arm: str
+    share: float
+
+
+@dataclass(frozen=True)
 class Provenance:
     """Where an answer comes from.
 
@@ -112,7 +122,7 @@ class Provenance:
     "request" (from the request's history), "page" (of a kept list) or "none" (popular items). `state_age_seconds` and
     `state_position` are None without a stored state. `index_version` is opaque: compare it for equality alone.
     `searched_share` is below 1 where a shard did not answer. `absence_bucket`: how long the user had been away, 0 below
-    the model's floor.
+    the model's floor. `assignments`: the arms of experiments that the answer was made by.
     """
 
     model_version: str
@@ -123,6 +133,7 @@ class Provenance:
     index_freshness: IndexFreshness | None
     searched_share: float
     absence_bucket: int
+    assignments: tuple[Assignment, ...]
     stage_times: StageTimes | None
     request_id: str
 

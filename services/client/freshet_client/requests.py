@@ -136,7 +136,8 @@ class RecommendOptions(TypedDict, total=False):
     items of a category. `diversity`: 0 orders by score alone, towards 1 prefers unlike items. `query`: words that the
     user looks with. `page_depth`: keep a ranked list of so many items for further pages. `page_token`: answer a further
     page. `not_again`: leave out what was shown. `rules`: at most 8. `as_of`: when the request is made, for replays by
-    operators. `max_gap`: the largest gap of the certificate that is wanted, 0 for exact.
+    operators. `max_gap`: the largest gap of the certificate that is wanted, 0 for exact. `arms`: experiment -> arm in
+    place of the user's own, for operators.
     """
 
     filter: Filter | None
@@ -152,3 +153,4 @@ class RecommendOptions(TypedDict, total=False):
     rules: Sequence[Rule]
     as_of: datetime | None
     max_gap: float | None
+    arms: Mapping[str, str]

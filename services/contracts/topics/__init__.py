@@ -13,6 +13,7 @@ from kafka.errors import KafkaError, NoError, TopicAlreadyExistsError, for_code
 from services.contracts.topics import (
     attributions,
     dead_letters,
+    experiments,
     exposures,
     forgets,
     histories,
@@ -43,6 +44,7 @@ _OWN = tuple(
         exposures,
         refresher_checkpoints,
         version_sets,
+        experiments,
     )
 )
 TOPICS: tuple[Topic, ...] = (

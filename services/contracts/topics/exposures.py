@@ -7,7 +7,7 @@ exposure id: interactions name it, too. Users are pseudonyms, as in `attribution
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from freshet.v1 import events_pb2
+from freshet.v1 import common_pb2, events_pb2
 
 from services.platform.errors import InvalidRequest
 from services.platform.stream.times import read_ms, set_ms
@@ -23,7 +23,8 @@ TOPIC = Topic(name=EXPOSURES, settings={"retention.ms": str(90 * _DAY_MS)})
 class Exposure:
     """One answer. Columns of its n slots, best first: item_ids, scores, sources, propensities (n,), the last empty
     where each is 1. surface: "recommend", "search" or "similar". shown_ms: Unix milliseconds. context: of the
-    request. absence_bucket: of the state that was asked with."""
+    request. absence_bucket: of the state that was asked with. assignments: (experiment, arm, share) that the answer was
+    made by. teams (n,): of an interleaved answer, by slot, 0 the first arm's pick, 1 the second's; else empty."""
 
     exposure_id: str
     shown_ms: int
@@ -38,6 +39,14 @@ class Exposure:
     propensities: Sequence[float] = ()
     context: Mapping[str, str] = field(default_factory=dict)
     absence_bucket: int = 0
+    assignments: Sequence[tuple[str, str, float]] = ()
+    teams: Sequence[int] = ()
+
+
+def assignment_message(assigned: tuple[str, str, float]) -> common_pb2.Assignment:
+    """(experiment, arm, share) as records and answers have it."""
+    experiment, arm, share = assigned
+    return common_pb2.Assignment(experiment=experiment, arm=arm, share=share)
 
 
 def encode_exposure(exposure: Exposure) -> bytes:
@@ -57,6 +66,8 @@ def encode_exposure(exposure: Exposure) -> bytes:
         propensity=exposure.propensities or [1.0],
         context=exposure.context,
         absence_bucket=exposure.absence_bucket,
+        assignments=map(assignment_message, exposure.assignments),
+        teams=exposure.teams,
     )
     set_ms(message.shown_time, exposure.shown_ms)
     data: bytes = message.SerializeToString()
@@ -68,7 +79,7 @@ def decode_exposure(value: bytes | None) -> Exposure:
     message = parse(events_pb2.Exposure, value)
     validate_id("exposure_id", message.exposure_id)
     count = len(message.item_ids)
-    columns = {"scores": count, "source": (1, count), "propensity": (1, count)}
+    columns = {"scores": count, "source": (1, count), "propensity": (1, count), "teams": (0, count)}
     for name, allowed in columns.items():
         found = len(getattr(message, name))
         if count and found not in (allowed if isinstance(allowed, tuple) else (allowed,)):
@@ -90,4 +101,6 @@ def decode_exposure(value: bytes | None) -> Exposure:
         propensities=() if list(message.propensity) == [1.0] else list(message.propensity),
         context=dict(message.context),
         absence_bucket=message.absence_bucket,
+        assignments=tuple((one.experiment, one.arm, one.share) for one in message.assignments),
+        teams=tuple(message.teams),
     )

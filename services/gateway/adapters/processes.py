@@ -1,11 +1,9 @@
 """The other processes over gRPC: one RPC for each method of a port, query states handed on as the bytes they are."""
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import grpc
-import structlog
 from freshet.v1 import (
     candidates_pb2,
     candidates_pb2_grpc,
@@ -13,8 +11,6 @@ from freshet.v1 import (
     encoder_pb2_grpc,
     generator_pb2,
     generator_pb2_grpc,
-    refresher_pb2,
-    refresher_pb2_grpc,
     reranker_pb2,
     reranker_pb2_grpc,
 )
@@ -27,27 +23,25 @@ from services.contracts.shards import WHOLE, Shard
 from services.contracts.wire import certificate_of, explained_of, filter_message, rule_message, votes_of
 from services.gateway.adapters.peer import Peer
 from services.gateway.domain import Encoded, HistoryEvent, IndexFreshness, Pool, Ranking, ScoredItem, Seen
-from services.gateway.freshness import PartitionProgress, ServedIndex
+from services.gateway.freshness import ServedIndex
 from services.gateway.search.searching import Hit, SourceHits
-from services.gateway.write.forgetting import Contributions, StoredUser
+from services.gateway.write.forgetting import StoredUser
 from services.platform.errors import FreshetError, PreconditionFailed
 from services.platform.rpc import client as rpc_client
 from services.platform.stream.times import set_ms
-
-log = structlog.get_logger()
 
 # The generated stubs carry no types.
 _EncoderStub: Any = encoder_pb2_grpc.EncoderServiceStub
 _CandidatesStub: Any = candidates_pb2_grpc.CandidatesServiceStub
 _RerankerStub: Any = reranker_pb2_grpc.RerankerServiceStub
 _GeneratorStub: Any = generator_pb2_grpc.GeneratorServiceStub
-_RefresherStub: Any = refresher_pb2_grpc.RefresherServiceStub
 
 # Item neighbours look at fewer of a user's newest items.
 _RECENT = 100
 
 
-def _offsets(positions: Any) -> dict[int, int]:
+def offsets_of(positions: Any) -> dict[int, int]:
+    """Stream positions by partition."""
     return {position.partition: position.offset for position in positions}
 
 
@@ -106,7 +100,7 @@ class RemoteEncoder:
             seen_items=response.seen_items,
             in_model=response.in_model,
             query_states=len(response.state_model_versions),
-            forgotten_up_to=_offsets(response.forgotten_up_to),
+            forgotten_up_to=offsets_of(response.forgotten_up_to),
         )
 
 
@@ -361,46 +355,3 @@ def _said(said: Any, text_version: str) -> SourceHits | FreshetError:
         return rpc_client.translate_status(said.status, said.reason, "generator")
     items = [Hit(item.item_id, item.score, item.identifier) for item in said.items]
     return SourceHits(items=items, text_version=text_version, milliseconds=said.milliseconds)
-
-
-class RemoteRefreshers:
-    """Implements `ports.Refreshers` over one channel per address; any of them may be away."""
-
-    def __init__(self, channels: Mapping[str, grpc.aio.Channel]) -> None:
-        self._stubs = {address: _RefresherStub(channel) for address, channel in channels.items()}
-
-    async def folded(self, timeout_s: float) -> tuple[list[PartitionProgress], bool]:
-        """One GetStatus call each, at once."""
-        answers, all_answered = await self._ask_all("GetStatus", refresher_pb2.GetStatusRequest(), timeout_s)
-        return [
-            PartitionProgress(partition=held.partition, applied_offset=held.folded_offset, end_offset=held.end_offset)
-            for answer in answers
-            for held in answer.partitions
-        ], all_answered
-
-    async def contributions(self, pseudonym: str, timeout_s: float) -> tuple[list[Contributions], bool]:
-        """One DescribeContributions call each, at once."""
-        request = refresher_pb2.DescribeContributionsRequest(user_pseudonym=pseudonym)
-        answers, all_answered = await self._ask_all("DescribeContributions", request, timeout_s)
-        return [
-            Contributions(
-                summed_interactions=answer.interactions,
-                remembered_interactions=answer.remembered,
-                forgotten_up_to=_offsets(answer.forgotten_up_to),
-                partitions=tuple(answer.partitions),
-            )
-            for answer in answers
-        ], all_answered
-
-    async def _ask_all(self, method: str, request: Any, timeout_s: float) -> tuple[list[Any], bool]:
-        """The answers that came, and whether all of them did (False where no refresher is configured)."""
-
-        async def ask(address: str, stub: Any) -> Any:
-            try:
-                return await rpc_client.call(getattr(stub, method), request, timeout_s=timeout_s, peer="refresher")
-            except FreshetError as exc:
-                log.info("refresher_silent", address=address, error=type(exc).__name__, reason=exc.message)
-                return None
-
-        answers = await asyncio.gather(*(ask(address, stub) for address, stub in self._stubs.items()))
-        return [answer for answer in answers if answer is not None], bool(answers) and None not in answers

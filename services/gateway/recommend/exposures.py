@@ -8,9 +8,11 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
+from services.contracts.experiments import Assignment
 from services.contracts.topics.exposures import Exposure
 from services.gateway.domain import now_ms
 from services.gateway.edge.signing import Altered, OfAnotherUser, Signer
+from services.gateway.experiments.arms import assigned_texts
 from services.gateway.ports import ExposureLog
 from services.platform.errors import InvalidRequest, PermissionDenied
 
@@ -39,6 +41,8 @@ class Exposures:
         first_position: int = 1,
         context: Mapping[str, str] = MappingProxyType({}),
         absence_bucket: int = 0,
+        assignments: Sequence[Assignment] = (),
+        teams: Sequence[int] = (),
     ) -> str:
         """The exposure id of an answer that goes out now (see `Exposure`); the empty user id is nobody's."""
         shown_ms = self._clock_ms()
@@ -60,6 +64,8 @@ class Exposures:
                     propensities=propensities,
                     context=context,
                     absence_bucket=absence_bucket,
+                    assignments=assigned_texts(assignments),
+                    teams=teams,
                 ),
             )
         return exposure_id

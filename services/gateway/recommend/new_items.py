@@ -32,7 +32,8 @@ class NewItems:
         """The ranking with some of its positions given to new items. What they score is heard of in its turn: those
         that stand in the answer already are not drawn again."""
         query, items = work.query, ranking.items
-        if not (fresh := self._fresh(query, items, asked_ms)):
+        share = self.share if query.new_item_share is None else query.new_item_share
+        if not share or not (fresh := self._fresh(query, items, asked_ms)):
             return ranking
         is_ruled = bool(query.rules or query.max_per_category or work.discounts)
         found = await self.stages.search(work, state, len(fresh) if is_ruled else NEW_DRAWN_FROM, fresh)
@@ -41,10 +42,10 @@ class NewItems:
         free, new = list(range(len(items))), list(found.items)
         if is_ruled:
             free = self._not_pinned(query, items)
-            new = self._admitted(work, items, free, new)
+            new = self._admitted(work, items, free, new, share)
         if not new:
             return ranking
-        slots = draw_slots(len(free), len(new), self.share, self.rng)
+        slots = draw_slots(len(free), len(new), share, self.rng)
         drawn = list(items)
         for at, row, chance in zip(free, slots.rows, slots.propensities, strict=True):
             one = items[free[row]] if row >= 0 else replace(new[-1 - row], source="new")
@@ -79,14 +80,19 @@ class NewItems:
         return free
 
     def _admitted(
-        self, work: Work[RecommendQuery], items: Sequence[ScoredItem], free: Sequence[int], new: Sequence[ScoredItem]
+        self,
+        work: Work[RecommendQuery],
+        items: Sequence[ScoredItem],
+        free: Sequence[int],
+        new: Sequence[ScoredItem],
+        share: float,
     ) -> list[ScoredItem]:
         """The new items, rules in their scores, of which any draw keeps the limits: these admit all of them together,
         beside what every draw leaves."""
         query, in_answer = work.query, {item.item_id for item in items}
         scored = rescored(new, query, work.discounts, self.popular)
         admitted: list[ScoredItem] = []
-        for dropped in (math.floor(self.share * min(len(free), MAX_POSITIONS)), 0):
+        for dropped in (math.floor(share * min(len(free), MAX_POSITIONS)), 0):
             gone = set(free[len(free) - dropped :])
             kept = [item for row, item in enumerate(items) if row not in gone]
             both = within_rules([*kept, *scored], len(items) + NEW_DRAWN_FROM, query, self.popular, pins=False)

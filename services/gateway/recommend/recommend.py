@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from services.algorithms.rules.ranking_rules import Rule
 from services.gateway.domain import Degradation, Ranking, Recommendation, RecommendQuery, ServedModel, now_ms
+from services.gateway.experiments.arms import with_arms
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.ports import StreamStatus
 from services.gateway.recommend.exposures import Exposures
@@ -56,6 +57,7 @@ class Recommend:
             rules=(*self.rules, *query.rules),
             max_gap=None if query.page_token else query.max_gap,
         )
+        asked = with_arms(asked)
         work = Work.begin(asked, budget_s=self.limits.budget_s)
         if query.page_token:
             return await self._next_page(work, asked_ms)
@@ -84,7 +86,7 @@ class Recommend:
         if query_state is not None:
             ranking = await self.rankings.best(work, query_state)
             if ranking is not None:
-                if self.new_items.share:
+                if self.new_items.share or query.new_item_share:
                     ranking = await self.new_items.among(work, query_state, ranking, asked_ms)
                 return replace(ranking, searched_share=work.searched_share), found
             # There is a state as fresh as the token says, and popular items are not answered from it.
@@ -166,10 +168,12 @@ class Recommend:
                 first_position=first_position,
                 context=work.query.context,
                 absence_bucket=work.absence_bucket,
+                assignments=work.query.assignments,
             ),
             next_page_token="" if next_page is None else self.pages.token(next_page, user_id),
             searched_share=work.searched_share,
             absence_bucket=work.absence_bucket,
             max_gap=work.query.max_gap,
             items_touched=work.items_touched,
+            assignments=work.query.assignments,
         )

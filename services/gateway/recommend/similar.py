@@ -63,5 +63,6 @@ class Similar:
                 sources=[item.source for item in found.items],
                 model_version=self.model.version,
                 index_version=found.index_version,
+                assignments=query.assignments,
             ),
         )

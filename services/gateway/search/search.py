@@ -98,6 +98,7 @@ class Search:
                 model_version=model_version,
                 text_version=text_version,
                 absence_bucket=work.absence_bucket,
+                assignments=query.assignments,
             ),
             absence_bucket=work.absence_bucket,
         )

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from services.algorithms.rules.filters import ItemFilter
+from services.contracts.experiments import Assignment
 from services.gateway.domain import Degradation
 
 # What finds items by words, as the wire names it, and the user's own model, which only orders what they found.
@@ -19,6 +20,7 @@ class SearchQuery:
     user_id: str = ""
     k: int = 10
     filter: ItemFilter = field(default_factory=lambda: ItemFilter(exclude_seen=False))
+    assignments: tuple[Assignment, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,18 +6,20 @@ they are made of.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from random import Random
+from types import MappingProxyType
 
 import structlog
 
+from services.contracts.experiments import Arm, Assignment, Experiment, Experiments
 from services.contracts.version_sets import VersionSet, VersionSets
 from services.gateway.domain import Recommendation, RecommendQuery
 from services.gateway.handlers import Handlers
 from services.gateway.ports import Refreshers
 from services.gateway.version_sets.shadow import Shadow, ShadowReport
-from services.platform.errors import FreshetError
+from services.platform.errors import FreshetError, InvalidRequest
 
 log = structlog.get_logger()
 
@@ -59,12 +61,15 @@ class SetReport:
 
 @dataclass(eq=False, kw_only=True)
 class Routes:
-    """own: the set that the process was started with. open_set: makes another one ready to answer."""
+    """own: the set that the process was started with. open_set: makes another one ready to answer. check: raises
+    InvalidRequest for an experiment that the own model cannot answer by."""
 
     own: Held
     open_set: Callable[[VersionSet], Awaitable[Held]]
+    check: Callable[[Experiment], None] = lambda one: None
     rng: Random = field(default_factory=Random)
     sets: VersionSets | None = field(default=None, init=False)
+    experiments: Experiments = field(default_factory=Experiments, init=False)
     _held: dict[str, Held] = field(default_factory=dict, init=False)
     _problems: dict[str, str] = field(default_factory=dict, init=False)
     _shadow: Shadow | None = field(default=None, init=False)
@@ -75,6 +80,37 @@ class Routes:
         if self.sets is None:
             return self.own
         return self._held.get(self.sets.set_for(user_id), self.own)
+
+    def assigned(
+        self, user_id: str, context: Mapping[str, str] = MappingProxyType({}), forced: Mapping[str, str] | None = None
+    ) -> tuple[Held, tuple[Assignment, ...]]:
+        """The set that answers a request, and its arms. An arm whose set is not held here is left out: the request does
+        not get it, so its exposure must not name it.
+
+        Raises: InvalidRequest for forced arms that cannot be.
+        """
+        held, kept = self.of(user_id), []
+        for one in self.experiments.assigned(user_id, context, forced):
+            arms = one.experiment.arms if one.arm is None else (one.arm,)
+            if all(self.set_of(arm, held) is not None for arm in arms):
+                held = (self.set_of(one.arm, held) or held) if one.arm is not None else held
+                kept.append(one)
+        return held, tuple(kept)
+
+    def set_of(self, arm: Arm, default: Held) -> Held | None:
+        """The set that answers an arm's users; None: it is not held here."""
+        return self._held.get(arm.version_set) if arm.version_set else default
+
+    def apply_experiments(self, experiments: Experiments) -> None:
+        """Go by these from now on. One that runs and cannot be answered by is left out, and logged."""
+        kept = dict(experiments.experiments)
+        for one in experiments.running:
+            try:
+                self.check(one)
+            except InvalidRequest as exc:
+                log.error("experiment_not_held", experiment=one.name, reason=exc.message)
+                del kept[one.name]
+        self.experiments = replace(experiments, experiments=kept)
 
     @property
     def serving(self) -> Held:

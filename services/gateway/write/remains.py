@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from services.contracts.topics import TOPICS
 from services.contracts.topics.attributions import ATTRIBUTIONS
 from services.contracts.topics.dead_letters import SUFFIX
+from services.contracts.topics.experiments import EXPERIMENTS
 from services.contracts.topics.exposures import EXPOSURES
 from services.contracts.topics.forgets import FORGETS
 from services.contracts.topics.histories import HISTORIES
@@ -38,7 +39,7 @@ HOLDS: Mapping[str, str] = {
     "refreshers held before the forget, under hashes of a pseudonym, until two later checkpoints of a partition",
     FORGETS + SUFFIX: "unreadable wishes to forget, with the user id; a forget does not reach them",
 }
-NOTHING_OF_USERS = frozenset({ITEMS, ITEMS + SUFFIX, VERSION_SETS})
+NOTHING_OF_USERS = frozenset({ITEMS, ITEMS + SUFFIX, VERSION_SETS, EXPERIMENTS})
 
 _ELSEWHERE = (
     "answers may rest on earlier item states until the refresher's next changes are served, seconds later",

@@ -33,6 +33,7 @@ def exposure(**changes: Any) -> Exposure:
         {"first_position": 21, "text_version": "t1", "surface": "search"},
         {"item_ids": [], "scores": [], "sources": []},
         {"absence_bucket": 17},
+        {"assignments": (("one", "control", 0.5), ("two", "", 1.0)), "teams": (0, 1, 1)},
     ],
 )
 def test_an_exposure_is_read_as_it_was_written(changes: dict[str, Any]) -> None:

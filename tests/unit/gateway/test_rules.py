@@ -27,11 +27,10 @@ from services.candidates.server import CandidatesServicer
 from services.compact.in_process import InProcess
 from services.contracts.query_state import PackedQueryState
 from services.gateway.adapters.processes import RemoteCandidates, RemoteReranker
-from services.gateway.bootstrap import standing_rules
-from services.gateway.config import GatewaySettings
 from services.gateway.domain import Degradation, Pool, RecommendQuery
 from services.gateway.recommend.explanation import ExplainQuery
 from services.gateway.recommend.ruled_pools import searched_for, with_own_pools
+from services.gateway.recommend.standing_rules import standing_rules
 from services.gateway.stages import Limits
 from services.platform.config import ConfigError
 from services.platform.errors import DependencyUnavailable
@@ -258,21 +257,21 @@ async def test_a_bad_rule_is_refused_by_field(rules: list[common_pb2.Rule], says
     assert scene.candidates.calls == 0
 
 
-def file_of(folder: Path, text: str) -> GatewaySettings:
+def file_of(folder: Path, text: str) -> Path:
     (folder / "rules.yaml").write_text(text)
-    return GatewaySettings(rules=folder / "rules.yaml")
+    return folder / "rules.yaml"
 
 
 def test_standing_rules_are_read_from_yaml(tmp_path: Path) -> None:
-    settings = file_of(
+    file = file_of(
         tmp_path,
         "rules:\n- {name: a, categories: [x], where: ['price<=20'], boost: 0.1}\n- {name: b, item_ids: ['1'], pin: 2}",
     )
-    first, second = standing_rules(settings, ATTRIBUTES.kinds)
+    first, second = standing_rules(file, ATTRIBUTES.kinds)
     assert (first.name, first.boost, first.which.allow_categories) == ("a", 0.1, ("x",))
     assert [one.name for one in first.which.where] == ["price"]
     assert (second.which.allow_item_ids, second.pin) == (("1",), 2)
-    assert standing_rules(GatewaySettings(), ATTRIBUTES.kinds) == []
+    assert standing_rules(None, ATTRIBUTES.kinds) == []
 
 
 @pytest.mark.parametrize(
@@ -299,4 +298,4 @@ def test_a_file_that_says_something_else_stops_the_gateway(tmp_path: Path, text:
     with pytest.raises(ConfigError, match=rf"^FRESHET_GATEWAY_RULES: .*{says}"):
         standing_rules(file_of(tmp_path, text), ATTRIBUTES.kinds)
     with pytest.raises(ConfigError, match="cannot be read"):
-        standing_rules(GatewaySettings(rules=tmp_path / "nowhere"), ATTRIBUTES.kinds)
+        standing_rules(tmp_path / "nowhere", ATTRIBUTES.kinds)

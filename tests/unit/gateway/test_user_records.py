@@ -10,7 +10,8 @@ from freshet.v1 import common_pb2, encoder_pb2, encoder_pb2_grpc, refresher_pb2,
 from prometheus_client import CollectorRegistry
 
 from services.gateway.adapters.peer import Remote
-from services.gateway.adapters.processes import RemoteEncoder, RemoteRefreshers
+from services.gateway.adapters.processes import RemoteEncoder
+from services.gateway.adapters.refreshers import RemoteRefreshers
 from services.gateway.write.forgetting import Contributions, StoredUser
 from services.platform.config import ProcessSettings
 from services.platform.errors import DependencyUnavailable

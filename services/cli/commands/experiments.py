@@ -1,0 +1,185 @@
+"""`freshet experiments`: give arms to shares of users."""
+
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from services.cli import options
+from services.cli.output import CommandError, console, emit_json, reports_errors, sentences, table
+from services.cli.staging import kafka_of
+
+if TYPE_CHECKING:
+    from services.contracts.experiments import Experiment, Experiments
+    from services.stack.operation_record import Control
+
+app = typer.Typer(
+    name="experiments",
+    help="Give arms to shares of users: another model, rules, diversity, a share of new items.",
+    no_args_is_help=True,
+)
+
+Name = Annotated[str, typer.Argument(help="The experiment's name.")]
+
+
+@app.command()
+@reports_errors
+def create(
+    file: Annotated[Path, typer.Argument(help="The experiment as YAML; `freshet experiments example` prints one.")],
+    *,
+    state: options.State = options.DEFAULT_STATE,
+    as_json: options.AsJson = False,
+) -> None:
+    """Reserve users of a layer for an experiment. It starts with `freshet experiments start`.
+
+    Example:  freshet experiments create diversity.yaml
+    """
+    from services.contracts.experiment_file import read_experiment
+
+    with sentences():
+        new = replace(read_experiment(file), salt=secrets.token_hex(8))
+        after = operated(lambda held: held.created(new), f"create {new.name}", state)
+        _check_sets(new, state)
+    _say(after.find(new.name), "created: it starts with `freshet experiments start`", as_json=as_json)
+
+
+@app.command()
+def example() -> None:
+    """Print an experiment's file."""
+    from services.contracts.experiment_file import EXAMPLE
+
+    typer.echo(EXAMPLE, nl=False)
+
+
+@app.command()
+@reports_errors
+def start(name: Name, *, state: options.State = options.DEFAULT_STATE, as_json: options.AsJson = False) -> None:
+    """Give its arms to users from now on.
+
+    Example:  freshet experiments start diversity
+    """
+    with sentences():
+        after = operated(lambda held: held.started(name, now_ms()), f"start {name}", state)
+    _say(after.find(name), "started: gateways apply it within a second or two", as_json=as_json)
+
+
+@app.command()
+@reports_errors
+def stop(name: Name, *, state: options.State = options.DEFAULT_STATE, as_json: options.AsJson = False) -> None:
+    """End it for everybody; its results stay. It cannot start again.
+
+    Example:  freshet experiments stop diversity
+    """
+    with sentences():
+        after = operated(lambda held: held.stopped(name, now_ms()), f"stop {name}", state)
+    _say(after.find(name), "stopped", as_json=as_json)
+
+
+@app.command()
+@reports_errors
+def remove(name: Name, *, state: options.State = options.DEFAULT_STATE, as_json: options.AsJson = False) -> None:
+    """Take a stopped experiment, or one that was never started, off the list.
+
+    Example:  freshet experiments remove diversity
+    """
+    with sentences():
+        operated(lambda held: held.removed(name), f"remove {name}", state)
+    if as_json:
+        emit_json({"removed": name})
+    else:
+        typer.echo(f"{name} is removed")
+
+
+@app.command("list")
+@reports_errors
+def list_experiments(*, state: options.State = options.DEFAULT_STATE, as_json: options.AsJson = False) -> None:
+    """All experiments, with their arms and shares.
+
+    Example:  freshet experiments list
+    """
+    with sentences():
+        held = held_experiments(control_of_experiments(state))
+    found = [_plain(one) for one in held.experiments.values()]
+    if as_json:
+        emit_json({"revision": held.revision, "experiments": found})
+        return
+    shown = table("experiment", "layer", "users", "arms", "state")
+    for one in found:
+        arms = ", ".join(f"{arm['name']} {arm['share']:.0%}" for arm in one["arms"])
+        shown.add_row(one["name"], one["layer"], f"{one['share']:.0%}", arms, one["state"])
+    console().print(shown)
+
+
+def control_of_experiments(state: Path) -> "Control[Experiments]":
+    """The record of this stack's experiments."""
+    from services.contracts.topics.experiments import OPERATIONS
+    from services.stack import Stack
+    from services.stack.operation_record import Control
+
+    return Control(kafka_of(Stack(state)), OPERATIONS)
+
+
+def held_experiments(control: "Control[Experiments]") -> "Experiments":
+    """The newest state of all; none where no operator said anything."""
+    from services.contracts.experiments import Experiments
+
+    last = control.read().last
+    return Experiments() if last is None else last.after
+
+
+def operated(operation: "Callable[[Experiments], Experiments]", said: str, state: Path) -> "Experiments":
+    """Do it, and return the state afterwards. Raises: what the operation and `Control.write` raise."""
+    control = control_of_experiments(state)
+    return control.write(operation(held_experiments(control)), said)
+
+
+def _check_sets(new: "Experiment", state: Path) -> None:
+    """Raises: CommandError where an arm names a version set that is not staged."""
+    from services.cli.staging import control_of, sets_of
+    from services.stack import Stack
+
+    wanted = {arm.version_set for arm in new.arms if arm.version_set}
+    sets = sets_of(control_of(Stack(state))) if wanted else None
+    if wanted and (lacking := wanted - (sets.sets.keys() if sets else set())):
+        raise CommandError(
+            f"arms name version sets that are not staged: {', '.join(sorted(lacking))}",
+            advice="freshet model stage NAME --bundle DIR, before `freshet experiments start`",
+        )
+
+
+def _plain(one: "Experiment") -> dict[str, Any]:
+    arms = [
+        {"name": arm.name, "share": arm.share, "version_set": arm.version_set, "diversity": arm.diversity}
+        | {"max_per_category": arm.max_per_category, "new_item_share": arm.new_item_share}
+        | {"rules": [rule.name for rule in arm.rules]}
+        for arm in one.arms
+    ]
+    return {
+        "name": one.name,
+        "layer": one.layer,
+        "first": one.first,
+        "share": one.share,
+        "arms": arms,
+        "context": dict(one.context),
+        "interleaved": one.interleaved,
+        "state": one.state.name.lower(),
+        "started_ms": one.started_ms,
+        "stopped_ms": one.stopped_ms,
+    }
+
+
+def _say(one: "Experiment", said: str, *, as_json: bool) -> None:
+    if as_json:
+        emit_json(_plain(one))
+    else:
+        arms = ", ".join(f"{arm.name} {arm.share:.0%}" for arm in one.arms)
+        typer.echo(f"{one.name} is {said}\n  {one.share:.0%} of the users of layer {one.layer}: {arms}")
+
+
+def now_ms() -> int:
+    """Unix milliseconds."""
+    return time.time_ns() // 1_000_000

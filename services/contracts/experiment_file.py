@@ -1,0 +1,83 @@
+"""An experiment as people write it, in YAML, for `freshet experiments create`."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from services.contracts.experiments import Arm, Experiment, check
+from services.contracts.rule_file import rules_from
+from services.contracts.wire import rules_of
+from services.platform.errors import InvalidRequest
+
+EXAMPLE = """\
+# 20 % of the users of layer "ranking" take part, half of them in each arm. The first arm is the control.
+name: diversity
+layer: ranking
+share: 0.2
+arms:
+  - name: control
+    share: 0.5
+  - name: diverse
+    share: 0.5
+    diversity: 0.3          # and max_per_category, new_item_share, version_set, rules (as in a rules file)
+# Only requests with this in their context; leave it out for all.
+# context: {surface: home}
+# Both arms in one answer, item by item: a verdict with far fewer users. Two arms.
+# interleaved: true
+"""
+_KEYS = ("name", "layer", "share", "arms", "context", "interleaved")
+_ARM_KEYS = ("name", "share", "version_set", "rules", "diversity", "max_per_category", "new_item_share")
+
+
+def read_experiment(path: Path) -> Experiment:
+    """The experiment of a file, without a salt. Raises: InvalidRequest naming file and key."""
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as exc:
+        raise InvalidRequest(f"{path} cannot be read: {exc}") from exc
+    raw = _keyed(str(path), content, _KEYS)
+    arms = raw.get("arms")
+    if not isinstance(arms, list):
+        raise InvalidRequest.of(f"{path}: arms", str(arms)[:80], "a list of arms")
+    found = Experiment(
+        name=str(raw.get("name", "")),
+        layer=str(raw.get("layer", "default")),
+        share=_number(f"{path}: share", raw.get("share", 1.0)),
+        arms=tuple(_arm(f"{path}: arms[{number}]", one) for number, one in enumerate(arms)),
+        context={str(name): str(value) for name, value in _keyed(f"{path}: context", raw.get("context", {})).items()},
+        interleaved=raw.get("interleaved") is True,
+    )
+    try:
+        check(found)
+    except InvalidRequest as exc:
+        raise InvalidRequest(f"{path}: {exc.message}") from exc
+    return found
+
+
+def _arm(where: str, raw: Any) -> Arm:
+    arm = _keyed(where, raw, _ARM_KEYS)
+    share = arm.get("new_item_share")
+    return Arm(
+        name=str(arm.get("name", "")),
+        share=_number(f"{where}.share", arm.get("share")),
+        version_set=str(arm.get("version_set", "")),
+        rules=rules_of(rules_from(f"{where}.rules", arm.get("rules", []))),
+        diversity=_number(f"{where}.diversity", arm.get("diversity", 0.0)),
+        max_per_category=round(_number(f"{where}.max_per_category", arm.get("max_per_category", 0))),
+        new_item_share=None if share is None else _number(f"{where}.new_item_share", share),
+    )
+
+
+def _keyed(where: str, raw: Any, keys: tuple[str, ...] = ()) -> dict[str, Any]:
+    if not isinstance(raw, dict):
+        raise InvalidRequest.of(where, str(raw)[:80], f"keys {', '.join(keys)}" if keys else "names and values")
+    if keys and (unknown := [key for key in raw if key not in keys]):
+        raise InvalidRequest.of(f"{where}: {unknown[0]}", "an unknown key", ", ".join(keys))
+    return raw
+
+
+def _number(where: str, raw: Any) -> float:
+    if isinstance(raw, bool) or not isinstance(raw, int | float):
+        raise InvalidRequest.of(where, str(raw)[:80], "a number")
+    return float(raw)

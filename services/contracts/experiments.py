@@ -1,0 +1,252 @@
+"""Experiments: which arms there are, which users get which, and what an operator may do next.
+
+The assignment is a pure function of the experiments and the user id (or the visitor's), so every gateway, every reader
+of the log and a notebook compute the same arm. The state is one value; each operation makes the next one of it or is
+refused. Nothing here knows Kafka or a process; `services.contracts.topics.experiments` says how the values are written.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+
+from services.algorithms.rules.ranking_rules import Rule
+from services.contracts.operations import Revised
+from services.contracts.version_sets import position_of
+from services.platform.errors import InvalidRequest, NotFound, PreconditionFailed
+from services.platform.validation import validate_text
+
+# Of a layer's users; what a stopped experiment had is free again.
+_WHOLE = 1.0
+MAX_EXPERIMENTS, MAX_ARMS, MAX_RULES = 64, 8, 8
+# A visitor without a user id is known by this entry of a request's context.
+VISITOR = "visitor"
+_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
+_ROUNDING = 1e-9
+# Settings of an arm that a request may have, too.
+_SETTINGS = ("version_set", "rules", "diversity", "max_per_category", "new_item_share")
+
+
+class State(IntEnum):
+    """The numbers are the wire's."""
+
+    CREATED = 1
+    RUNNING = 2
+    STOPPED = 3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Arm:
+    """What its share of the experiment's users gets, as `freshet.v1.Arm` says."""
+
+    name: str
+    share: float
+    version_set: str = ""
+    rules: tuple[Rule, ...] = ()
+    diversity: float = 0.0
+    max_per_category: int = 0
+    new_item_share: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Experiment:
+    """As `freshet.v1.Experiment` says. Times are Unix milliseconds, 0 where it did not happen."""
+
+    name: str
+    arms: tuple[Arm, ...]
+    layer: str = "default"
+    first: float = 0.0
+    share: float = 1.0
+    context: Mapping[str, str] = field(default_factory=dict)
+    interleaved: bool = False
+    salt: str = ""
+    state: State = State.CREATED
+    started_ms: int = 0
+    stopped_ms: int = 0
+
+    @property
+    def control(self) -> Arm:
+        return self.arms[0]
+
+    @property
+    def settings(self) -> set[str]:
+        """The settings in which an arm differs from the defaults."""
+        return {name for name in _SETTINGS for arm in self.arms if getattr(arm, name) not in (None, "", (), 0)}
+
+    def takes(self, who: str, context: Mapping[str, str]) -> bool:
+        """Whether a user's request takes part."""
+        if any(context.get(name) != value for name, value in self.context.items()):
+            return False
+        return self.first <= position_of(who, f"layer:{self.layer}") < self.first + self.share
+
+    def arm_of(self, who: str) -> Arm:
+        """The arm of one of its users."""
+        position, end = position_of(who, self.salt), 0.0
+        for arm in self.arms:
+            end += arm.share
+            if position < end:
+                return arm
+        return self.arms[-1]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Assignment:
+    """A user's arm of an experiment; of an interleaved one `arm` is None, since the answer is made by both."""
+
+    experiment: Experiment
+    arm: Arm | None
+
+    @property
+    def share(self) -> float:
+        """The probability that a user of the experiment has this arm."""
+        return 1.0 if self.arm is None else self.arm.share
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Experiments(Revised):
+    """All of them, by name."""
+
+    experiments: Mapping[str, Experiment] = field(default_factory=dict)
+
+    @property
+    def running(self) -> Iterator[Experiment]:
+        return (one for one in self.experiments.values() if one.state is State.RUNNING)
+
+    def find(self, name: str) -> Experiment:
+        """Raises: NotFound naming the experiments that there are."""
+        if name not in self.experiments:
+            raise NotFound(f"experiment={name!r} allowed: {', '.join(sorted(self.experiments)) or 'none was created'}")
+        return self.experiments[name]
+
+    def assigned(
+        self, user_id: str, context: Mapping[str, str], forced: Mapping[str, str] | None = None
+    ) -> tuple[Assignment, ...]:
+        """The arms of a request, by the experiments' order. `forced`: experiment -> arm, for testers.
+
+        Raises: InvalidRequest for a forced experiment that does not run, or an arm that it has not.
+        """
+        who = user_id or context.get(VISITOR, "")
+        found = [] if not who else [one for one in self.running if one.takes(who, context)]
+        chosen = {
+            one.name: Assignment(experiment=one, arm=None if one.interleaved else one.arm_of(who)) for one in found
+        }
+        for name, arm in (forced or {}).items():
+            running = {one.name: one for one in self.running}
+            if name not in running:
+                raise InvalidRequest.of(
+                    "arms", name, f"a running experiment: {', '.join(sorted(running)) or 'none runs'}"
+                )
+            arms = {one.name: one for one in running[name].arms}
+            if arm not in arms:
+                raise InvalidRequest.of(f"arms[{name!r}]", arm, f"one of {', '.join(arms)}")
+            chosen[name] = Assignment(experiment=running[name], arm=arms[arm])
+        return tuple(chosen.values())
+
+    def created(self, new: Experiment) -> "Experiments":
+        """With one more, on the layer's first free users. Raises: InvalidRequest, PreconditionFailed."""
+        check(new)
+        if new.name in self.experiments:
+            raise PreconditionFailed(f"experiment {new.name!r} exists: take another name; a result belongs to one name")
+        if len(self.experiments) >= MAX_EXPERIMENTS:
+            raise PreconditionFailed(
+                f"there are {MAX_EXPERIMENTS} experiments, the most allowed: remove stopped ones first"
+            )
+        return self._with(replace(new, first=self._free(new), state=State.CREATED))
+
+    def started(self, name: str, now_ms: int) -> "Experiments":
+        """Raises: NotFound; PreconditionFailed for one that ran before, or with settings that another layer sets."""
+        one = self.find(name)
+        if one.state is not State.CREATED:
+            raise PreconditionFailed(f"experiment {name!r} is {one.state.name.lower()}: only a created one can start")
+        for other in self.running:
+            if other.layer != one.layer and (both := one.settings & other.settings - {"rules"}):
+                raise PreconditionFailed(
+                    f"{name!r} and running {other.name!r}, of layers {one.layer!r} and {other.layer!r}, both set "
+                    f"{', '.join(sorted(both))}: put them into one layer, or stop {other.name!r} first"
+                )
+        return self._with(replace(one, state=State.RUNNING, started_ms=now_ms))
+
+    def stopped(self, name: str, now_ms: int) -> "Experiments":
+        """Its users get what everybody gets; its results stay. Raises: NotFound, PreconditionFailed."""
+        one = self.find(name)
+        if one.state is not State.RUNNING:
+            raise PreconditionFailed(f"experiment {name!r} is {one.state.name.lower()}: only a running one can stop")
+        return self._with(replace(one, state=State.STOPPED, stopped_ms=now_ms))
+
+    def removed(self, name: str) -> "Experiments":
+        """Raises: NotFound, PreconditionFailed for a running one."""
+        if self.find(name).state is State.RUNNING:
+            raise PreconditionFailed(f"experiment {name!r} runs: stop it first")
+        return replace(
+            self,
+            revision=self.revision + 1,
+            experiments={other: one for other, one in self.experiments.items() if other != name},
+        )
+
+    def _with(self, one: Experiment) -> "Experiments":
+        return replace(self, revision=self.revision + 1, experiments={**self.experiments, one.name: one})
+
+    def _free(self, new: Experiment) -> float:
+        """Where the first gap of the layer begins that is wide enough. Raises: PreconditionFailed."""
+        taken = sorted(
+            (one.first, one.first + one.share)
+            for one in self.experiments.values()
+            if one.layer == new.layer and one.state is not State.STOPPED
+        )
+        at = 0.0
+        for first, end in [*taken, (_WHOLE, _WHOLE)]:
+            if first - at >= new.share - _ROUNDING:
+                return at
+            at = end
+        left = _WHOLE - sum(end - first for first, end in taken)
+        raise PreconditionFailed(
+            f"experiment {new.name!r} wants {new.share:.1%} of the users of layer {new.layer!r}, in one piece; "
+            f"{left:.1%} are free: stop or remove one of the layer's, or take another layer"
+        )
+
+
+def check(new: Experiment) -> None:
+    """Raise InvalidRequest for the first field of an experiment that breaks its limit."""
+    for name, value in (
+        ("name", new.name),
+        ("layer", new.layer),
+        *((f"arms[{n}].name", a.name) for n, a in enumerate(new.arms)),
+    ):
+        if not _NAME.fullmatch(value):
+            raise InvalidRequest.of(name, value, "1-64 of a-z, 0-9 and '-', no '-' first")
+    if not 0 < new.share <= 1:  # NaN fails too
+        raise InvalidRequest.of("share", new.share, "above 0, at most 1")
+    fewest = most = 2
+    if not new.interleaved:
+        most = MAX_ARMS
+    if not fewest <= len(new.arms) <= most:
+        raise InvalidRequest.of(
+            "arms", f"{len(new.arms)} arms", "exactly 2 where interleaved" if new.interleaved else f"2-{MAX_ARMS}"
+        )
+    if len({arm.name for arm in new.arms}) < len(new.arms):
+        raise InvalidRequest.of("arms", [arm.name for arm in new.arms], "each name once")
+    _check_shares(new.arms)
+    for number, arm in enumerate(new.arms):
+        _check_arm(f"arms[{number}]", arm)
+    for name, value in new.context.items():
+        validate_text("context", name, 1, 256)
+        validate_text(f"context[{name!r}]", value, 0, 256)
+
+
+def _check_shares(arms: Sequence[Arm]) -> None:
+    for number, arm in enumerate(arms):
+        if not 0 < arm.share < 1:
+            raise InvalidRequest.of(f"arms[{number}].share", arm.share, "above 0, below 1")
+    if abs(sum(arm.share for arm in arms) - 1) > _ROUNDING:
+        raise InvalidRequest.of(
+            "arms", f"shares that add up to {sum(arm.share for arm in arms):g}", "shares that add up to 1"
+        )
+
+
+def _check_arm(field_name: str, arm: Arm) -> None:
+    if not 0 <= arm.diversity <= 1:
+        raise InvalidRequest.of(f"{field_name}.diversity", arm.diversity, "0-1")
+    if arm.new_item_share is not None and not 0 <= arm.new_item_share <= 0.5:
+        raise InvalidRequest.of(f"{field_name}.new_item_share", arm.new_item_share, "0-0.5")
+    if len(arm.rules) > MAX_RULES:
+        raise InvalidRequest.of(f"{field_name}.rules", f"{len(arm.rules)} rules", f"at most {MAX_RULES}")

@@ -1,0 +1,63 @@
+"""The refreshers, over gRPC."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import grpc
+import structlog
+from freshet.v1 import refresher_pb2, refresher_pb2_grpc
+
+from services.gateway.adapters.processes import offsets_of
+from services.gateway.freshness import PartitionProgress
+from services.gateway.write.forgetting import Contributions
+from services.platform.errors import FreshetError
+from services.platform.rpc import client as rpc_client
+
+log = structlog.get_logger()
+
+# The generated stubs carry no types.
+_RefresherStub: Any = refresher_pb2_grpc.RefresherServiceStub
+
+
+class RemoteRefreshers:
+    """Implements `ports.Refreshers` over one channel per address; any of them may be away."""
+
+    def __init__(self, channels: Mapping[str, grpc.aio.Channel]) -> None:
+        self._stubs = {address: _RefresherStub(channel) for address, channel in channels.items()}
+
+    async def folded(self, timeout_s: float) -> tuple[list[PartitionProgress], bool]:
+        """One GetStatus call each, at once."""
+        answers, all_answered = await self._ask_all("GetStatus", refresher_pb2.GetStatusRequest(), timeout_s)
+        return [
+            PartitionProgress(partition=held.partition, applied_offset=held.folded_offset, end_offset=held.end_offset)
+            for answer in answers
+            for held in answer.partitions
+        ], all_answered
+
+    async def contributions(self, pseudonym: str, timeout_s: float) -> tuple[list[Contributions], bool]:
+        """One DescribeContributions call each, at once."""
+        request = refresher_pb2.DescribeContributionsRequest(user_pseudonym=pseudonym)
+        answers, all_answered = await self._ask_all("DescribeContributions", request, timeout_s)
+        return [
+            Contributions(
+                summed_interactions=answer.interactions,
+                remembered_interactions=answer.remembered,
+                forgotten_up_to=offsets_of(answer.forgotten_up_to),
+                partitions=tuple(answer.partitions),
+            )
+            for answer in answers
+        ], all_answered
+
+    async def _ask_all(self, method: str, request: Any, timeout_s: float) -> tuple[list[Any], bool]:
+        """The answers that came, and whether all of them did (False where no refresher is configured)."""
+
+        async def ask(address: str, stub: Any) -> Any:
+            try:
+                return await rpc_client.call(getattr(stub, method), request, timeout_s=timeout_s, peer="refresher")
+            except FreshetError as exc:
+                log.info("refresher_silent", address=address, error=type(exc).__name__, reason=exc.message)
+                return None
+
+        answers = await asyncio.gather(*(ask(address, stub) for address, stub in self._stubs.items()))
+        return [answer for answer in answers if answer is not None], bool(answers) and None not in answers

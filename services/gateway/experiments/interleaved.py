@@ -1,0 +1,64 @@
+"""Recommend under an interleaved experiment: both arms answer, and the answer is drafted from the two."""
+
+import asyncio
+from dataclasses import dataclass, replace
+from random import Random
+
+from services.algorithms.indexes.protocol import ESTIMATE
+from services.algorithms.rules.team_draft import team_draft
+from services.contracts.experiments import Arm, Assignment
+from services.gateway.domain import Recommendation, RecommendQuery
+from services.gateway.version_sets.routes import Held
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Interleaved:
+    """One per process, called concurrently."""
+
+    rng: Random
+
+    async def __call__(self, query: RecommendQuery, mixed: Assignment, first: Held, second: Held) -> Recommendation:
+        """first, second: the sets of the experiment's arms. The answer is the first one's in everything but its items;
+        nothing is proven of it, since it is no ranking of one arm.
+
+        Raises: as `Recommend`.
+        """
+        sides = [
+            held.shadowed(_of_arm(query, mixed, arm))
+            for held, arm in zip((first, second), mixed.experiment.arms, strict=True)
+        ]
+        one, other = await asyncio.gather(*sides)
+        ranking, against = ([item.item_id for item in answer.items] for answer in (one, other))
+        item_ids, teams = team_draft(ranking, against, query.k, self.rng)
+        found = [{item.item_id: item for item in answer.items} for answer in (one, other)]
+        items = [found[team][item_id] for item_id, team in zip(item_ids, teams, strict=True)]
+        handlers = first.handlers.recommend
+        answer = replace(
+            one,
+            items=items,
+            certificate=ESTIMATE,
+            degradations=list(dict.fromkeys([*one.degradations, *other.degradations])),
+            searched_share=min(one.searched_share, other.searched_share),
+            token_honoured=one.token_honoured and other.token_honoured,
+            assignments=query.assignments,
+            exposure_id=handlers.exposures.shown(
+                "recommend",
+                query.user_id,
+                item_ids=item_ids,
+                scores=[item.score for item in items],
+                sources=[item.source for item in items],
+                model_version=one.model_version,
+                index_version=one.index_version,
+                context=query.context,
+                absence_bucket=one.absence_bucket,
+                assignments=query.assignments,
+                teams=teams,
+            ),
+        )
+        handlers.metrics.answered(answer, had_token=query.token is not None)
+        return answer
+
+
+def _of_arm(query: RecommendQuery, mixed: Assignment, arm: Arm) -> RecommendQuery:
+    own = replace(mixed, arm=arm)
+    return replace(query, assignments=tuple(own if one is mixed else one for one in query.assignments))

@@ -1,0 +1,262 @@
+"""Requests as the handlers' dataclasses, and their answers as Protobuf."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from freshet.v1 import common_pb2, events_pb2, gateway_pb2
+
+from services.algorithms.rules.filters import ItemFilter
+from services.contracts.topics.exposures import assignment_message
+from services.contracts.topics.interactions import Interaction, from_message
+from services.contracts.topics.items import CatalogueItem, item_from_message
+from services.contracts.topics.version_sets import set_message, share_message
+from services.contracts.wire import (
+    certificate_message,
+    explained_message,
+    filter_of,
+    index_freshness_message,
+    rules_of,
+    votes_message,
+)
+from services.gateway.domain import (
+    FreshnessToken,
+    HistoryEvent,
+    IndexFreshness,
+    NotAgain,
+    Receipt,
+    Recommendation,
+    RecommendQuery,
+    SimilarAnswer,
+    SimilarQuery,
+    now_ms,
+)
+from services.gateway.experiments.arms import assigned_texts
+from services.gateway.freshness import FreshnessReport
+from services.gateway.recommend.explanation import ExplainQuery, Explanation
+from services.gateway.search.searching import SearchAnswer, SearchQuery
+from services.gateway.version_sets.routes import Routes, SetReport
+from services.platform.errors import InvalidRequest
+from services.platform.rpc import request_context
+from services.platform.stream.times import read_ms
+
+_NO_FILTER = ItemFilter()
+
+
+def interactions_of(request: gateway_pb2.RecordInteractionsRequest, arrived_ms: int) -> list[Interaction]:
+    return [
+        interaction_of(message, arrived_ms, f"interactions[{position}].")
+        for position, message in enumerate(request.interactions)
+    ]
+
+
+def items_of(request: gateway_pb2.PutItemsRequest) -> list[CatalogueItem]:
+    return [_item(message, f"items[{position}].") for position, message in enumerate(request.items)]
+
+
+def interaction_of(message: events_pb2.Interaction, arrived_ms: int, prefix: str) -> Interaction:
+    if message.HasField("event_time"):
+        read_ms(message.event_time, f"{prefix}event_time")
+    return from_message(message, missing_time_ms=arrived_ms)
+
+
+def _item(message: events_pb2.Item, prefix: str) -> CatalogueItem:
+    try:
+        return item_from_message(message)
+    except InvalidRequest as exc:
+        raise InvalidRequest(prefix + exc.message) from exc
+
+
+def recommend_query(request: gateway_pb2.RecommendRequest) -> RecommendQuery:
+    token = None
+    if request.HasField("freshness_token"):
+        found = request.freshness_token
+        token = FreshnessToken(found.epoch, found.partition, found.offset)
+    return RecommendQuery(
+        user_id=request.user_id,
+        k=request.k,
+        filter=filter_of(request.filter, excludes_seen=True) if request.HasField("filter") else _NO_FILTER,
+        context=dict(request.context) if request.context else {},
+        history=tuple(_history(request)) if request.history else (),
+        token=token,
+        max_per_category=request.max_per_category,
+        diversity=request.diversity,
+        query=request.query,
+        page_depth=request.page_depth,
+        page_token=request.page_token,
+        not_again=NotAgain(request.not_again.answers, request.not_again.minutes)
+        if request.HasField("not_again")
+        else None,
+        rules=rules_of(request.rules),
+        as_of_ms=read_ms(request.as_of, "as_of") if request.HasField("as_of") else None,
+        max_gap=request.max_gap if request.HasField("max_gap") else None,
+        arms=dict(request.arms) if request.arms else {},
+    )
+
+
+def similar_query(request: gateway_pb2.GatewayServiceSimilarRequest) -> SimilarQuery:
+    wanted = filter_of(request.filter, excludes_seen=True) if request.HasField("filter") else _NO_FILTER
+    return SimilarQuery(item_id=request.item_id, user_id=request.user_id, k=request.k, filter=wanted)
+
+
+def explain_query(request: gateway_pb2.ExplainRequest) -> ExplainQuery:
+    return ExplainQuery(
+        user_id=request.user_id,
+        item_id=request.item_id,
+        history=tuple(_history(request)) if request.history else (),
+        max_pairs=request.max_pairs,
+        rules=rules_of(request.rules),
+    )
+
+
+def search_query(request: gateway_pb2.GatewayServiceSearchRequest) -> SearchQuery:
+    query = SearchQuery(query=request.query, user_id=request.user_id, k=request.k)
+    return (
+        replace(query, filter=filter_of(request.filter, excludes_seen=False)) if request.HasField("filter") else query
+    )
+
+
+def _history(request: gateway_pb2.RecommendRequest | gateway_pb2.ExplainRequest) -> list[HistoryEvent]:
+    history = []
+    for position, event in enumerate(request.history):
+        field = f"history[{position}].event_time"
+        time_ms = read_ms(event.event_time, field) if event.HasField("event_time") else None
+        history.append(HistoryEvent(event.item_id, time_ms, event.type, event.value))
+    return history
+
+
+def receipt_message(receipt: Receipt) -> gateway_pb2.InteractionReceipt:
+    token = receipt.token
+    return gateway_pb2.InteractionReceipt(
+        event_id=receipt.event_id,
+        token=common_pb2.FreshnessToken(epoch=token.epoch, partition=token.partition, offset=token.offset),
+    )
+
+
+def answer_message(answer: Recommendation) -> gateway_pb2.RecommendResponse:
+    times = answer.stage_times
+    # The numbers are the wire's own; the stubs' types want their enum classes, which exist for type checkers only.
+    degradations: list[Any] = [int(kind) for kind in answer.degradations]
+    message = gateway_pb2.RecommendResponse(
+        items=[
+            common_pb2.ScoredItem(item_id=item.item_id, score=item.score, source=item.source, rules=item.rules)
+            for item in answer.items
+        ],
+        model_version=answer.model_version,
+        index_version=answer.index_version,
+        token_honoured=answer.token_honoured,
+        degradations=degradations,
+        certificate=certificate_message(answer.certificate),
+        stage_times=gateway_pb2.StageTimes(
+            queue_ms=times.queue_ms,
+            encode_ms=times.encode_ms,
+            first_stage_ms=times.first_stage_ms,
+            rerank_ms=times.rerank_ms,
+            transport_ms=times.transport_ms,
+            total_ms=times.total_ms,
+        ),
+        state_source=answer.state_source,
+        request_id=request_context.request_id.get(),
+        exposure_id=answer.exposure_id,
+        next_page_token=answer.next_page_token,
+        searched_share=answer.searched_share,
+        absence_bucket=answer.absence_bucket,
+        assignments=map(assignment_message, assigned_texts(answer.assignments)),
+    )
+    if answer.max_gap is not None:
+        message.certificate.asked_gap = answer.max_gap
+        message.certificate.items_touched = answer.items_touched
+    state = answer.state
+    if state is not None:
+        message.state_age_seconds = max(0, now_ms() - state.applied_ms) / 1000
+        message.state_position.partition = state.partition
+        message.state_position.offset = state.offset
+    if answer.index_freshness is not None:
+        message.index_freshness.CopyFrom(_freshness_of(answer.index_freshness))
+    return message
+
+
+def found_message(answer: SearchAnswer) -> gateway_pb2.GatewayServiceSearchResponse:
+    return gateway_pb2.GatewayServiceSearchResponse(**asdict(answer), request_id=request_context.request_id.get())
+
+
+def similar_message(answer: SimilarAnswer) -> gateway_pb2.GatewayServiceSimilarResponse:
+    found = answer.found
+    degradations: list[Any] = [int(one) for one in answer.degradations]
+    message = gateway_pb2.GatewayServiceSimilarResponse(
+        items=[
+            gateway_pb2.SimilarItem(item_id=item.item_id, title=title, similarity=item.score)
+            for item, title in zip(found.items, answer.titles, strict=True)
+        ],
+        model_version=answer.model_version,
+        index_version=found.index_version,
+        certificate=certificate_message(found.certificate),
+        degradations=degradations,
+        total_ms=answer.total_ms,
+        request_id=request_context.request_id.get(),
+        exposure_id=answer.exposure_id,
+    )
+    if found.index_freshness is not None:
+        message.index_freshness.CopyFrom(_freshness_of(found.index_freshness))
+    return message
+
+
+def _freshness_of(index: IndexFreshness) -> common_pb2.IndexFreshness:
+    return index_freshness_message(index.deltas_offset, index.newest_recorded_ms, index.lag_seconds)
+
+
+def explanation_message(answer: Explanation) -> gateway_pb2.ExplainResponse:
+    of_model, of_refreshed, of_votes = answer.shares
+    return gateway_pb2.ExplainResponse(
+        score=answer.score,
+        similarity=None if answer.similarity is None else explained_message(replace(answer.similarity, rules=())),
+        votes=None if answer.votes is None else votes_message(answer.votes),
+        share_of_model=of_model,
+        share_of_refreshed=of_refreshed,
+        share_of_votes=of_votes,
+        history=[gateway_pb2.PastInteraction(**asdict(past)) for past in answer.history],
+        model_version=answer.model_version,
+        state_source=answer.state_source,
+        rules=[
+            gateway_pb2.ExplainedRule(name=rule.name, adds=rule.adds, pin=rule.pin, cap=rule.cap)
+            for rule in answer.rules
+        ],
+        score_with_rules=answer.score_with_rules,
+        absence_bucket=answer.absence_bucket,
+    )
+
+
+def freshness_message(report: FreshnessReport) -> gateway_pb2.GetFreshnessResponse:
+    candidates, reranker = report.candidates, report.reranker
+    degradations: list[Any] = [int(kind) for kind in report.degradations]
+    return gateway_pb2.GetFreshnessResponse(
+        model_version=report.model_version,
+        index_version="" if candidates is None else candidates.index_version,
+        epoch=report.epoch,
+        interactions=[gateway_pb2.PartitionProgress(**asdict(one)) for one in report.interactions],
+        attributions=[gateway_pb2.PartitionProgress(**asdict(one)) for one in report.attributions],
+        candidates=None if candidates is None else _freshness_of(candidates.freshness),
+        reranker=None if reranker is None else _freshness_of(reranker.freshness),
+        degradations=degradations,
+    )
+
+
+def sets_message(routes: Routes, reports: Sequence[SetReport]) -> gateway_pb2.GetVersionSetsResponse:
+    sets = routes.sets
+    return gateway_pb2.GetVersionSetsResponse(
+        revision=0 if sets is None else sets.revision,
+        serving=reports[0].of.name if sets is None else sets.serving,
+        before="" if sets is None else sets.before,
+        canary=None if sets is None else share_message(sets.canary),
+        shadow=None if sets is None else share_message(sets.shadow),
+        sets=[
+            gateway_pb2.HeldSet(
+                set=set_message(one.of),
+                ready=not one.problem,
+                problem=one.problem,
+                answered=one.answered,
+                shadow=None if one.shadow is None else gateway_pb2.ShadowReport(**asdict(one.shadow)),
+            )
+            for one in reports
+        ],
+    )
