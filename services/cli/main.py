@@ -18,6 +18,7 @@ from services.cli.commands import (
     dead_letters,
     demo,
     evaluate,
+    experiments,
     explain,
     forget,
     import_past,
@@ -31,6 +32,7 @@ from services.cli.commands import (
     recommend,
     record,
     repartition,
+    results,
     retrain,
     score,
     search,
@@ -104,6 +106,8 @@ app.command("train", rich_help_panel=_DATA)(train.train)
 app.add_typer(train_text.app, rich_help_panel=_DATA)
 app.command("retrain", rich_help_panel=_DATA)(retrain.retrain)
 app.add_typer(model.app, rich_help_panel=_DATA)
+app.add_typer(experiments.app, rich_help_panel=_DATA)
+app.command("results", rich_help_panel=_DATA)(results.results)
 app.command("evaluate", rich_help_panel=_DATA)(evaluate.evaluate)
 app.command("compare", rich_help_panel=_DATA)(evaluate.compare)
 app.command("inspect", rich_help_panel=_DATA)(evaluate.inspect)

@@ -33,18 +33,23 @@ from services.algorithms.indexes.mutable.snapshot import Snapshot
 from services.algorithms.items.catalogue import catalogue_from_bundle
 from services.algorithms.items.live_catalogue import LiveCatalogue
 from services.algorithms.pefa.decay import ForwardDecay
+from services.algorithms.rules.filters import ItemFilter
+from services.algorithms.rules.ranking_rules import Rule
 from services.algorithms.scoring.neighbours import ItemNeighbours
 from services.algorithms.scoring.packed_state import pack_query_state
 from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
 from services.candidates.bootstrap import host_build
 from services.cli.backup import make_backup
 from services.contracts import stored_history
+from services.contracts.experiments import Arm, Experiment, Experiments
 from services.contracts.operations import Operation
 from services.contracts.query_state import PackedQueryState
 from services.contracts.retraction import ForgetUpTo, Undo
 from services.contracts.stored_history import RecentId, StoredEvent
 from services.contracts.topics.attributions import ATTRIBUTIONS, Attribution, encode_attribution
 from services.contracts.topics.dead_letters import dead_letter
+from services.contracts.topics.experiments import EXPERIMENTS
+from services.contracts.topics.experiments import encode_operation as encode_experiments
 from services.contracts.topics.exposures import EXPOSURES, Exposure, encode_exposure
 from services.contracts.topics.forgets import FORGETS, Forget, encode_forget
 from services.contracts.topics.histories import (
@@ -266,6 +271,8 @@ SHOWN = Exposure(
     propensities=[1.0, 0.25],
     context={"page": "home"},
     absence_bucket=2,
+    assignments=(("closer", "two", 0.5), ("words", "", 1.0)),
+    teams=(0, 1),
 )
 FORGET = Forget(forget_id="forget-1", user_id=OTHER_USER, up_to={0: 7, 1: -1}, requested_ms=NOW_MS)
 PUT = CatalogueItem(
@@ -341,6 +348,38 @@ OPERATION = Operation(
     operation_id="operation-1",
     time_ms=NOW_MS,
 )
+BOOSTED = Rule(name="new", which=ItemFilter(exclude_seen=False, allow_categories=("drama",)), boost=0.5)
+EXPERIMENT_OPERATION = Operation(
+    after=Experiments(revision=1)
+    .created(
+        Experiment(
+            name="closer",
+            layer="ranking",
+            share=0.25,
+            arms=(
+                Arm(name="control", share=0.5),
+                Arm(
+                    name="two",
+                    share=0.5,
+                    version_set="two",
+                    rules=(
+                        Rule(name="new", which=ItemFilter(exclude_seen=False, allow_categories=("drama",)), boost=0.5),
+                    ),
+                    diversity=0.25,
+                    max_per_category=2,
+                    new_item_share=0.125,
+                ),
+            ),
+            context={"surface": "home"},
+            salt="salt",
+        )
+    )
+    .started("closer", NOW_MS),
+    operation="start closer",
+    operator="op@host",
+    operation_id="operation-2",
+    time_ms=NOW_MS,
+)
 LETTER = DeadLetter(
     SourceRecord(INTERACTIONS, 1, 43, NOW_MS, USER.encode(), b"\xff", [("trace", b"t")]),
     "value=1 unreadable bytes allowed: an Interaction message",
@@ -374,6 +413,7 @@ def topic_records() -> dict[str, list[tuple[bytes, bytes, Sequence[tuple[str, by
         ],
         REFRESHER_CHECKPOINTS: [(b"model-1/1/0123456789abcdef/head-0", encode_head(CHECKPOINT_HEAD), [])],
         VERSION_SETS: [(b"", encode_operation(OPERATION), [])],
+        EXPERIMENTS: [(b"", encode_experiments(EXPERIMENT_OPERATION), [])],
         letter.topic: [(letter.key, letter.value or b"", list(letter.headers))],
     }
 

@@ -24,7 +24,7 @@ from services.algorithms.indexes.mutable.snapshot import load_snapshot
 from services.algorithms.rules.attributes import AttributeTable
 from services.cli.backup import MANIFEST, Positions, _own_checksum, read_backup
 from services.contracts import stored_history
-from services.contracts.topics import histories, index_deltas
+from services.contracts.topics import experiments, histories, index_deltas
 from services.contracts.topics.dead_letters import stored_letters
 from services.contracts.topics.exposures import decode_exposure
 from services.contracts.topics.forgets import decode_forget
@@ -222,6 +222,7 @@ def test_attributions() -> None:
         ("items", lambda one: decode_item(one.key, one.value, formats.KINDS), [formats.PUT, formats.WITHDRAWN]),
         ("refresher-checkpoints", lambda one: decode_head(one.value), [formats.CHECKPOINT_HEAD]),
         ("version-sets", lambda one: decode_operation(one.value), [formats.OPERATION]),
+        ("experiments", lambda one: experiments.decode_operation(one.value), [formats.EXPERIMENT_OPERATION]),
     ],
 )
 def test_topics_whose_records_are_plain(topic: str, read: Callable[[SourceRecord], Any], wanted: list[Any]) -> None:
@@ -304,7 +305,7 @@ def _training(folder: Path) -> Any:
 
 
 def _archive(folder: Path) -> Any:
-    edit(folder / "archive/archive.json", format=2)
+    edit(folder / "archive/archive.json", format=3)
     return lambda: open_whole(folder / "archive")
 
 
@@ -323,7 +324,7 @@ def _backup(folder: Path) -> Any:
         (_vocabulary, "text/phrases/vocabulary", "version=9; allowed: "),
         (_snapshot, f"snapshots/{SNAPSHOT.name}/manifest.json", "format=4; this program reads format 3"),
         (_training, "training/000000000156", "format=2; this program reads format 1"),
-        (_archive, "archive/archive.json", "in format 2; this version reads 'interactions' in format 1"),
+        (_archive, "archive/archive.json", "in format 3; this version reads 'interactions' in format 2"),
         (_backup, "backup", "has format 2; this version reads 1"),
     ],
 )

@@ -28,7 +28,7 @@ def archive(
     state: options.State = options.DEFAULT_STATE,
     as_json: options.AsJson = False,
 ) -> None:
-    """Copy `interactions` into Parquet files, going on where the archive ends, while everything runs.
+    """Copy `interactions`, and `exposures` beside it, into Parquet files, going on where the archive ends.
 
     Each record is kept whole, with its position, time and headers, beside columns for training. Users who were
     forgotten since the last run leave the archive. A file that was altered, a topic that is not the archive's log, or
@@ -74,6 +74,7 @@ def archive(
     else:
         console().print(
             f"{report['copied']:,} records copied, {report['forgotten']:,} of forgotten users left out or taken out. "
-            f"{folder} holds {report['records']:,} in {report['files']:,} files, {report['bytes'] / 1e6:,.1f} MB",
+            f"{folder} holds {report['records']:,} in {report['files']:,} files, {report['bytes'] / 1e6:,.1f} MB; "
+            f"{report['exposures']:,} exposures copied",
             soft_wrap=True,
         )

@@ -25,7 +25,9 @@ from services.platform.errors import PreconditionFailed
 from services.platform.stream.record import SourceRecord
 
 MANIFEST = "archive.json"
-FORMAT = 1
+# Beside the tables of interactions: `services.offline.archive.exposures`.
+EXPOSURE_FOLDER = "exposures"
+FORMAT = 2
 _BATCH = 20_000
 _OURS = re.compile(rf"{INTERACTIONS}-\d+-\d+-\d+-[0-9a-f]{{12}}\.parquet(\.writing)?")
 _TIME = pa.timestamp("ms", "UTC")
@@ -46,6 +48,7 @@ SCHEMA = pa.schema(
         ("event_time", _TIME),
         ("event_id", pa.string()),
         ("undoes_event_id", pa.string()),
+        ("exposure_id", pa.string()),
     ]
 )
 

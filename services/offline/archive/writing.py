@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from services.contracts.retraction import is_covered
 from services.contracts.topics.interactions import INTERACTIONS
 from services.offline.archive.files import (
+    EXPOSURE_FOLDER,
     MANIFEST,
     SCHEMA,
     Archive,
@@ -43,7 +44,8 @@ _LOCK = ".lock"
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ArchiveReport:
     """copied: records in files that this run wrote. forgotten: records of forgotten users that it left out or took out.
-    records, bytes: of the whole archive now. partitions: the offsets that it holds, from and to before."""
+    records, bytes: of the whole archive now. partitions: the offsets that it holds, from and to before. exposures:
+    records of `exposures` that this run copied."""
 
     copied: int
     forgotten: int
@@ -51,6 +53,7 @@ class ArchiveReport:
     bytes: int
     files: int
     partitions: Mapping[int, tuple[int, int]]
+    exposures: int = 0
 
 
 def check_continues(archive: Archive, log: Reader) -> None:
@@ -133,7 +136,8 @@ class ArchiveInteractions:
         if is_archive(self._folder):
             return open_whole(self._folder, self._progress)
         # Also where `archive.json` is missing: nobody could tell what of the tables is whole, and nothing goes.
-        if others := sorted({path.name for path in self._folder.iterdir()} - {_LOCK, f"{MANIFEST}.writing"}):
+        ours = {_LOCK, f"{MANIFEST}.writing", EXPOSURE_FOLDER}
+        if others := sorted({path.name for path in self._folder.iterdir()} - ours):
             raise PreconditionFailed(f"{self._folder} has no {MANIFEST} and holds {others[0]}: name an empty folder")
         return Archive(folder=self._folder)
 
@@ -233,10 +237,19 @@ def _table(records: Sequence[SourceRecord]) -> pa.Table:
     columns: dict[str, list[object]] = {name: [] for name in SCHEMA.names}
     for record in records:
         arrival = read_arrival(record)
-        said: tuple[object, ...] = (None,) * 7
+        said: tuple[object, ...] = (None,) * 8
         if not isinstance(arrival, DeadLetter):
             it = arrival.interaction
-            said = it.user_id, it.item_id, it.type, it.value, it.event_time_ms, it.event_id, it.undoes_event_id
+            said = (
+                it.user_id,
+                it.item_id,
+                it.type,
+                it.value,
+                it.event_time_ms,
+                it.event_id,
+                it.undoes_event_id,
+                it.exposure_id,
+            )
         headers = [{"name": name, "value": value} for name, value in record.headers]
         lay = record.partition, record.offset, record.written_ms, record.key, record.value, headers
         for column, cell in zip(columns.values(), (*lay, *said), strict=True):

@@ -2,12 +2,15 @@
 names concrete adapters."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from services.algorithms.bundles.model_bundle import load_bundle
 from services.contracts.pseudonyms import pseudonym_key, pseudonym_of
+from services.contracts.topic_reader import TopicReader
+from services.contracts.topics.exposures import EXPOSURES
 from services.encoder.adapters.kafka_outbox import KafkaOutbox
 from services.encoder.bootstrap import (
     forget_log,
@@ -18,6 +21,7 @@ from services.encoder.bootstrap import (
     vocabulary_of,
 )
 from services.encoder.config import EncoderSettings
+from services.offline.archive.exposures import archive_exposures
 from services.offline.archive.files import open_whole
 from services.offline.archive.writing import ArchiveInteractions, ArchiveReport, check_continues
 from services.offline.backfill.bulk_import import BulkImport, ImportReport, Progressed
@@ -187,17 +191,33 @@ def run_archive(
     before_ms: int | None = None,
     progress: Progressed = lambda what, done, total: None,
 ) -> ArchiveReport:
-    """Bring the archive in `folder` up to date (blocking); only Kafka must run. before_ms: as `ArchiveInteractions`.
+    """Bring the archive in `folder` up to date (blocking), with the exposures beside it where all of `interactions` is
+    archived; only Kafka must run. before_ms: as `ArchiveInteractions`.
 
     Raises: PreconditionFailed, DependencyUnavailable as `ArchiveInteractions.run` says.
     """
     mine = settings.model_copy(update={"group_id": "freshet-archive", "max_poll_records": POLL_RECORDS})
     log, forgets = kafka_stream(mine), forget_log(mine)
+    shown = TopicReader(settings.kafka, EXPOSURES, group_id="freshet-archive", client_id="freshet-archive")
     try:
-        return ArchiveInteractions(folder, log=log, forgets=forgets, before_ms=before_ms, progress=progress).run()
+        report = ArchiveInteractions(folder, log=log, forgets=forgets, before_ms=before_ms, progress=progress).run()
+        if before_ms is not None:
+            return report
+        return replace(report, exposures=archive_exposures(folder, shown, _forgotten_until(settings), progress))
     finally:
         log.close()
         forgets.close()
+        shown.close()
+
+
+def _forgotten_until(settings: EncoderSettings) -> dict[str, int]:
+    """Pseudonym -> when its user was last forgotten, Unix milliseconds."""
+    topic, key = forget_log(settings), pseudonym_key(settings)
+    try:
+        found = [record.forget for record in topic.read() if record.forget is not None]
+    finally:
+        topic.close()
+    return {pseudonym_of(one.user_id, key): one.requested_ms for one in found}
 
 
 def run_rebuild(

@@ -294,8 +294,8 @@ MANIFESTS = {
     "foreign": ('{"format": 3, "model_version": "x"}', "not what `freshet archive` writes"),
     "no JSON": ("{", "not what `freshet archive` writes"),
     "a list": ("[]", "not what `freshet archive` writes"),
-    "another topic's": ('{"format": 1, "topic": "x", "partitions": {}, "sha256": ""}', "of topic 'x' in format 1"),
-    "a later version's": ('{"format": 2, "topic": "interactions", "partitions": {}, "sha256": ""}', "in format 2"),
+    "another topic's": ('{"format": 2, "topic": "x", "partitions": {}, "sha256": ""}', "of topic 'x' in format 2"),
+    "a later version's": ('{"format": 3, "topic": "interactions", "partitions": {}, "sha256": ""}', "in format 3"),
 }
 
 

@@ -1,0 +1,243 @@
+"""`freshet results`: read from the log which arm of an experiment is better, and how certain that is."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from services.cli import options
+from services.cli.commands.experiments import Name, control_of_experiments, held_experiments, now_ms, operated
+from services.cli.output import CommandError, console, emit_json, reports_errors, sentences, table, usage_error
+from services.cli.staging import kafka_of
+
+if TYPE_CHECKING:
+    from services.contracts.experiments import Experiment
+    from services.offline.experiments.results import Metric, Results
+
+
+@reports_errors
+def results(
+    name: Name,
+    *,
+    metric: Annotated[
+        list[str],
+        typer.Option(help="TYPE counts interactions, TYPE:value sums their values; the first judges interleaving."),
+    ],
+    guardrail: Annotated[
+        list[str] | None, typer.Option(help="TYPE>=-2%: the arm must not lose more of it than this. May be repeated.")
+    ] = None,
+    by: Annotated[str, typer.Option(help="Attributed counts by day, surface, model or position instead.")] = "",
+    archive: Annotated[Path | None, typer.Option(help="What `freshet archive` made; the topics' rest is read.")] = None,
+    horizon_hours: Annotated[
+        float, typer.Option(min=0, help="What a user does so long after the first exposure.")
+    ] = 24,
+    past_days: Annotated[float, typer.Option(min=0, help="How far back CUPED looks; 0: not at all.")] = 14,
+    users: Annotated[
+        int, typer.Option(min=100, help="About how many users you expect: intervals are narrowest then.")
+    ] = (10_000),
+    stop_broken: Annotated[bool, typer.Option("--stop-broken", help="Stop it where a guardrail is broken.")] = False,
+    export: Annotated[Path | None, typer.Option(help="Write the table to this CSV or Parquet file.")] = None,
+    state: options.State = options.DEFAULT_STATE,
+    as_json: options.AsJson = False,
+) -> None:
+    """Which arm is better, with intervals that stay valid however often you look.
+
+    A user counts once the horizon after the first exposure is over. Several metrics and arms are corrected together.
+    Where the arms' users do not fit their shares, no difference is said: something loses users of one arm.
+
+    Example:  freshet results diversity --metric click --metric purchase:value
+
+    Example:  freshet results diversity --metric click --guardrail 'hide>=-5%' --stop-broken
+
+    Example:  freshet results diversity --metric click --by day --archive archives/log
+    """
+    from services.offline.experiments.results import Metric, counts_by
+    from services.offline.experiments.results import results as compared
+
+    metrics = [Metric(type=kind, of_values=bool(of_values)) for kind, of_values in map(_metric, metric)]
+    metrics += [_guardrail(text) for text in guardrail or []]
+    with sentences(), _log(state, archive) as log:
+        found = held_experiments(control_of_experiments(state)).find(name)
+        if by:
+            rows = counts_by(log, found, by)
+        else:
+            one = compared(
+                log,
+                found,
+                metrics,
+                now_ms=found.stopped_ms or now_ms(),
+                horizon=_hours(horizon_hours),
+                past=_hours(24 * past_days),
+                tuned_for=users,
+            )
+            rows = _rows(one, found)
+    if export is not None:
+        _export(rows, export)
+    if by:
+        emit_json({"experiment": name, "by": by, "rows": rows}) if as_json else _print_rows(rows)
+        return
+    if as_json:
+        emit_json(_result_json(one, rows))
+    else:
+        _print_results(one, found, rows)
+    if one.broken and stop_broken:
+        with sentences():
+            operated(lambda held: held.stopped(name, now_ms()), f"stop {name}: guardrail {one.broken[0][0]}", state)
+        raise CommandError(f"{name} is stopped: {', '.join(f'{arm} breaks {kind}' for kind, arm in one.broken)}")
+
+
+def _log(state: Path, archive: Path | None) -> Any:
+    from services.contracts.pseudonyms import pseudonym_key
+    from services.contracts.topic_reader import TopicReader
+    from services.contracts.topics.exposures import EXPOSURES
+    from services.contracts.topics.interactions import INTERACTIONS
+    from services.encoder.bootstrap import forget_log
+    from services.encoder.config import EncoderSettings
+    from services.offline.experiments.log import opened_log
+    from services.stack import Stack
+
+    settings = EncoderSettings(kafka_bootstrap=kafka_of(Stack(state)))
+    forgets = forget_log(settings)
+    try:
+        records = [one.forget for one in forgets.read() if one.forget is not None]
+    finally:
+        forgets.close()
+    shown, taken = (
+        TopicReader(settings.kafka, topic, group_id="freshet-results", client_id="freshet-results")
+        for topic in (EXPOSURES, INTERACTIONS)
+    )
+    return opened_log(archive, exposures=shown, interactions=taken, forgets=records, key=pseudonym_key(settings))
+
+
+def _metric(text: str) -> tuple[str, str]:
+    kind, _, of = text.partition(":")
+    if of not in ("", "value") or not kind:
+        raise usage_error(f"metric={text!r} allowed: TYPE, or TYPE:value", "click, or purchase:value")
+    return kind, of
+
+
+def _guardrail(text: str) -> "Metric":
+    from services.offline.experiments.results import Metric
+
+    kind, _, bound = text.partition(">=-")
+    try:
+        margin = float(bound.removesuffix("%")) / (100 if bound.endswith("%") else 1)
+    except ValueError as exc:
+        raise usage_error(f"guardrail={text!r} allowed: TYPE>=-SHARE, as click>=-2%") from exc
+    name, of_values = _metric(kind)
+    return Metric(type=name, of_values=bool(of_values), margin=margin)
+
+
+def _rows(found: "Results", experiment: "Experiment") -> list[dict[str, Any]]:
+    """One row per metric and arm."""
+    rows = []
+    for (metric, arm), mean in found.means.items():
+        row: dict[str, Any] = {"metric": metric, "arm": arm, "users": found.arms[arm].counted, "mean": mean}
+        if (one := found.differences.get((metric, arm))) is not None:
+            row |= {
+                "difference": one.estimate.mean,
+                "low": one.estimate.low,
+                "high": one.estimate.high,
+                "relative": one.relative,
+                "p_value": one.estimate.p_value,
+                "adjusted_p_value": one.adjusted,
+                "variance_kept": one.variance_kept,
+                "broken": (metric, arm) in found.broken,
+            }
+        rows.append(row)
+    return rows
+
+
+def _result_json(found: "Results", rows: list[dict[str, Any]]) -> dict[str, Any]:
+    preferred = found.preferred
+    return {
+        "experiment": found.experiment,
+        "until_ms": found.until,
+        "arms": {
+            name: {"users": one.users, "counted": one.counted, "exposures": one.exposures, "shown": one.shown}
+            for name, one in found.arms.items()
+        },
+        "in_two_arms": found.in_two_arms,
+        "sample_ratio_p_value": found.sample_ratio,
+        "unknown_exposures": found.unknown_exposures,
+        "capped": {name: {"users": one.users, "limit": one.limit} for name, one in found.capped.items()},
+        "rows": rows,
+        "preferred": None
+        if preferred is None
+        else {"mean": preferred.mean, "low": preferred.low, "high": preferred.high, "p_value": preferred.p_value},
+    }
+
+
+def _print_results(found: "Results", experiment: "Experiment", rows: list[dict[str, Any]]) -> None:
+    out = console()
+    shown = table("arm", "users", "counted", "exposures", "items shown")
+    for name, one in found.arms.items():
+        shown.add_row(name or "interleaved", *(f"{n:,}" for n in (one.users, one.counted, one.exposures, one.shown)))
+    out.print(shown)
+    if found.is_ratio_broken:
+        out.print(
+            f"The arms' users do not fit their shares (p {found.sample_ratio:.1g}): something loses users of one arm, "
+            "or counts them twice. No difference is shown; find the loss first."
+        )
+    elif experiment.interleaved:
+        _print_preference(found, experiment)
+    elif rows:
+        _print_differences(rows, experiment)
+    for name, most in found.capped.items():
+        out.print(f"{most.users:,} users had more than {most.limit:g} of {name}, and count with that")
+    if found.in_two_arms:
+        out.print(f"{found.in_two_arms:,} users were shown two arms, and are left out")
+    if found.unknown_exposures:
+        out.print(f"{found.unknown_exposures:,} interactions name exposures that are not in the log")
+
+
+def _print_preference(found: "Results", experiment: "Experiment") -> None:
+    one, (first, second) = found.preferred, experiment.arms
+    if one is None:
+        console().print("Too few users took something to say whose items they prefer (100 are needed)")
+        return
+    better = f"{second.name} is preferred" if one.low > 0 else f"{first.name} is preferred" if one.high < 0 else "open"
+    console().print(f"preference for {second.name} over {first.name}: {one} (p {one.p_value:.2g}): {better}")
+
+
+def _print_differences(rows: list[dict[str, Any]], experiment: "Experiment") -> None:
+    shown = table("metric", "arm", "per user", f"minus {experiment.control.name} [95 %]", "relative", "p", "verdict")
+    for row in rows:
+        cells = [row["metric"], row["arm"], f"{row['mean']:.4f}"]
+        if "low" in row:
+            sure = "better" if row["low"] > 0 else "worse" if row["high"] < 0 else "open"
+            relative = "" if row["relative"] is None else f"{row['relative']:+.1%}"
+            cells += [f"{row['difference']:+.4f} [{row['low']:+.4f}, {row['high']:+.4f}]", relative]
+            cells += [f"{row['adjusted_p_value']:.2g}", "breaks its guardrail" if row["broken"] else sure]
+        else:
+            cells += ["", "", "", "control" if row["arm"] == experiment.control.name else "too few users yet"]
+        shown.add_row(*cells)
+    console().print(shown)
+
+
+def _print_rows(rows: list[dict[str, Any]]) -> None:
+    if not rows:
+        console().print("nothing was attributed yet")
+        return
+    shown = table(*rows[0])
+    for row in rows:
+        shown.add_row(*(f"{cell:,.6g}" if isinstance(cell, float) else str(cell) for cell in row.values()))
+    console().print(shown)
+
+
+def _export(rows: list[dict[str, Any]], path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.csv
+    import pyarrow.parquet
+
+    write = {".csv": pyarrow.csv.write_csv, ".parquet": pyarrow.parquet.write_table}.get(path.suffix)
+    if write is None:
+        raise usage_error(f"export={str(path)!r} allowed: a name that ends in .csv or .parquet")
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    write(pa.table({name: [row.get(name) for row in rows] for name in names}), path)
+
+
+def _hours(hours: float) -> Any:
+    from datetime import timedelta
+
+    return timedelta(hours=hours)

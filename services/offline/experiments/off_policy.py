@@ -1,0 +1,136 @@
+"""What another policy would have got, from the log of the one that ran.
+
+An estimate is possible only where the log was drawn by chance: each shown item has the probability (the propensity)
+with which it stood there, and what the other policy would show must have had one above zero. A log without chance is
+refused. Randomisation that our answers declare: reserved positions, random arms, interleaving.
+
+Letters: N exposures, K positions.
+
+Sources: inverse propensity scoring (IPS), Horvitz and Thompson, 1952; self-normalised (SNIPS), Swaminathan and
+Joachims, NeurIPS 2015; doubly robust, Dudik, Langford and Li, ICML 2011; the item-position model for slates, Li,
+Abbasi-Yadkori, Kveton, Muthukrishnan, Vinay and Wen, "Offline evaluation of ranking policies with click models", KDD
+2018.
+"""
+
+import math
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.float64]
+_Z = NormalDist().inv_cdf(0.975)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PolicyValue:
+    """An estimated reward per exposure, its 95 % interval over users, and the effective number of users: as many as
+    would say as much if the target policy itself had been logged."""
+
+    mean: float
+    low: float
+    high: float
+    effective_users: float
+
+
+class NoSupport(ValueError):
+    """The log cannot answer for the target policy."""
+
+
+def ips(rewards: Array, logged: Array, target: Array, users: npt.NDArray[np.integer]) -> PolicyValue:
+    """Inverse propensity scoring: unbiased, of high variance.
+
+    Shapes: rewards, logged and target are (N,), or (N, K) with a reward per position (the item-position model: a
+    position's reward depends on its item and position alone). `logged`: the probability with which the log's policy
+    put this item there, `target`: the other policy's. users (N,): exposures of one user are one observation.
+    Raises: NoSupport; ValueError for shapes that differ or probabilities outside [0, 1].
+    """
+    weights = _weights(rewards, logged, target, users)
+    return _mean_over_users(_per_exposure(weights * rewards), users, _effective(weights, users))
+
+
+def snips(rewards: Array, logged: Array, target: Array, users: npt.NDArray[np.integer]) -> PolicyValue:
+    """Self-normalised: the weighted mean of rewards, per position for slates. Slightly biased, of lower variance; its
+    interval follows from the delta method. Arguments as `ips`."""
+    weights = _weights(rewards, logged, target, users)
+    flat, gained = _columns(weights), _columns(weights * rewards)
+    totals = flat.sum(0)
+    means = np.divide(gained.sum(0), totals, out=np.zeros_like(totals), where=totals > 0)
+    scale = len(rewards) / np.where(totals > 0, totals, 1.0)
+    residuals = ((gained - flat * means) * scale).sum(1)
+    found = _mean_over_users(residuals, users, _effective(weights, users))
+    value = float(means.sum())
+    return PolicyValue(
+        mean=value, low=value + found.low, high=value + found.high, effective_users=found.effective_users
+    )
+
+
+def doubly_robust(
+    rewards: Array, logged: Array, target: Array, users: npt.NDArray[np.integer], *, predicted: Array, expected: Array
+) -> PolicyValue:
+    """A reward model, corrected by the log where it is wrong: unbiased if the propensities are right, and of low
+    variance if the model is good.
+
+    predicted, shaped as rewards: the model's reward of the logged item. expected (N,): the model's reward of the target
+    policy in that context. The model must not have learnt from these exposures. Other arguments as `ips`.
+    """
+    weights = _weights(rewards, logged, target, users)
+    values = expected + _per_exposure(weights * (rewards - predicted))
+    return _mean_over_users(values, users, _effective(weights, users))
+
+
+def _weights(rewards: Array, logged: Array, target: Array, users: npt.NDArray[np.integer]) -> Array:
+    if not (rewards.shape == logged.shape == target.shape) or rewards.ndim not in (1, 2) or len(users) != len(rewards):
+        raise ValueError(
+            f"rewards {rewards.shape}, logged {logged.shape}, target {target.shape}, users {users.shape}; allowed: one "
+            "shape (N,) or (N, K) and users (N,)"
+        )
+    if not rewards.size:
+        raise NoSupport("no exposure; allowed: one at least")
+    for name, values in (("logged", logged), ("target", target)):
+        if not np.all((values >= 0) & (values <= 1)):
+            raise ValueError(f"{name} holds {values[~((values >= 0) & (values <= 1))][0]}; allowed: 0 to 1")
+    if np.any(logged == 0):
+        raise NoSupport("a logged item has propensity 0: it cannot have been shown; the propensities are wrong")
+    if np.all(logged == 1) and np.any(target != logged):
+        raise NoSupport(
+            "every logged propensity is 1: the log was made without chance, and says nothing of what was not shown. "
+            "Reserve positions, run arms at random, or interleave"
+        )
+    weights: Array = target / logged
+    return weights
+
+
+def _columns(values: Array) -> Array:
+    return values[:, None] if values.ndim == 1 else values
+
+
+def _per_exposure(values: Array) -> Array:
+    summed: Array = _columns(values).sum(1)
+    return summed
+
+
+def _effective(weights: Array, users: npt.NDArray[np.integer]) -> float:
+    """Kish's effective size, of users: (sum of weights)^2 / sum of squared weights, over users' mean weights."""
+    per_user = _by_user(_columns(weights).mean(1), users)[0]
+    squares = float(per_user @ per_user)
+    return float(per_user.sum()) ** 2 / squares if squares else 0.0
+
+
+def _by_user(values: Array, users: npt.NDArray[np.integer]) -> tuple[Array, Array]:
+    """Each user's sum and number of exposures."""
+    dense = np.unique(users, return_inverse=True)[1]
+    return np.bincount(dense, weights=values).astype(np.float64), np.bincount(dense).astype(np.float64)
+
+
+def _mean_over_users(values: Array, users: npt.NDArray[np.integer], effective: float) -> PolicyValue:
+    """The mean per exposure; its standard error is that of a ratio of users' sums (clusters)."""
+    sums, counts = _by_user(values, users)
+    mean = float(values.mean())
+    num_users = len(sums)
+    if num_users < 2:
+        return PolicyValue(mean=mean, low=-math.inf, high=math.inf, effective_users=effective)
+    residuals = sums - mean * counts
+    error = math.sqrt(num_users / (num_users - 1) * float(residuals @ residuals)) / len(values)
+    return PolicyValue(mean=mean, low=mean - _Z * error, high=mean + _Z * error, effective_users=effective)

@@ -1,0 +1,266 @@
+"""What the log says of an experiment: users and counts by arm, differences from the control with their certainty.
+
+A user counts once the horizon behind the first exposure is over, with what the user did in it, whatever the user was
+shown: so the two arms are compared as they were randomised. Counts by surface, position or day are attributed: to the
+exposure that an interaction names, else to the user's newest exposure that showed the item within the window before.
+
+Nothing is said of a difference while the numbers of users contradict the arms' shares (`sample_ratio`).
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import duckdb
+import numpy as np
+
+from services.contracts.experiments import Experiment
+from services.offline.experiments.differences import ArmSums, Difference, differences, preference
+from services.offline.experiments.sample_ratio import ALARM, p_value
+from services.offline.experiments.sequential import Estimate
+from services.platform.errors import InvalidRequest, PreconditionFailed
+
+# Values above this quantile of all users' count as this much: a script with 10,000 clicks must not decide.
+CAPPED_ABOVE = 0.999
+# What counts may be split by.
+SPLITS = {
+    "day": "CAST(s.shown AS DATE)",
+    "surface": "s.surface",
+    "model": "s.model_version",
+    "position": "s.first_position + list_position(s.item_ids, i.item_id) - 1",
+}
+_NO_EXPOSURE_ID = "i.exposure_id IS NULL OR i.exposure_id = ''"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Metric:
+    """What is measured per user: how many interactions of a type, or the sum of their values. `is_guardrail`: an arm
+    must not be worse than the control by more than `margin` of its mean."""
+
+    type: str
+    of_values: bool = False
+    margin: float | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.type}:value" if self.of_values else self.type
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ArmCounts:
+    """An arm's users (in all, and of them those whose horizon is over) and what they were shown."""
+
+    users: int
+    counted: int
+    exposures: int
+    shown: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Capped:
+    """How many users had a value above `limit`, and counted with the limit."""
+
+    users: int
+    limit: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Results:
+    """Of one experiment, as of `until` (Unix milliseconds). differences: (metric, arm) -> from the control, empty where
+    the sample ratio forbids it. broken: (metric, arm) of guardrails that an arm breaks for certain. preferred: of an
+    interleaved experiment, in [-1, 1], above zero the second arm."""
+
+    experiment: str
+    until: int
+    arms: Mapping[str, ArmCounts]
+    in_two_arms: int
+    sample_ratio: float
+    means: Mapping[tuple[str, str], float]
+    differences: Mapping[tuple[str, str], Difference]
+    broken: Sequence[tuple[str, str]]
+    capped: Mapping[str, Capped]
+    unknown_exposures: int
+    preferred: Estimate | None
+
+    @property
+    def is_ratio_broken(self) -> bool:
+        return self.sample_ratio <= ALARM
+
+
+def results(
+    log: duckdb.DuckDBPyConnection,
+    experiment: Experiment,
+    metrics: Sequence[Metric],
+    *,
+    now_ms: int,
+    horizon: timedelta = timedelta(days=1),
+    past: timedelta = timedelta(days=14),
+    tuned_for: int,
+) -> Results:
+    """Compare the arms. log: of `opened_log`. past: how far before the first exposure CUPED looks.
+
+    Raises: PreconditionFailed where nobody was exposed; InvalidRequest for a metric whose type never occurred.
+    """
+    _prepare(log, experiment)
+    _check_metrics(log, metrics)
+    times = {"now": datetime.fromtimestamp(now_ms / 1000, UTC), "horizon": horizon, "past": past}
+    arms = _arm_counts(log, experiment, times)
+    shares = {arm.name: arm.share for arm in experiment.arms}
+    ratio = 1.0 if experiment.interleaved else p_value({name: one.users for name, one in arms.items()}, shares)
+    sums: dict[str, dict[str, ArmSums]] = {}
+    capped: dict[str, Capped] = {}
+    if not experiment.interleaved:
+        for metric in metrics:
+            sums[metric.name], capped[metric.name] = _sums(log, metric, times, list(shares))
+    found = {} if ratio <= ALARM else differences(sums, experiment.control.name, tuned_for=tuned_for)
+    return Results(
+        experiment=experiment.name,
+        until=now_ms,
+        arms=arms,
+        in_two_arms=_one(log, "SELECT count(*) FROM units WHERE arms > 1"),
+        sample_ratio=ratio,
+        means={(m, a): one.mean for m, by_arm in sums.items() for a, one in by_arm.items() if one.users},
+        differences=found,
+        broken=[
+            (metric.name, arm)
+            for metric in metrics
+            if metric.margin is not None
+            for (name, arm), one in found.items()
+            if name == metric.name and one.estimate.high < -metric.margin * abs(one.control)
+        ],
+        capped={name: one for name, one in capped.items() if one.users},
+        unknown_exposures=_one(
+            log,
+            "SELECT count(*) FROM interactions i JOIN units u USING (user_key) WHERE i.exposure_id <> '' "
+            "AND NOT EXISTS (SELECT 1 FROM exposures e WHERE e.exposure_id = i.exposure_id)",
+        ),
+        preferred=_preferred(log, metrics, tuned_for) if experiment.interleaved else None,
+    )
+
+
+def counts_by(
+    log: duckdb.DuckDBPyConnection, experiment: Experiment, split: str, *, window: timedelta = timedelta(days=1)
+) -> list[dict[str, Any]]:
+    """Attributed interactions by arm, type and one of `SPLITS`: arm, the split's value, type, events, value.
+
+    Raises: InvalidRequest for another split.
+    """
+    if split not in SPLITS:
+        raise InvalidRequest.of("by", split, f"one of {', '.join(SPLITS)}")
+    _prepare(log, experiment)
+    rows = log.execute(
+        f"""
+        WITH named AS (
+            SELECT s.arm, {SPLITS[split]} AS part, i.type, i.value FROM interactions i JOIN shown s USING (exposure_id)
+        ), matched AS (
+            SELECT s.arm, {SPLITS[split]} AS part, i.type, i.value,
+                row_number() OVER (
+                    PARTITION BY i.user_key, i.item_id, i.event_time, i.type ORDER BY s.shown DESC
+                ) AS nth
+            FROM interactions i JOIN shown s ON s.user_key = i.user_key AND s.shown <= i.event_time
+                AND i.event_time < s.shown + $window AND list_contains(s.item_ids, i.item_id)
+            WHERE {_NO_EXPOSURE_ID}
+        ), taken AS (
+            SELECT arm, part, type, value FROM named UNION ALL SELECT arm, part, type, value FROM matched WHERE nth = 1
+        )
+        SELECT arm, part, type, count(*), sum(value) FROM taken GROUP BY ALL ORDER BY ALL
+        """,
+        {"window": window},
+    ).fetchall()
+    names = ("arm", split, "type", "events", "value")
+    return [dict(zip(names, row, strict=True)) for row in rows]
+
+
+def _prepare(log: duckdb.DuckDBPyConnection, experiment: Experiment) -> None:
+    """`shown`: the experiment's exposures with their arm; `units`: its users with arm and first exposure."""
+    log.execute(
+        "CREATE OR REPLACE TEMP TABLE shown AS SELECT e.* EXCLUDE (assignments), a.arm AS arm FROM (SELECT *, "
+        "list_filter(assignments, lambda x: x.experiment = ?)[1] AS a FROM exposures) e WHERE a IS NOT NULL",
+        [experiment.name],
+    )
+    log.execute(
+        "CREATE OR REPLACE TEMP TABLE units AS SELECT user_key, min(shown) AS first, any_value(arm) AS arm, "
+        "count(DISTINCT arm) AS arms FROM shown GROUP BY user_key"
+    )
+    if not _one(log, "SELECT count(*) FROM units"):
+        raise PreconditionFailed(f"nobody was exposed to experiment {experiment.name!r} yet: has it been started?")
+
+
+def _check_metrics(log: duckdb.DuckDBPyConnection, metrics: Sequence[Metric]) -> None:
+    known = {kind for (kind,) in log.execute("SELECT DISTINCT type FROM interactions").fetchall()}
+    for metric in metrics:
+        if metric.type not in known:
+            raise InvalidRequest.of(
+                "metric", metric.type, f"a type that occurred: {', '.join(sorted(known)) or 'none did'}"
+            )
+
+
+def _arm_counts(
+    log: duckdb.DuckDBPyConnection, experiment: Experiment, times: Mapping[str, Any]
+) -> dict[str, ArmCounts]:
+    found = {
+        arm: ArmCounts(users=users, counted=counted, exposures=exposures, shown=shown)
+        for arm, users, counted, exposures, shown in log.execute(
+            """
+            SELECT u.arm, count(*), count(*) FILTER (u.first + $horizon <= $now), sum(s.exposures), sum(s.items)
+            FROM units u JOIN (
+                SELECT user_key, count(*) AS exposures, sum(len(item_ids)) AS items FROM shown GROUP BY user_key
+            ) s
+            USING (user_key) WHERE u.arms = 1 GROUP BY u.arm
+            """,
+            {"horizon": times["horizon"], "now": times["now"]},
+        ).fetchall()
+    }
+    none = ArmCounts(users=0, counted=0, exposures=0, shown=0)
+    names = [""] if experiment.interleaved else [arm.name for arm in experiment.arms]
+    return {name: found.get(name, none) for name in names}
+
+
+def _sums(
+    log: duckdb.DuckDBPyConnection, metric: Metric, times: Mapping[str, Any], arms: Sequence[str]
+) -> tuple[dict[str, ArmSums], Capped]:
+    """Sums over the users whose horizon is over, by arm."""
+    amount = "i.value" if metric.of_values else "1::DOUBLE"
+    log.execute(
+        f"""
+        CREATE OR REPLACE TEMP TABLE per_user AS
+        SELECT u.user_key, u.arm,
+            coalesce(sum({amount}) FILTER (i.event_time >= u.first), 0)::DOUBLE AS y,
+            coalesce(sum({amount}) FILTER (i.event_time < u.first), 0)::DOUBLE AS x
+        FROM units u LEFT JOIN interactions i ON i.user_key = u.user_key AND i.type = $type
+            AND i.event_time >= u.first - $past AND i.event_time < u.first + $horizon
+        WHERE u.arms = 1 AND u.first + $horizon <= $now GROUP BY u.user_key, u.arm
+        """,
+        {"type": metric.type, **times},
+    )
+    limits = log.execute(
+        f"SELECT quantile_disc(y, {CAPPED_ABOVE}), quantile_disc(x, {CAPPED_ABOVE}) FROM per_user"
+    ).fetchone()
+    most, most_before = (math.inf if limit is None else limit for limit in limits or (None, None))
+    rows = log.execute(
+        "SELECT arm, count(*), sum(y), sum(y * y), sum(x), sum(x * x), sum(x * y) FROM (SELECT arm, least(y, ?) AS y, "
+        "least(x, ?) AS x FROM per_user) GROUP BY arm",
+        [most, most_before],
+    ).fetchall()
+    found = {arm: ArmSums(users=n, y=y, yy=yy, x=x, xx=xx, xy=xy) for arm, n, y, yy, x, xx, xy in rows}
+    none = ArmSums(users=0, y=0.0, yy=0.0)
+    over = _one(log, "SELECT count(*) FROM per_user WHERE y > ?", [most])
+    return {arm: found.get(arm, none) for arm in arms}, Capped(users=over, limit=float(most))
+
+
+def _preferred(log: duckdb.DuckDBPyConnection, metrics: Sequence[Metric], tuned_for: int) -> Estimate | None:
+    """Which team's items people took, by the first metric, over all users who took something of a team's."""
+    rows = log.execute(
+        "SELECT sum(CASE WHEN s.teams[list_position(s.item_ids, i.item_id)] = 1 THEN 1 ELSE -1 END) "
+        "FROM interactions i JOIN shown s USING (exposure_id) "
+        "WHERE i.type = ? AND list_contains(s.item_ids, i.item_id) GROUP BY i.user_key",
+        [metrics[0].type],
+    ).fetchall()
+    return preference(np.array([credit for (credit,) in rows], dtype=np.float64), tuned_for=tuned_for)
+
+
+def _one(log: duckdb.DuckDBPyConnection, query: str, values: Sequence[Any] = ()) -> int:
+    row = log.execute(query, list(values)).fetchone()
+    return int(row[0]) if row else 0

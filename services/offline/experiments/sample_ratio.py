@@ -1,0 +1,34 @@
+"""Do the arms have the users that their shares promise? Before any difference is looked at.
+
+Where the observed counts do not fit the shares, users were lost, or counted twice, in one arm more than in another, and
+no difference between the arms can be trusted. The test may be looked at as often as one likes.
+
+Source: Lindon and Malek, "Anytime-valid inference for multinomial count data", NeurIPS 2022, equation 6: the Bayes
+factor of a Dirichlet mixture against the shares is a test martingale, and its inverse an always valid p-value.
+"""
+
+from collections.abc import Mapping
+from math import exp, lgamma, log
+
+# A false alarm stops an experiment for nothing: one of a thousand does.
+ALARM = 0.001
+# The mixture is centred on the shares with the weight of so many users: it finds a share that is off by a few percent
+# soonest.
+_PRIOR_USERS = 1_000.0
+
+
+def p_value(users: Mapping[str, int], shares: Mapping[str, float]) -> float:
+    """The p-value of "users are assigned by these shares", valid at every look.
+
+    Raises: ValueError where arms and shares differ, or a share is not above zero.
+    """
+    if users.keys() != shares.keys() or not all(share > 0 for share in shares.values()):
+        raise ValueError(f"arms {sorted(users)} with shares {dict(shares)}; allowed: a share above 0 for each arm")
+    total = sum(shares.values())
+    num_users = sum(users.values())
+    log_factor = lgamma(_PRIOR_USERS) - lgamma(_PRIOR_USERS + num_users)
+    for arm, count in users.items():
+        share = shares[arm] / total
+        prior = _PRIOR_USERS * share
+        log_factor += lgamma(prior + count) - lgamma(prior) - count * log(share)
+    return exp(min(0.0, -log_factor))
