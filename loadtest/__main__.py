@@ -1,4 +1,4 @@
-"""`python -m loadtest SCENARIO`: greenlets first, everything else after; `knee` has a compiled sender."""
+"""`python -m loadtest SCENARIO`: greenlets first, everything else after; `knee` and `path` have a compiled sender."""
 
 import signal
 import sys
@@ -6,10 +6,10 @@ import sys
 if __name__ == "__main__":
     # Ended by a supervisor, a run still puts back what it changed, as after Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    if sys.argv[1:2] == ["knee"]:
-        from . import knee
+    if sys.argv[1:2] in (["knee"], ["path"]):
+        from . import knee, path
 
-        sys.exit(knee.main(sys.argv[2:]))
+        sys.exit({"knee": knee, "path": path}[sys.argv[1]].main(sys.argv[2:]))
     from .engine import enable_gevent
 
     enable_gevent()

@@ -117,6 +117,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     scenarios = parser.add_subparsers(dest="scenario", required=True, metavar="SCENARIO")
     scenarios.add_parser("knee", help="how much the system takes, and what it does with more (a compiled sender)")
+    scenarios.add_parser("path", help="what a call costs, process by process, beside an empty call (a compiled sender)")
     for name, scenario in find_scenarios().items():
         sub = scenarios.add_parser(
             name,

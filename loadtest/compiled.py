@@ -85,8 +85,14 @@ def send(
     *,
     timeout_s: float = 1.0,
     max_in_flight: int = 10_000,
+    callers: int = 0,
+    lasts_s: float = 0.0,
 ) -> Answers:
-    """Send the calls, each when it is due, and wait for every answer or its deadline. Raises: SenderError."""
+    """Send the calls, each when it is due, and wait for every answer or its deadline.
+
+    callers: that many take the next call whenever they have an answer instead, for `lasts_s`; what is left then is
+    `NOT_SENT`. Raises: SenderError.
+    """
     methods = sorted({call.method for call in calls})
     number = {name: place for place, name in enumerate(methods)}
     with tempfile.TemporaryDirectory(prefix="freshet-sender-") as folder:
@@ -102,6 +108,8 @@ def send(
             f"-answers={came_back}",
             f"-timeout={timeout_s}s",
             f"-in-flight={max_in_flight}",
+            f"-closed={callers}",
+            f"-for={lasts_s}s",
             *(f"-method={name}" for name in methods),
         ]
         done = subprocess.run(command, capture_output=True, text=True)

@@ -2,9 +2,12 @@
 
 import json
 import os
+from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
+_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -37,3 +40,45 @@ def resident(pid: int) -> int:
         with suppress(OSError):
             pages += int(Path(f"/proc/{member}/statm").read_text(encoding="ascii").split()[1])
     return pages * _PAGE_BYTES
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Use:
+    """Since a process started: processor time of it and of its descendants (s), and how often their threads gave the
+    processor up of their own will."""
+
+    processor_s: float = 0.0
+    waits: int = 0
+
+
+def use(pid: int) -> Use:
+    """Of a process that ended, nothing."""
+    family = [_own_use(member) for member in _family(pid)]
+    return Use(processor_s=sum(one.processor_s for one in family), waits=sum(one.waits for one in family))
+
+
+def _own_use(pid: int) -> Use:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+        waits = 0
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            for line in (thread / "status").read_text(encoding="ascii").splitlines():
+                if line.startswith("voluntary_ctxt_switches"):
+                    waits += int(line.split()[1])
+    except OSError:
+        return Use()
+    return Use(processor_s=sum(map(int, fields[11:15])) * _TICK_S, waits=waits)
+
+
+def loopback_bytes() -> int:
+    """What went over the loopback device since the machine started."""
+    for line in Path("/proc/net/dev").read_text(encoding="ascii").splitlines():
+        name, _, figures = line.partition(":")
+        if name.strip() == "lo":
+            return int(figures.split()[0])
+    return 0
+
+
+def uses(pids: Mapping[str, int]) -> dict[str, Use]:
+    """Each process's use, by name."""
+    return {name: use(pid) for name, pid in pids.items()}

@@ -10,7 +10,8 @@ from .compiled import OK, PlannedCall, SenderError, send
 from .population import Draws, Population
 
 _SERVICE = "/freshet.v1.GatewayService/"
-RECOMMEND, RECORD = f"{_SERVICE}Recommend", f"{_SERVICE}RecordInteractions"
+RECOMMEND, RECORD, SEARCH = f"{_SERVICE}Recommend", f"{_SERVICE}RecordInteractions", f"{_SERVICE}Search"
+HEALTH = "/grpc.health.v1.Health/Check"
 # Of each user before anything is measured, and how they are written: events in a call, calls a second.
 _FIRST_EVENTS, _TOGETHER, _CALLS_PER_S = 3, 50, 6
 
@@ -27,6 +28,10 @@ def record(events: Sequence[tuple[str, str]]) -> bytes:
         event.event_time.GetCurrentTime()
         request.interactions.append(event)
     return request.SerializeToString()
+
+
+def search(words: str, user: str, k: int) -> bytes:
+    return gateway_pb2.GatewayServiceSearchRequest(query=words, user_id=user, k=k).SerializeToString()
 
 
 def make_known(program: Path, target: str, population: Population, draws: Draws) -> None:

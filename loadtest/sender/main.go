@@ -10,6 +10,8 @@
 //	float64 sent, seconds | float64 latency, seconds from due | uint8 gRPC status, 255: not sent | uint32 length | answer
 //
 // Every call has a goroutine; those due while -in-flight are open are not sent. Kept answers are those of OK.
+// With -closed N the clock is not looked at: N callers take the next call whenever they have an answer, for -for, and
+// latency is from when a call was sent.
 package main
 
 import (
@@ -72,6 +74,8 @@ func main() {
 	answers := flag.String("answers", "", "file of what came back")
 	timeout := flag.Duration("timeout", time.Second, "deadline of each call")
 	inFlight := flag.Int64("in-flight", 10_000, "calls that may be open at once")
+	closed := flag.Int("closed", 0, "callers that wait for each answer; 0: calls on the clock")
+	lasts := flag.Duration("for", time.Minute, "how long -closed callers go on")
 	connections := flag.Int("connections", 32, "TCP connections, taken in turns")
 	ca := flag.String("ca", os.Getenv("FRESHET_TLS_CA"), "PEM file of the CA that signed the target's certificate")
 	flag.Var(&names, "method", "full method name, /package.Service/Method; may be given again")
@@ -86,7 +90,11 @@ func main() {
 		log.Fatalf("-target=%s: %v", *target, err)
 	}
 	to := sender{clients, names, *timeout, os.Getenv("FRESHET_API_KEY"), time.Now()}
-	to.onTheClock(planned, *inFlight)
+	if *closed > 0 {
+		to.inTurns(planned, *closed, *lasts)
+	} else {
+		to.onTheClock(planned, *inFlight)
+	}
 	if err := write(*answers, planned); err != nil {
 		log.Fatalf("-answers=%s: %v", *answers, err)
 	}
@@ -123,6 +131,27 @@ func (s sender) onTheClock(planned []call, most int64) {
 			defer running.Done()
 			defer open.Add(-1)
 			s.send(one, place)
+		}()
+	}
+	running.Wait()
+}
+
+func (s sender) inTurns(planned []call, callers int, lasts time.Duration) {
+	var next atomic.Int64
+	var running sync.WaitGroup
+	for range callers {
+		running.Add(1)
+		go func() {
+			defer running.Done()
+			for place := next.Add(1) - 1; int(place) < len(planned); place = next.Add(1) - 1 {
+				one := &planned[place]
+				if time.Since(s.began) > lasts {
+					one.status = notSent
+					continue
+				}
+				one.due = time.Since(s.began).Seconds()
+				s.send(one, int(place))
+			}
 		}()
 	}
 	running.Wait()
