@@ -14,7 +14,7 @@ from freshet.v1 import gateway_pb2, gateway_pb2_grpc
 
 _CONNECTIONS = 20
 _RECOMMEND = "/freshet.v1.GatewayService/Recommend"
-_WRITTEN_S = 0.5  # gRPC writes what it was given to its sockets
+_WRITTEN_S = 1.0  # gRPC writes what it was given to its sockets
 
 
 async def _nothing() -> AsyncIterator[gateway_pb2.StreamInteractionsRequest]:

@@ -34,7 +34,7 @@ from services.catalogue.changes import CatalogueChanges
 from services.catalogue.follower import CatalogueFollower
 from services.contracts.operations import Counted
 from services.contracts.query_state import to_message
-from services.contracts.topics import histories, index_deltas
+from services.contracts.topics import experiments, histories, index_deltas
 from services.contracts.topics.attributions import ATTRIBUTIONS, encode_attribution
 from services.contracts.topics.dead_letters import dead_letter, replay_notes, stored_letters
 from services.contracts.topics.forgets import FORGETS
@@ -650,6 +650,41 @@ class Sets(Records):
                 raise Violation("it is not read as it was written")
 
 
+class Experimenting(Records):
+    """`experiments`, by a gateway."""
+
+    name, weight = "experiments", 4
+
+    def begin(self) -> None:
+        """Nothing counted yet."""
+        self.counted, self.offset = Counted(experiments.decode_operation), 0
+
+    def write(self, rng: Random) -> None:
+        """An operation, mutated: who is assigned is assigned to an arm of a running experiment, once a layer."""
+        last = self.counted.last
+        revision = (0 if last is None else last.after.revision) + rng.choice((1, 1, 1, 0, 2))
+        message = events_pb2.Experiments(revision=revision, operation_id="1", time=_NOW)
+        for name, first in (("one", 0.0), ("two", 0.5)):
+            one = message.experiments.add(
+                name=name, layer="l", first=first, share=0.5, salt="s", state=rng.choice((1, 2, 3))
+            )
+            one.arms.add(name="a", share=0.5)
+            one.arms.add(name="b", share=0.5, diversity=0.5)
+        hints: Hints = {"name": ["one", "two", "a"], "layer": ["l", "k"], "time": _TIMES}
+        value = message_bytes(rng, message, hints)
+        record = SourceRecord(experiments.EXPERIMENTS, 0, self.offset, 1, None, value if rng.random() < 0.98 else None)
+        self.offset += 1
+        self.counted.take([record])
+        now = self.counted.last
+        if now is not None and now is not last:
+            for user in ("ann", "bob", "cid"):
+                for one in now.after.assigned(user, {}):
+                    if one.experiment.state != 2 or (one.arm is None) != one.experiment.interleaved:
+                        raise Violation("somebody is assigned to what does not run")
+            if experiments.decode_operation(experiments.encode_operation(now)) != now:
+                raise Violation("it is not read as it was written")
+
+
 class Letters(Records):
     """Dead-letter topics, by the commands and by the encoder process."""
 
@@ -692,4 +727,4 @@ def _expect(allowed: type[Exception], act: Callable[[], object]) -> None:
 
 def record_targets() -> list[Target]:
     """One for each group of topics that one process reads together."""
-    return [EncoderStream(), Catalogue(), Attributions(), Clicks(), Checkpoints(), Sets(), Letters()]
+    return [EncoderStream(), Catalogue(), Attributions(), Clicks(), Checkpoints(), Sets(), Experimenting(), Letters()]

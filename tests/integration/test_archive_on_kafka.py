@@ -136,12 +136,12 @@ def test_what_retention_took_is_read_from_the_archive(stack: Stack, small_bundle
     _forgotten_users_leave(stack, folder, whole)
     altered = min(folder.glob("*.parquet"))
     altered.write_bytes(altered.read_bytes()[:-1])
-    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     for options in ((), ("--check",)):
         status, said = archive(stack, folder, *options)
         assert status == 1
         assert altered.name in said["error"]
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 
 def _forgotten_users_leave(stack: Stack, folder: Path, whole: dict[tuple[int, int], tuple[Any, ...]]) -> None:

@@ -17,6 +17,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 # What a request of a client may have of each, as protos/freshet/v1 says.
 LIMITS = {
+    "RecommendRequest.arms": 32,
     "RecommendRequest.context": 32,
     "RecommendRequest.history": 1000,
     "RecommendRequest.rules": 8,
