@@ -77,7 +77,7 @@ class Experiment:
         """Whether a user's request takes part."""
         if any(context.get(name) != value for name, value in self.context.items()):
             return False
-        return self.first <= position_of(who, f"layer:{self.layer}") < self.first + self.share
+        return self.first <= position_of(who, self.layer) < self.first + self.share
 
     def arm_of(self, who: str) -> Arm:
         """The arm of one of its users."""
@@ -91,14 +91,18 @@ class Experiment:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Assignment:
-    """A user's arm of an experiment; of an interleaved one `arm` is None, since the answer is made by both."""
+    """A user's arm of an experiment; of an interleaved one `arm` is None, since the answer is made by both. A forced
+    one was chosen by a tester: no result counts it."""
 
     experiment: Experiment
     arm: Arm | None
+    is_forced: bool = False
 
     @property
     def share(self) -> float:
-        """The probability that a user of the experiment has this arm."""
+        """The probability that a user of the experiment has this arm; 0 of a forced one."""
+        if self.is_forced:
+            return 0.0
         return 1.0 if self.arm is None else self.arm.share
 
 
@@ -139,7 +143,7 @@ class Experiments(Revised):
             arms = {one.name: one for one in running[name].arms}
             if arm not in arms:
                 raise InvalidRequest.of(f"arms[{name!r}]", arm, f"one of {', '.join(arms)}")
-            chosen[name] = Assignment(experiment=running[name], arm=arms[arm])
+            chosen[name] = Assignment(experiment=running[name], arm=arms[arm], is_forced=True)
         return tuple(chosen.values())
 
     def created(self, new: Experiment) -> "Experiments":

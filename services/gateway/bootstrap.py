@@ -73,7 +73,7 @@ from services.user_state.sessions import SessionStore
 
 # gRPC's own default: what clients expect to be able to send.
 MAX_REQUEST_BYTES = 4 * 1024 * 1024
-# The record of version sets is waited for so long at the start.
+# The records of version sets and experiments are waited for so long at the start.
 _SETS_KNOWN_S = 3.0
 
 log = structlog.get_logger()
@@ -214,20 +214,22 @@ class _Gateway:
         self.routes = Routes(
             own=own, open_set=self._open_set, check=partial(check_arms, opened.bundle.attributes.kinds)
         )
-        loop, known = asyncio.get_running_loop(), asyncio.Event()
+        loop, sets_known, experiments_known = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
         self._follow(
             version_sets.OPERATIONS,
             lambda sets: asyncio.run_coroutine_threadsafe(self.routes.apply(sets), loop).result(),
-            on_ready=lambda: loop.call_soon_threadsafe(known.set),
+            on_ready=lambda: loop.call_soon_threadsafe(sets_known.set),
         )
         self._follow(
             experiments.OPERATIONS,
             lambda found: loop.call_soon_threadsafe(self.routes.apply_experiments, found),
+            on_ready=lambda: loop.call_soon_threadsafe(experiments_known.set),
         )
-        # Whom which set answers is known before anybody asks, unless Kafka is away.
+        # Each user's set and arms are known before the first request, unless Kafka is unavailable.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_SETS_KNOWN_S):
-                await known.wait()
+                await sets_known.wait()
+                await experiments_known.wait()
         return self.routes
 
     async def close(self) -> None:

@@ -14,6 +14,7 @@ from services.gateway.domain import (
     now_ms,
 )
 from services.gateway.edge.roles import Role
+from services.gateway.experiments.arms import rules_of_arms
 from services.gateway.experiments.interleaved import Interleaved
 from services.gateway.handlers import Handlers
 from services.gateway.messages import (
@@ -137,7 +138,9 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
     async def Explain(self, request: gateway_pb2.ExplainRequest, context: Any) -> gateway_pb2.ExplainResponse:
         """Why an item has the score that it has for a user."""
         query = await in_turn(explain_query, request)
-        return explanation_message(await self._of(request).explain(query))
+        held, assignments = self.routes.assigned(query.user_id)
+        query = replace(query, arm_rules=rules_of_arms(assignments))
+        return explanation_message(await held.handlers.explain(query))
 
     async def GetFreshness(
         self, request: gateway_pb2.GetFreshnessRequest, context: Any
@@ -169,6 +172,3 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
     @property
     def _serving(self) -> Handlers:
         return self.routes.serving.handlers
-
-    def _of(self, request: Any) -> Handlers:
-        return self.routes.assigned(request.user_id)[0].handlers

@@ -42,8 +42,8 @@ def create(
 
     with sentences():
         new = replace(read_experiment(file), salt=secrets.token_hex(8))
-        after = operated(lambda held: held.created(new), f"create {new.name}", state)
         _check_sets(new, state)
+        after = operated(lambda held: held.created(new), f"create {new.name}", state)
     _say(after.find(new.name), "created: it starts with `freshet experiments start`", as_json=as_json)
 
 
@@ -137,6 +137,16 @@ def operated(operation: "Callable[[Experiments], Experiments]", said: str, state
     return control.write(operation(held_experiments(control)), said)
 
 
+def check_no_arm(name: str, state: Path) -> None:
+    """Raises: CommandError where a running experiment has an arm of this version set."""
+    for one in held_experiments(control_of_experiments(state)).running:
+        if any(arm.version_set == name for arm in one.arms):
+            raise CommandError(
+                f"set {name!r} answers an arm of running experiment {one.name!r}",
+                advice=f"freshet experiments stop {one.name}",
+            )
+
+
 def _check_sets(new: "Experiment", state: Path) -> None:
     """Raises: CommandError where an arm names a version set that is not staged."""
     from services.cli.staging import control_of, sets_of
@@ -147,7 +157,7 @@ def _check_sets(new: "Experiment", state: Path) -> None:
     if wanted and (lacking := wanted - (sets.sets.keys() if sets else set())):
         raise CommandError(
             f"arms name version sets that are not staged: {', '.join(sorted(lacking))}",
-            advice="freshet model stage NAME --bundle DIR, before `freshet experiments start`",
+            advice="freshet model stage NAME --bundle DIR",
         )
 
 

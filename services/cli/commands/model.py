@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from services.cli import options
+from services.cli.commands.experiments import check_no_arm
 from services.cli.output import (
     CommandError,
     console,
@@ -263,6 +264,7 @@ def retire(
         main = Stack(state)
         sets = required(control_of(main))
         left = sets.retired(name)
+        check_no_arm(name, state)
         local = set_names(main)
         takes_over = left.serving in local and name not in local
         after = _operated(lambda sets: sets.retired(name), f"retire {name}", main, gateways)

@@ -24,7 +24,7 @@ def results(
         typer.Option(help="TYPE counts interactions, TYPE:value sums their values; the first judges interleaving."),
     ],
     guardrail: Annotated[
-        list[str] | None, typer.Option(help="TYPE>=-2%: the arm must not lose more of it than this. May be repeated.")
+        list[str] | None, typer.Option(help="TYPE>=-2% or TYPE<=+5%: how far an arm may be off.")
     ] = None,
     by: Annotated[str, typer.Option(help="Attributed counts by day, surface, model or position instead.")] = "",
     archive: Annotated[Path | None, typer.Option(help="What `freshet archive` made; the topics' rest is read.")] = None,
@@ -47,7 +47,7 @@ def results(
 
     Example:  freshet results diversity --metric click --metric purchase:value
 
-    Example:  freshet results diversity --metric click --guardrail 'hide>=-5%' --stop-broken
+    Example:  freshet results diversity --metric click --guardrail 'hide<=+5%' --stop-broken
 
     Example:  freshet results diversity --metric click --by day --archive archives/log
     """
@@ -119,11 +119,12 @@ def _metric(text: str) -> tuple[str, str]:
 def _guardrail(text: str) -> "Metric":
     from services.offline.experiments.results import Metric
 
-    kind, _, bound = text.partition(">=-")
+    kind, sign, bound = text.partition(">=-") if ">=-" in text else text.partition("<=+")
     try:
-        margin = float(bound.removesuffix("%")) / (100 if bound.endswith("%") else 1)
+        share = float(bound.removesuffix("%")) / (100 if bound.endswith("%") else 1)
     except ValueError as exc:
-        raise usage_error(f"guardrail={text!r} allowed: TYPE>=-SHARE, as click>=-2%") from exc
+        raise usage_error(f"guardrail={text!r} allowed: TYPE>=-SHARE or TYPE<=+SHARE, as click>=-2%") from exc
+    margin = -share if sign == ">=-" else share
     name, of_values = _metric(kind)
     return Metric(type=name, of_values=bool(of_values), margin=margin)
 

@@ -3,22 +3,28 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from services.algorithms.rules.ranking_rules import Rule
 from services.contracts.experiments import Assignment
 from services.gateway.domain import RecommendQuery
 
 
 def with_arms(query: RecommendQuery) -> RecommendQuery:
     """The query with the settings of its arms; what it says itself stays. Rules are added to its own."""
+    query = replace(query, rules=(*query.rules, *rules_of_arms(query.assignments)))
     for one in query.assignments:
         if (arm := one.arm) is not None:
             query = replace(
                 query,
-                rules=(*query.rules, *arm.rules),
                 diversity=query.diversity or arm.diversity,
                 max_per_category=query.max_per_category or arm.max_per_category,
                 new_item_share=query.new_item_share if arm.new_item_share is None else arm.new_item_share,
             )
     return query
+
+
+def rules_of_arms(assignments: Sequence[Assignment]) -> tuple[Rule, ...]:
+    """The rules that the arms add."""
+    return tuple(rule for one in assignments if one.arm is not None for rule in one.arm.rules)
 
 
 def assigned_texts(assignments: Sequence[Assignment]) -> tuple[tuple[str, str, float], ...]:

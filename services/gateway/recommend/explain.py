@@ -36,7 +36,7 @@ class Explain:
         dependency that did not answer."""
         asked_ms = now_ms()
         await in_turn(check_explain, query, asked_ms, self.model.kinds)
-        rules = (*self.rules, *query.rules)
+        rules = (*self.rules, *query.rules, *query.arm_rules)
         found, history = await self._find_state(query, asked_ms)
         if found.query_state is None:
             return Explanation(model_version=self.model.version, state_source=found.source)

@@ -21,6 +21,8 @@ class ExplainQuery:
     history: tuple[HistoryEvent, ...] = ()
     max_pairs: int = 0
     rules: tuple[Rule, ...] = ()
+    # Of the experiments that the user takes part in.
+    arm_rules: tuple[Rule, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,8 +36,11 @@ _NO_EXPOSURE_ID = "i.exposure_id IS NULL OR i.exposure_id = ''"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Metric:
-    """What is measured per user: how many interactions of a type, or the sum of their values. `is_guardrail`: an arm
-    must not be worse than the control by more than `margin` of its mean."""
+    """What is measured per user: how many interactions of a type, or the sum of their values.
+
+    margin: of a guardrail, how far an arm may be from the control, as a share of the control's mean; a negative one
+    limits a loss, a positive one a rise.
+    """
 
     type: str
     of_values: bool = False
@@ -128,7 +131,7 @@ def results(
             for metric in metrics
             if metric.margin is not None
             for (name, arm), one in found.items()
-            if name == metric.name and one.estimate.high < -metric.margin * abs(one.control)
+            if name == metric.name and _breaks(one, metric.margin)
         ],
         capped={name: one for name, one in capped.items() if one.users},
         unknown_exposures=_one(
@@ -173,11 +176,18 @@ def counts_by(
     return [dict(zip(names, row, strict=True)) for row in rows]
 
 
+def _breaks(one: Difference, margin: float) -> bool:
+    """Whether the whole interval lies beyond the margin."""
+    bound = margin * abs(one.control)
+    return one.estimate.high < bound if margin < 0 else one.estimate.low > bound
+
+
 def _prepare(log: duckdb.DuckDBPyConnection, experiment: Experiment) -> None:
     """`shown`: the experiment's exposures with their arm; `units`: its users with arm and first exposure."""
     log.execute(
         "CREATE OR REPLACE TEMP TABLE shown AS SELECT e.* EXCLUDE (assignments), a.arm AS arm FROM (SELECT *, "
-        "list_filter(assignments, lambda x: x.experiment = ?)[1] AS a FROM exposures) e WHERE a IS NOT NULL",
+        "list_filter(assignments, lambda x: x.experiment = ? AND x.share > 0)[1] AS a FROM exposures) e "
+        "WHERE a IS NOT NULL",
         [experiment.name],
     )
     log.execute(

@@ -43,6 +43,14 @@ def test_shares_are_those_of_the_arms_and_layers_are_independent() -> None:
         assert count / len(USERS) == pytest.approx(expected, abs=0.012), (first, second)
 
 
+def test_layers_with_long_names_that_differ_at_the_end_are_independent() -> None:
+    layers = ["l" * 63 + end for end in "ab"]
+    plain = (ARMS[0], Arm(name="other", share=0.5))
+    found = running(*(experiment(f"of-{layer[-1]}", layer=layer, share=0.5, arms=plain) for layer in layers))
+    both = Counter(tuple(sorted(arms_of(found, user))) for user in USERS)
+    assert both["of-a", "of-b"] / len(USERS) == pytest.approx(0.25, abs=0.012)
+
+
 def test_no_user_is_in_two_experiments_of_a_layer() -> None:
     found = running(experiment("one", share=0.4), experiment("two", share=0.6))
     counts = Counter(tuple(arms_of(found, user)) for user in USERS)
@@ -74,7 +82,7 @@ def test_who_takes_part_visitors_context_and_testers() -> None:
     for arm in ("control", "diverse"):
         (forced,) = found.assigned("user-1", {}, {"one": arm})
         assert forced.arm is not None
-        assert forced.arm.name == arm
+        assert (forced.arm.name, forced.share) == (arm, 0.0)
     with pytest.raises(InvalidRequest, match=r"arms='two' allowed: a running experiment: one"):
         found.assigned("user-1", {}, {"two": "control"})
     with pytest.raises(InvalidRequest, match=r"'third' allowed: one of control, diverse"):

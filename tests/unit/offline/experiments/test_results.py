@@ -4,7 +4,7 @@ import random
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -275,14 +275,25 @@ def test_a_lift_is_found_and_a_broken_guardrail_named() -> None:
         harm = results(
             log,
             Experiment(name="one", arms=ARMS[::-1], salt="s"),
-            [Metric(type="click", margin=0.02)],
+            [Metric(type="click", margin=-0.02)],
             now_ms=T0 + 9 * DAY,
             tuned_for=3_000,
         )
+        risen = told(log, Metric(type="click", margin=0.02))
+    assert risen.broken == [("click", "better")]
     assert found.differences["click", "better"].estimate.low > 0
     assert found.differences["click", "better"].adjusted < 0.001
     assert harm.broken == [("click", "control")]
     assert found.broken == []
+
+
+def test_an_arm_that_a_tester_chose_counts_for_nothing() -> None:
+    world, without = World(people=200), World(people=200)
+    for user, one in world.exposures[:40]:
+        forced = (("one", "control", 0.0),)
+        world.exposures.append((user, replace(one, exposure_id=f"forced {one.exposure_id}", assignments=forced)))
+    with log_of(*world.topics()) as log, log_of(*without.topics()) as plain:
+        assert told(log) == told(plain)
 
 
 def test_nothing_is_said_where_the_sample_ratio_is_broken() -> None:
