@@ -262,13 +262,11 @@ def retire(
 
     with sentences():
         main = Stack(state)
-        sets = required(control_of(main))
-        left = sets.retired(name)
+        left = required(control_of(main)).retired(name)
         check_no_arm(name, state)
-        local = set_names(main)
+        local, gone = set_names(main), name
         takes_over = left.serving in local and name not in local
         after = _operated(lambda sets: sets.retired(name), f"retire {name}", main, gateways)
-        gone = name
         if takes_over:
             # Only now: nobody can go back to what these processes serve.
             parts = _OF_A_SET if main.profile == "split" else ()

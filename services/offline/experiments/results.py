@@ -134,11 +134,7 @@ def results(
             if name == metric.name and _breaks(one, metric.margin)
         ],
         capped={name: one for name, one in capped.items() if one.users},
-        unknown_exposures=_one(
-            log,
-            "SELECT count(*) FROM interactions i JOIN units u USING (user_key) WHERE i.exposure_id <> '' "
-            "AND NOT EXISTS (SELECT 1 FROM exposures e WHERE e.exposure_id = i.exposure_id)",
-        ),
+        unknown_exposures=_unknown_exposures(log),
         preferred=_preferred(log, metrics, tuned_for) if experiment.interleaved else None,
     )
 
@@ -176,6 +172,17 @@ def counts_by(
     return [dict(zip(names, row, strict=True)) for row in rows]
 
 
+def _unknown_exposures(log: duckdb.DuckDBPyConnection) -> int:
+    """How many of the users' interactions name an exposure that the log does not have."""
+    log.execute(
+        "CREATE OR REPLACE TEMP TABLE named AS SELECT i.exposure_id, count(*) AS n FROM interactions i "
+        "JOIN units USING (user_key) WHERE i.exposure_id <> '' GROUP BY i.exposure_id"
+    )
+    named = _one(log, "SELECT coalesce(sum(n), 0) FROM named")
+    # The join's hash table has the ids that interactions name, not those of all exposures.
+    return named - _one(log, "SELECT coalesce(sum(n), 0) FROM exposures JOIN named USING (exposure_id)")
+
+
 def _breaks(one: Difference, margin: float) -> bool:
     """Whether the whole interval lies beyond the margin."""
     bound = margin * abs(one.control)
@@ -184,11 +191,11 @@ def _breaks(one: Difference, margin: float) -> bool:
 
 def _prepare(log: duckdb.DuckDBPyConnection, experiment: Experiment) -> None:
     """`shown`: the experiment's exposures with their arm; `units`: its users with arm and first exposure."""
+    # A view, so that each question reads the columns that it needs. A name has no quote (`experiments.check`).
     log.execute(
-        "CREATE OR REPLACE TEMP TABLE shown AS SELECT e.* EXCLUDE (assignments), a.arm AS arm FROM (SELECT *, "
-        "list_filter(assignments, lambda x: x.experiment = ? AND x.share > 0)[1] AS a FROM exposures) e "
-        "WHERE a IS NOT NULL",
-        [experiment.name],
+        "CREATE OR REPLACE TEMP VIEW shown AS SELECT * EXCLUDE (assignments, a), a.arm AS arm FROM (SELECT *, "
+        f"list_filter(assignments, lambda x: x.experiment = '{experiment.name}' AND x.share > 0)[1] AS a "
+        "FROM exposures) WHERE a IS NOT NULL"
     )
     log.execute(
         "CREATE OR REPLACE TEMP TABLE units AS SELECT user_key, min(shown) AS first, any_value(arm) AS arm, "
