@@ -189,4 +189,5 @@ def _of_grpc(status: str, details: str, target: str) -> FreshetError:
             return Unreachable(told, "HTTP/1.1")
         if any(sign in lowered for sign in _CONNECTING):
             return Unreachable(f"nothing answers at {target}: {details}")
-    return _BY_STATUS.get(status, InternalError)(details)
+        return Unavailable(f"the connection to {target} was lost: {details}")
+    return _BY_STATUS.get(status, InternalError)(f"{target}: {details}")
