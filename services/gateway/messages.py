@@ -166,6 +166,7 @@ def answer_message(answer: Recommendation) -> gateway_pb2.RecommendResponse:
     if answer.max_gap is not None:
         message.certificate.asked_gap = answer.max_gap
         message.certificate.items_touched = answer.items_touched
+    message.certificate.interleaved = any(one.arm is None for one in answer.assignments)
     state = answer.state
     if state is not None:
         message.state_age_seconds = max(0, now_ms() - state.applied_ms) / 1000

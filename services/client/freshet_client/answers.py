@@ -56,13 +56,15 @@ class Certificate:
 
     `kind` is "exact", "bounded" (no left-out item scores more than `gap` above the k-th) or "estimate" (no proof; `gap`
     is None). `gap` is in similarity units, 0 to 2. `asked_gap`: the request's `max_gap`; `items_touched`: how many
-    items the searches looked at for it.
+    items the searches looked at for it. `interleaved`: the answer is drafted from the rankings of an experiment's two
+    arms and is the top k of neither.
     """
 
     kind: str
     gap: float | None = None
     asked_gap: float | None = None
     items_touched: int = 0
+    interleaved: bool = False
 
     def __str__(self) -> str:
         return f"gap <= {self.gap:.4f}" if self.kind == "bounded" and self.gap is not None else self.kind

@@ -5,7 +5,7 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from freshet.v1 import gateway_pb2
+from freshet.v1 import common_pb2, gateway_pb2
 from gateway_scene import Scene
 
 from services.algorithms.rules.filters import ItemFilter
@@ -158,7 +158,7 @@ async def test_an_interleaved_answer_is_drafted_from_both_arms() -> None:
     assert list(exposure.item_ids) == [item.item_id for item in answer.items]
     assert sorted(exposure.teams) == [0, 0, 1, 1]
     assert (said(answer), exposure.assignments) == ([("one", "", 1.0)], (("one", "", 1.0),))
-    assert not answer.certificate.HasField("gap")
+    assert answer.certificate == common_pb2.Certificate(kind="KIND_ESTIMATE", interleaved=True)
     rankings = [
         [item.item_id for item in (await gateway.scenes[name].recommend(RecommendQuery(user_id="ann", k=4))).items]
         for name in "ab"
