@@ -18,15 +18,47 @@ import paths
 from reverted import REVERTED
 from scenario import FAULTS, draw
 
+from services.offline.evaluation.common.report import stored
+
 ROOT = paths.TESTS.parent
 ROWS = ROOT / "docs" / "benchmarks" / "reliability.json"
 TEMPLATE, PAGE = ROOT / "docs" / "operate" / "reliability.template.md", ROOT / "docs" / "operate" / "reliability.md"
+# Faults of the simulation whose names a page puts in the words of the glossary.
+SHOWN = {
+    "redis away": "Redis unavailable",
+    "kafka away": "Kafka unavailable",
+    "topic made anew": "topic recreated",
+}
+
+
+def read() -> dict[str, Any]:
+    return json.loads(ROWS.read_text()) if ROWS.exists() else {}
 
 
 def write(part: str, found: Any) -> None:
-    """Put one part's rows in the place of the ones before."""
-    rows = json.loads(ROWS.read_text()) if ROWS.exists() else {}
-    ROWS.write_text(json.dumps(rows | {part: found}, indent=1) + "\n")
+    """Replace one part of the stored results; `stored` gives each row a line."""
+    ROWS.write_text(stored(read() | {part: found}))
+
+
+def added(totals: list[dict[str, Any]], trial: dict[str, Any]) -> list[dict[str, Any]]:
+    """The totals by setting after one more real trial: counts, seeds, failing seeds, recovery seconds by fault.
+
+    Raises: ValueError for a seed that its setting has already.
+    """
+    by_setting = {total["setting"]: total for total in totals}
+    counts = {"events": 0, "reads": 0, "seeds": [], "failed": {}, "recovered_s": {}, "in_failed": {}}
+    total = by_setting.setdefault(trial["setting"], {"setting": trial["setting"]} | counts)
+    if trial["seed"] in total["seeds"]:
+        raise ValueError(f"seed {trial['seed']} of {trial['setting']!r} is counted already: choose another --first")
+    total["seeds"] = sorted([*total["seeds"], trial["seed"]])
+    total["events"] += trial["events"]
+    total["reads"] += trial["reads"]
+    if trial["violations"]:
+        total["failed"][str(trial["seed"])] = trial["violations"]
+    for fault in trial["faults"]:
+        total["recovered_s"].setdefault(fault["kind"], []).append(fault["recovered_s"])
+        total["in_failed"][fault["kind"]] = total["in_failed"].get(fault["kind"], 0) + bool(trial["violations"])
+    return [by_setting[setting] for setting in sorted(by_setting)]
 
 
 def say(text: str) -> None:
@@ -68,15 +100,13 @@ def reverted(most: int) -> bool:
 
 
 def real(first: int, trials: int, minutes: float, brokers: int, kind: str, models: bool, cluster: bool) -> bool:
-    """Trials on the local stack, each beside the ones before or in the place of its own; whether none failed."""
+    """Trials on the local stack, each added to the totals of its setting; whether none failed."""
     from real import run_trials
 
     well = True
     for row in run_trials(first, trials, minutes, brokers, kind, models, cluster):
         say(f"{row}")
-        before = json.loads(ROWS.read_text()).get("real", ()) if ROWS.exists() else ()
-        others = [one for one in before if (one["setting"], one["seed"]) != (row["setting"], row["seed"])]
-        write("real", sorted([*others, row], key=lambda one: (one["setting"], one["seed"])))
+        write("real", added(read().get("real", []), row))
         well = well and not row["violations"]
     return well
 
@@ -94,38 +124,34 @@ def ranges(seeds: list[int]) -> str:
 
 def page() -> bool:
     """docs/operate/reliability.md of the rows."""
-    rows = json.loads(ROWS.read_text())
-    in_real: dict[str, list[dict[str, Any]]] = {}
-    for trial in rows.get("real", ()):
-        for fault in trial["faults"]:
-            about = {**fault, "bad": bool(trial["violations"])}
-            in_real.setdefault(fault["kind"], []).append(about)
-    by_setting: dict[str, list[dict[str, Any]]] = {}
-    for trial in rows.get("real", ()):
-        by_setting.setdefault(trial["setting"], []).append(trial)
+    rows = read()
+    settings = rows.get("real", [])
+    recovered: dict[str, list[float]] = {}
+    in_failed = Counter[str]()
+    for total in settings:
+        for kind, seconds in total["recovered_s"].items():
+            recovered.setdefault(kind, []).extend(seconds)
+        in_failed.update(total["in_failed"])
     found = rows["simulated"]
-    # Where trials of other seeds were added to the first ones.
-    runs = [found, *([found["also"]] if "also" in found else [])]
     tables = {
-        "SIMULATED": "\n".join(f"| {r['fault']} | {r['trials']:,} | {r['violations']} |" for r in found["rows"]),
-        "SEEDS": f"{sum(run['seeds'] for run in runs):,}",
-        "RANGES": ", ".join(f"{run['first']} to {run['first'] + run['seeds'] - 1}" for run in runs),
-        "SIM_SECONDS": f"{sum(run['seconds'] for run in runs):,}",
+        "SIMULATED": "\n".join(
+            f"| {SHOWN.get(r['fault'], r['fault'])} | {r['trials']:,} | {r['violations']} |" for r in found["rows"]
+        ),
+        "SEEDS": f"{found['seeds']:,}",
+        "RANGES": f"{found['first']} to {found['first'] + found['seeds'] - 1}",
+        "SIM_SECONDS": f"{found['seconds']:,}",
         "SIM_FAILED": f"{len(found['failed'])} (seeds {', '.join(found['failed']) or 'none'})",
         "CASES": str(len(rows["reverted"])),
         "REVERTED": str(max(r["seeds"] or math.inf for r in rows["reverted"])),
-        "REAL_TRIALS": str(len(rows.get("real", ()))),
+        "REAL_TRIALS": str(sum(len(total["seeds"]) for total in settings)),
         "SETTINGS": "\n".join(
-            f"| {setting} | {len(ones)} | {sum(bool(one['violations']) for one in ones)} | "
-            f"{sum(one['events'] for one in ones):,} | {sum(one['reads'] for one in ones):,} | "
-            f"{ranges(sorted({one['seed'] for one in ones}))} |"
-            for setting, ones in sorted(by_setting.items())
+            f"| {one['setting']} | {len(one['seeds'])} | {len(one['failed'])} | {one['events']:,} | {one['reads']:,} | "
+            f"{ranges(one['seeds'])} |"
+            for one in settings
         ),
         "REAL": "\n".join(
-            f"| {kind} | {len(ones)} | {sum(one['bad'] for one in ones)} | "
-            f"{statistics.median(one['recovered_s'] for one in ones):.1f} | "
-            f"{max(one['recovered_s'] for one in ones):.1f} |"
-            for kind, ones in sorted(in_real.items())
+            f"| {kind} | {len(seconds)} | {in_failed[kind]} | {statistics.median(seconds):.1f} | {max(seconds):.1f} |"
+            for kind, seconds in sorted(recovered.items())
         ),
     }
     text = TEMPLATE.read_text()
