@@ -191,7 +191,7 @@ class Served:
             candidates=RemoteCandidates(InProcess(CandidatesServicer(self.live.search))),  # type: ignore[arg-type]
             reranker=RemoteReranker(InProcess(RerankerServicer(self.rerank))),  # type: ignore[arg-type]
             popular=world.popular(),
-            limits=Limits(pool_size=POOL, stage_timeout_s=10, budget_s=60),
+            limits=Limits(pool_size=POOL, budget_s=60, state_timeout_s=10, stage_timeout_s=10),
             preferences=Preferences(new_item_share=share, impression_discount=DISCOUNT, impression_half_life_s=1e9),
             rng=Random(int(world.rng.integers(1 << 30))),
         )

@@ -73,8 +73,9 @@ async def real(tmp_path: Path) -> AsyncIterator[Real]:
     scene = Scene(
         candidates=RemoteCandidates(InProcess(CandidatesServicer(live.search))),  # type: ignore[arg-type]
         reranker=RemoteReranker(InProcess(RerankerServicer(rerank))),  # type: ignore[arg-type]
-        # A pool that leaves out most of the catalogue: what rules lift has to come from their own searches.
-        limits=Limits(pool_size=10),
+        # A pool that leaves out most of the catalogue: what rules lift has to come from their own searches. A busy
+        # machine's answer is late, and late is popular items.
+        limits=Limits(pool_size=10, budget_s=60, state_timeout_s=10, stage_timeout_s=10),
     )
     state = PackedQueryState(**state_fields(queries, bundle.model_version))
     scene.states.states["ann"] = replace(STORED, query_state=state)

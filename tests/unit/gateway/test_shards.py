@@ -339,11 +339,11 @@ async def test_a_late_shard_is_asked_once_more_and_the_first_answer_counts() -> 
 
     async def hangs_once(calls: int) -> None:
         if calls == 1:
-            await asyncio.sleep(3)
+            await asyncio.Event().wait()
 
     scene.parts[3].peer.before = hangs_once
     state, asked = scene.state(), scene.asked()
-    found = await asyncio.wait_for(scene.sharded.search(state, k=10, **asked), 2)
+    found = await asyncio.wait_for(scene.sharded.search(state, k=10, **asked), 60)
     assert content(found) == content(await scene.whole.remote.search(state, k=10, **asked))
     # A busy machine may ask the second time too, never a third.
     assert 1 <= scene.told["hedged", 3] <= 2
@@ -351,15 +351,21 @@ async def test_a_late_shard_is_asked_once_more_and_the_first_answer_counts() -> 
 
 
 async def test_calls_made_once_more_are_few() -> None:
-    scene = Scene()
+    scene, allowed, told_before = Scene(), 20.0, 0
 
-    async def always_late(_: int) -> None:
-        await asyncio.sleep(0.03)
+    async def late_until_asked_again(_: int) -> None:
+        # Not where rounding decides whether one more is allowed.
+        while scene.told["hedged", 3] == told_before and allowed - scene.told.total() > 1.01:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
 
-    scene.parts[3].peer.before = always_late
+    scene.parts[3].peer.before = late_until_asked_again
     for _ in range(60):
+        told_before = scene.told["hedged", 3]
         await scene.sharded.search(scene.state(), k=10, **scene.asked())
-    assert 20 <= scene.told["hedged", 3] <= 20 + 60 * N * 0.05
+        allowed += N * 0.05
+    # On a busy machine others are late too, and are counted with it.
+    assert {what for what, _ in scene.told} == {"hedged"}
+    assert -0.01 < allowed - scene.told.total() < 1.3
 
 
 async def test_who_never_answers_is_missing_when_the_time_is_up() -> None:
@@ -370,11 +376,11 @@ async def test_who_never_answers_is_missing_when_the_time_is_up() -> None:
 
     scene.parts[0].peer.before = never
     asked = scene.asked() | {"timeout_s": 0.3}
-    began = asyncio.get_running_loop().time()
     with pytest.raises(TimeoutError):
-        # A peer that honours no deadline: the caller's own ends it, and nothing of it stays.
+        # A peer that honours no deadline: the caller's own ends it, and no call of it stays.
         await asyncio.wait_for(scene.sharded.search(scene.state(), k=10, **asked), 0.4)
-    assert asyncio.get_running_loop().time() - began < 1
+    left = [task for task in asyncio.all_tasks() if task.get_coro().__name__ == "attempt"]  # type: ignore[union-attr]
+    await asyncio.wait_for(asyncio.gather(*left, return_exceptions=True), 5)
 
 
 def test_hashes_divide_a_catalogue_evenly_and_for_good() -> None:
