@@ -14,7 +14,7 @@ WORKERS ?= 2
 PYTEST := PYTHONDONTWRITEBYTECODE= PYTHONHASHSEED=0 $(BIN)/pytest -n $(WORKERS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast compose-test chart-test alerts promtool chaos fuzz cost attacks check fmt up down bench docs proto-image hooks clean
+.PHONY: help setup demo test test-cluster test-fast coverage compose-test chart-test alerts promtool chaos fuzz cost attacks check fmt up down bench docs proto-image hooks clean
 
 help: ## List the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,11 +36,19 @@ $(STAMP): pyproject.toml services/client/pyproject.toml deploy/constraints.txt $
 demo: setup ## Real interactions through the whole system, from nothing to fresh recommendations (ARGS="--keep")
 	@$(BIN)/freshet demo $(ARGS)
 
-test: setup promtool ## Every test, integration tests against the real components included
-	@$(PYTEST) $(ARGS)
+test: setup promtool ## What the README promises, against the real components; ends with the slowest 20 tests
+	@$(PYTEST) --durations=20 -m "not cluster" $(ARGS)
+
+test-cluster: setup ## Three brokers, Redis Cluster, Ray, encoders that take over, faults at random on the real components
+	@$(PYTEST) --durations=20 -m cluster $(ARGS)
 
 test-fast: setup promtool ## The tests that start no component (some minutes)
 	@$(PYTEST) -m "not integration" $(ARGS)
+
+coverage: setup promtool ## Which lines of services/ and loadtest/ the fast tests run: build/coverage/index.html (ARGS= as for test)
+	@$(BIN)/python -c 'import pytest_cov' 2>/dev/null || \
+	  VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet -c deploy/constraints.txt pytest-cov
+	@COVERAGE_FILE=build/coverage/data $(PYTEST) -m "not integration" --cov=services --cov=loadtest --cov-report=html:build/coverage --cov-report=term:skip-covered $(ARGS)
 
 compose-test: setup ## Start docker-compose.yml in containers and test it, ten minutes; skips where no engine can be started
 	@$(BIN)/python tests/compose

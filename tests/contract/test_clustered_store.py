@@ -25,7 +25,7 @@ from services.user_state.sessions import SessionStore
 from services.user_state.values import AdvanceStep
 from services.user_state.writer import StateWriter
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.cluster]
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ from services.stack import Stack
 
 sys.path.append(str(Path(__file__).parents[1] / "chaos"))
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(290)]
+pytestmark = [pytest.mark.integration, pytest.mark.cluster, pytest.mark.timeout(290)]
 
 
 def test_a_trial_on_real_engines_ends_as_the_log_has_it(stack: Stack) -> None:

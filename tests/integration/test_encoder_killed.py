@@ -32,7 +32,7 @@ from services.user_state.forgetting import Forgotten
 from services.user_state.values import UserHistory
 from services.user_state.writer import StateWriter
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.cluster]
 
 PARTITIONS = 2
 NUM_USERS = 12

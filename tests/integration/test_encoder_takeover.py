@@ -42,7 +42,7 @@ from services.user_state.forgetting import Forgotten
 from services.user_state.reader import StateReader
 from services.user_state.writer import StateWriter
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.integration, pytest.mark.cluster, pytest.mark.timeout(600)]
 
 GROUP = "sharing"
 LEASE_S = 3.0

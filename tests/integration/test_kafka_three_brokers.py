@@ -32,7 +32,7 @@ from services.stack import Stack
 
 sys.path.append(str(Path(__file__).parents[1] / "chaos"))
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.integration, pytest.mark.cluster, pytest.mark.timeout(600)]
 
 # From a kill until everybody has noticed.
 NOTICED_S = 1.5

@@ -23,7 +23,7 @@ from services.user_state.reader import StateReader
 
 sys.path.append(str(Path(__file__).parents[1] / "chaos"))
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.integration, pytest.mark.cluster, pytest.mark.timeout(600)]
 
 KILL, TAIL = "SIGKILL a master of Redis", "a master of Redis loses its tail"
 

@@ -38,7 +38,7 @@ from services.platform.errors import PreconditionFailed
 from services.stack import Stack
 from services.stack.folders import REPOSITORY
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.integration, pytest.mark.cluster, pytest.mark.timeout(900)]
 
 # One of them never had an event, and a few had so few that the gateway favours popular items for them.
 PEOPLE = SimulatorConfig(
