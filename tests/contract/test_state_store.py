@@ -311,6 +311,8 @@ async def test_a_user_whose_keys_are_gone_is_lost_and_not_new(
     with open_client(redis_url, timeout_s=5) as client:
         client.delete(state_layout.history_key(ANN_HOME) if gone == "history" else state_layout.seen_key(ANN_HOME))
     assert lost(writer, epoch) == ["ann"]
+    view = await reader.read_user("ann", MODEL)
+    assert (view.has_history, view.reaches_history) == (gone == "seen", gone == "seen")
     found = writer.load_users(["ann", "bob", "new"], epoch)
     assert {user_id: history.is_lost for user_id, history in found.items()} == {"ann": True, "bob": False, "new": False}
     assert (await reader.read_user("ann", MODEL)).is_lost

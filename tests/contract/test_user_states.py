@@ -187,6 +187,25 @@ async def test_a_forgotten_user_is_unknown(scene: Scene) -> None:
     view = await scene.view()
     assert (view.state, view.seen) == (None, [])
     assert list(await scene.states.read_history("ann")) == []
+    scene.apply(epoch, positions={3: 43})
+    assert (await scene.view()).reaches_history
+
+
+async def test_a_state_that_another_models_process_left_behind_reaches_the_history_with_its_next_event(
+    scene: Scene,
+) -> None:
+    epoch, _ = scene.store.ensure_epoch(NUM_PARTITIONS)
+    state = scene.apply(epoch)
+    assert (await scene.view()).reaches_history
+    for offset, theirs in ((43, {}), (45, {"state": None, "state_change": "drop"})):
+        scene.apply(epoch, model="model-2", positions={3: offset}, **theirs)
+        view = await scene.view()
+        assert (view.state, view.has_history, view.reaches_history) == (state, True, False)
+        # A record that changes nothing leaves it as it was.
+        scene.apply(epoch, positions={3: offset + 1}, state=None, state_change="keep")
+        assert not (await scene.view()).reaches_history
+        scene.apply(epoch, positions={3: offset + 1})
+        assert (await scene.view()).reaches_history
 
 
 async def test_a_state_of_this_model_that_another_models_process_wrote_reaches_the_history(scene: Scene) -> None:

@@ -7,13 +7,8 @@ from pathlib import Path
 
 import pytest
 from fakes.encoder import HashEncoder, MemoryOutbox, MemoryStream
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from streams import VOCABULARY, append, drain, handler_on, interaction
-from test_exactly_once import filled, sizes, streams_of_records
 
-from services.contracts.topics.attributions import Attribution
-from services.contracts.topics.interactions import Interaction
 from services.contracts.version_sets import VersionSet, VersionSets
 from services.encoder.domain import EncodedStates, EncodeJob
 from services.encoder.encoding import Vocabulary
@@ -23,71 +18,6 @@ from services.platform.errors import DependencyUnavailable
 
 # It knows fewer items, so some events mean nothing to it.
 OTHER = replace(VOCABULARY, model_version="model-2", item_index={f"item-{n}": 49 - n for n in range(50)})
-
-
-class Failing(HashEncoder):
-    def encode(self, jobs: Sequence[EncodeJob]) -> Sequence[EncodedStates]:
-        raise DependencyUnavailable("away")
-
-
-def made_by(outbox: MemoryOutbox, model: str) -> dict[tuple[int, int], Attribution]:
-    found = [one for one in outbox.attributions if isinstance(one, Attribution)]
-    return {(one.partition, one.offset): one for one in found if one.state.model_version == model}
-
-
-def states_of(store: MemoryStore, model: str) -> dict[str, object]:
-    return {
-        user: (state.query_state, state.partition, state.offset)
-        for (user, version), state in store.states.items()
-        if version == model
-    }
-
-
-@settings(max_examples=150, deadline=None)
-@given(streams_of_records, sizes, st.booleans())
-def test_two_models_in_one_process_make_what_two_processes_make(
-    records: list[tuple[int, Interaction | bytes]], batch_sizes: list[int], fails: bool
-) -> None:
-    both, said = MemoryStore(), MemoryOutbox()
-    handler = handler_on(both, said)
-    handler.encode_batch.others = (Model(OTHER, Failing() if fails else HashEncoder()),)
-    failures: list[None] = []
-    handler.encode_batch.failed = lambda: failures.append(None)
-    drain(handler, filled(records), batch_sizes)
-    for vocabulary in (VOCABULARY, OTHER):
-        alone, said_alone = MemoryStore(), MemoryOutbox()
-        handler_alone = handler_on(alone, said_alone, vocabulary)
-        drain(handler_alone, filled(records), batch_sizes)
-        model = vocabulary.model_version
-        if vocabulary is OTHER and fails:
-            assert states_of(both, model) == made_by(said, model) == {}
-            assert len(failures) == len(handler_alone.encode_batch.own.encoder.calls)
-            continue
-        assert states_of(both, model) == states_of(alone, model)
-        assert made_by(said, model) == made_by(said_alone, model)
-    histories = [
-        {u: store.load_users([u], store.epoch() or "")[u].events for u in ("user-0",)} for store in (both, alone)
-    ]
-    assert histories[0] == histories[1]
-
-
-def test_a_set_comes_and_goes_between_batches() -> None:
-    stream, store, outbox = MemoryStream(), MemoryStore(), MemoryOutbox()
-    handler = handler_on(store, outbox)
-    append(stream, interaction(0, 1))
-    drain(handler, stream, (1,))
-    handler.encode_batch.others = (Model(OTHER, HashEncoder()),)
-    append(stream, interaction(0, 2))
-    drain(handler, stream, (1,))
-    # Whole, of both events.
-    assert store.states["user-0", "model-2"].offset == 1
-    before = store.states["user-0", "model-2"]
-    handler.encode_batch.others = ()
-    append(stream, interaction(0, 3))
-    drain(handler, stream, (1,))
-    assert store.states["user-0", "model-2"] == before
-    assert store.states["user-0", "model-1"].offset == 2
-    assert [one.offset for one in made_by(outbox, "model-2").values()] == [1]
 
 
 class Opening:

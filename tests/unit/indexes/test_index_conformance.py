@@ -19,7 +19,8 @@ every_exact_index = pytest.mark.parametrize(
     "builder", [builder for builder in BUILDERS if builder.exact], ids=lambda builder: builder.name
 )
 
-SHAPES = [(1, 1, 1, 16), (3, 4, 2, 8), (2, 2, 3, 5), (4, 8, 4, 16), (5, 1, 4, 7), (2, 3, 1, 33)]
+# A dot product, the shape of a trained model, and one of an odd width; all small ones are drawn below.
+SHAPES = [(1, 1, 1, 16), (4, 8, 4, 16), (2, 3, 1, 33)]
 
 
 def check_passes(passes: Sequence[Pass], num_queries: int, num_items: int) -> None:
@@ -175,7 +176,7 @@ def test_a_tie_at_the_kth_place_goes_to_the_smaller_id_with_gates_too(builder: B
 
 @every_index
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("k", [1, 10, 400, 10**6])
+@pytest.mark.parametrize("k", [10, 400])
 def test_random_catalogues_against_float64(builder: Builder, shape: tuple[int, ...], k: int) -> None:
     num_queries, p_q, p_x, d = shape
     rng = np.random.default_rng(k)
@@ -373,24 +374,21 @@ def test_no_queries_make_no_answers(builder: Builder) -> None:
 
 
 @every_index
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"k": 0}, "k=0 allowed: at least 1"),
-        ({"k": -3}, "k=-3 allowed: at least 1"),
-        ({"width": 9}, "query components have width 9 but item components have width 8"),
-        ({"p_q": 3}, "3 query components x 2 item components make 6 pairs"),
-        ({"allowed": np.ones(49, dtype=bool)}, r"allowed has shape \(49,\); expected \(50,\) or \(1, 50\)"),
-        ({"allowed": np.ones(50)}, "allowed has dtype float64; expected bool"),
-    ],
-)
-def test_a_search_that_makes_no_sense_is_refused_by_name(builder: Builder, change: dict, message: str) -> None:
+def test_a_search_that_makes_no_sense_is_refused_by_name(builder: Builder) -> None:
     rng = np.random.default_rng(12)
     index = builder.build(make_items(rng, 50, 4, 2, 8), make_pair_gate(rng, 8, 4))
-    queries = make_queries(rng, 1, change.get("p_q", 4), 2, change.get("width", 8))
-    for call in (index.search, index.first_stage):
-        with pytest.raises(ValueError, match=message):
-            call(queries, change.get("k", 5), change.get("allowed"))
+    right, wide, few = (make_queries(rng, 1, p_q, 2, width) for p_q, width in ((4, 8), (4, 9), (3, 8)))
+    for message, queries, k, allowed in (
+        ("k=0 allowed: at least 1", right, 0, None),
+        ("k=-3 allowed: at least 1", right, -3, None),
+        ("query components have width 9 but item components have width 8", wide, 5, None),
+        ("3 query components x 2 item components make 6 pairs", few, 5, None),
+        (r"allowed has shape \(49,\); expected \(50,\) or \(1, 50\)", right, 5, np.ones(49, dtype=bool)),
+        ("allowed has dtype float64; expected bool", right, 5, np.ones(50)),
+    ):
+        for call in (index.search, index.first_stage):
+            with pytest.raises(ValueError, match=message):
+                call(queries, k, allowed)
 
 
 @every_index
