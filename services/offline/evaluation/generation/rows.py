@@ -33,6 +33,7 @@ from services.offline.evaluation.generation.softmax_baselines import (
 from services.offline.evaluation.generation.world import MAKING, PhraseWorld, WorldShape, make_world
 from services.offline.training.codebooks.k_means import nearest, product_k_means
 
+_STORED_ONLY = (500_000, 2_000_000)  # sizes that the page leaves to the stored report
 FULL, SHORTLIST = "full softmax", "shortlist"
 _FOLDER = Path(__file__).parent
 
@@ -40,7 +41,7 @@ _FOLDER = Path(__file__).parent
 def page(report: dict[str, Any]) -> str:
     """generation.md; a `remark` is what a person adds to the stored report."""
     sizes = []
-    for size in dict.fromkeys(row["phrases"] for row in report["rows"]):
+    for size in dict.fromkeys(row["phrases"] for row in report["rows"] if row["phrases"] not in _STORED_ONLY):
         rows = [row for row in report["rows"] if row["phrases"] == size]
         full, short = (next((row for row in rows if row["method"] == name), None) for name in (FULL, SHORTLIST))
         compared = full is not None and short is not None

@@ -15,7 +15,7 @@ import numpy as np
 from services.offline.evaluation.common.embeddings import EmbeddingSource
 from services.offline.evaluation.common.plots import panels, titled
 from services.offline.evaluation.common.recall import PAIR_CUTS
-from services.offline.evaluation.common.report import Report, Request, filled, markdown, report_of, written
+from services.offline.evaluation.common.report import Report, Request, filled, report_of, written
 from services.offline.evaluation.pefa import serving, sweep
 from services.offline.evaluation.pefa.data import TextSet, load, sampled
 from services.offline.evaluation.pefa.indexes import bytes_per_entry
@@ -33,11 +33,10 @@ TRANSCRIBED = {
 }
 # What a reader has to know of a set before comparing with other numbers.
 _NOTES = {
-    "scifact": "A document is its title and abstract. A document without feedback keeps all of its vector; as "
-    "equation 8 is printed, and in libpecos, it keeps only λ of it, which costs documents that nobody asked for.",
-    "medquad": "A document is its topic's name and the text of its answers, so the encoder alone begins higher than "
-    "the transcription's .568 did (presumably on documents put together in another way). Every tested document has "
-    "training questions, so both readings of equation 8 rank alike.",
+    "scifact": "A document is its title and abstract. A document without feedback keeps its whole vector. "
+    "With equation 8 as printed, and in libpecos, it keeps only λ of it, which lowers documents without feedback.",
+    "medquad": "A document is its topic's name and the text of its answers; the transcription's documents probably "
+    "differed. Every tested document has training questions, so both readings of equation 8 rank alike.",
 }
 _METHODS = {"encoder": "encoder alone", "xs": "+ PEFA-XS", "xl": "+ PEFA-XL"}
 _COLOURS = {"encoder": "#4d4d4d", "xs": "#1f77b4", "xl": "#d95f02"}
@@ -120,24 +119,8 @@ def _set_part(data: str, rows: Sequence[Row]) -> str:
         row |= {f"{alias}_transcribed": TRANSCRIBED[data][short[alias]][number] for alias in "ab"}
         if row["method"] == "encoder":
             row |= {f"{alias}_{name}": None for alias in "ab" for name in ("gain", "gain_95")}
-    values = parts["chosen"][0] | short | parts | {"sweep": _sweep_table(parts["sweep"], b)}
+    values = parts["chosen"][0] | short | parts
     return filled(_FOLDER / "set.template.md", **values | {"title": TITLES[data], "note": _NOTES[data]})
-
-
-def _sweep_table(rows: Sequence[Row], name: str) -> list[str]:
-    """A line per method and k, a column per lambda."""
-    alone = next(row for row in rows if row["method"] == "encoder")
-    found: dict[str, dict[float, float]] = {}
-    for row in rows:
-        if row["method"] != "encoder":
-            label = f"PEFA-{row['upper']}" + (f" (k={row['k']})" if row["k"] else "")
-            label += " as printed" if row["printed"] else ""
-            found.setdefault(label, {})[row["lambda"]] = row[name]
-    shares = sorted({share for line in found.values() for share in line})
-    lines = (
-        [label, *(f"{line[share]:.3f}" for share in shares), f"{alone[name]:.3f}"] for label, line in found.items()
-    )
-    return markdown(["λ", *(f"{share:g}" for share in shares), "1 (encoder alone)"], lines)
 
 
 def _sets(rows: Sequence[Row]) -> list[str]:

@@ -20,11 +20,12 @@ from services.offline.evaluation.common.report import (
     written,
 )
 from services.offline.evaluation.quality import table
-from services.offline.evaluation.quality.arms import ARMS, Trial
+from services.offline.evaluation.quality.arms import ARMS
 
 Row = Mapping[str, Any]
 
 _FOLDER = Path(__file__).parent
+_STRATA = ("target's training events", "user")  # of the questions in a report, those that the page shows
 
 
 def quality(
@@ -99,9 +100,8 @@ def _section(section: Row) -> str:
             _minutes(row) | {"name": _name(row), "epochs": _epochs(section["curves"].get(row["arm"], ()))}
             for row in ordered
         ],
-        "verdicts": [verdict | {"metric": verdict["metric"].upper()} for verdict in section["verdicts"]],
-        "strata": list(_strata(section["strata"])),
-        "trials": [_minutes(row) | {"setting": Trial(**row["trial"]).text} for row in section["trials"]],
+        "verdicts": [verdict for verdict in section["verdicts"] if verdict["metric"] == "ndcg@10"],
+        "strata": list(_strata([row for row in section["strata"] if row["question"] in _STRATA])),
     }
     return filled(_FOLDER / "section.template.md", **{**section, **rows})
 

@@ -64,12 +64,11 @@ def _set_part(settings: Row, rows: Sequence[Row]) -> str:
         | {
             "first_seed": settings["seeds"][0],
             "listed": ", ".join(map(str, settings["seeds"])),
-            "some": f" (every {every}th event; all are learnt from)" if every > 1 else "",
+            "some": f" (every {every}th event; all events teach)" if every > 1 else "",
             "again": ", ".join(f"{place:,}" for place in settings["trained again after"]) or "never",
             "ranked": ranked,
             "verdicts": [_verdict(row) for row in ranked if row["name"] in ("XS", "frozen + XL", "XS + XL")],
             "behind": [{"label": label, "value": value} for label, value in settings["behind"].items()],
-            "by_seed": _by_seed(settings["seeds"], ranked),
             "by_kind": _by_kind(names, by_kind),
         },
     )
@@ -84,21 +83,11 @@ def _verdict(row: Row) -> Row:
     return found
 
 
-def _by_seed(seeds: Sequence[int], ranked: Sequence[Row]) -> list[str]:
-    shown = [("all", "HR@10, all", "hr@10", seed) for seed in seeds] + [
-        ("new", "HR@50, new", "hr@50", seed) for seed in seeds
-    ]
-    header = ["", *(f"{label}, seed {seed}" for _, label, _, seed in shown)]
-    lines = []
-    for row in ranked:
-        rates = [(row[kind] or {}).get("by seed", {}).get(str(seed), {}).get(metric) for kind, _, metric, seed in shown]
-        lines.append([row["name"], *(cell(rate, ".4f") for rate in rates)])
-    return markdown(header, lines)
-
-
 def _by_kind(names: Sequence[str], by_kind: Mapping[tuple[str, str], Row]) -> list[str]:
     lines = []
     for kind in dict.fromkeys(kind for kind, _ in by_kind):
+        if kind in (ALL, NEW, KNOWN) or kind.startswith("new item, "):
+            continue  # the first table has those; items by their age are in the stored report
         first, metric = by_kind[kind, names[0]], "hr@50" if kind.startswith("new item") else "hr@10"
         values = [cell(by_kind[kind, name][metric][0], ".4f") for name in names]
         lines.append([kind, f"{first['events']:,}", f"{first['items']:,}", *values])
