@@ -19,7 +19,7 @@ TINY_TRAINING = """
 import sys
 from pathlib import Path
 import pyarrow as pa
-import pyarrow.parquet as pq
+from services.offline.datasets.catalogue_file import Catalogue
 from services.offline.datasets.simulator import SimulatorConfig, simulate
 from services.offline.training.run import run_training
 
@@ -29,11 +29,10 @@ people = SimulatorConfig(
 data, out = simulate(people), Path(sys.argv[1])
 prices = [float(row % 40) if row % 10 else None for row in range(data.num_items)]
 languages = ["en" if row % 3 else "de" for row in range(data.num_items)]
-attributes = pa.table({"item_id": list(data.item_ids), "price": prices, "language": languages})
-pq.write_table(attributes, out.parent / "attributes.parquet")
+attributes = pa.table({"price": prices, "language": languages})
 run_training(
     out=out, interactions=data, epochs=1, split="none", head="mol", threads=1,
-    attributes=out.parent / "attributes.parquet",
+    catalogue=Catalogue(rows={one: row for row, one in enumerate(data.item_ids)}, attributes=attributes),
 )
 """
 

@@ -154,6 +154,13 @@ def default_schema() -> EventSchema:
     return EventSchema.read(DEFAULT_EVENTS)
 
 
+def with_lines(text: str, lines: Mapping[str, str]) -> str:
+    """The text of an `events.yaml` with other lines for some of the types that it names, by name."""
+    kept = [line for line in text.splitlines() if line.strip().partition(":")[0] not in lines]
+    begin = kept.index("types:") + 1
+    return "\n".join([*kept[:begin], *(f"  {line}" for line in lines.values()), *kept[begin:], ""])
+
+
 class _OnceLoader(yaml.SafeLoader):
     """A key that comes twice is an error, not the last one's."""
 

@@ -2,12 +2,16 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from services.cli import options
 from services.cli.output import ExitStatus, console, emit_json, reports_errors, sentences, usage_error
+from services.cli.own_table import reads_a_table
+
+if TYPE_CHECKING:
+    from services.offline.datasets import TableOptions
 
 app = typer.Typer(name="data", help="Look at interaction data.", no_args_is_help=True)
 
@@ -21,9 +25,11 @@ def data() -> None:
 
 @app.command("validate")
 @reports_errors
+@reads_a_table
 def validate(
     path: Annotated[Path, typer.Argument(help="A CSV or Parquet table, or a MovieLens folder or zip.")],
     *,
+    table: "TableOptions",
     events: Annotated[
         Path | None, typer.Option(help="The YAML file that training will be given; default: as `freshet train`.")
     ] = None,
@@ -43,15 +49,17 @@ def validate(
         raise usage_error(f"{path} does not exist", "freshet data validate ratings.csv")
     with sentences():
         schema = default_schema() if events is None else EventSchema.read(events)
-        reading = read_data(path, schema=schema)
+        reading = read_data(path, schema=schema, table=table)
     errors = sum(finding.severity == "error" for finding in reading.findings)
     used = None if errors or reading.interactions is None else reading.interactions.encoded(schema)
     account = reading.account(used)
     if as_json:
         findings = [asdict(finding) for finding in reading.findings]
-        emit_json({"path": str(path), "errors": errors, "findings": findings, "rows": account})
+        told = {"path": str(path), "read_as": reading.read_as, "errors": errors}
+        emit_json(told | {"findings": findings, "rows": account})
     else:
         out = console()
+        out.print(reading.read_as)
         for finding in reading.findings:
             out.print(finding.text, style=_STYLES[finding.severity], markup=False)
         typer.echo(f"{len(reading.findings)} found, {errors} of them errors" if reading.findings else "nothing found")

@@ -1,23 +1,29 @@
 """`freshet evaluate`, `compare` and `inspect`: how good a bundle is, which of two is better, and what one holds."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from services.cli import options
-from services.cli.output import console, emit_json, reports_errors, sentences, table
+from services.cli import options, output
+from services.cli.output import console, emit_json, reports_errors, sentences
+from services.cli.own_table import reads_a_table
 from services.offline.openmp import wait_without_spinning
+
+if TYPE_CHECKING:
+    from services.offline.datasets import TableOptions
 
 Bundle = Annotated[Path, typer.Argument(help="A model bundle.")]
 _SHOWN = ("hr@1", "hr@10", "hr@50", "ndcg@10", "mrr")
 
 
 @reports_errors
+@reads_a_table
 def evaluate(
     bundle: Bundle,
     *,
     data: options.Data,
+    table: "TableOptions",
     out: Annotated[Path, typer.Option(help="Where the page goes.")] = options.DEFAULT_STATE / "evaluation.html",
     as_json: options.AsJson = False,
 ) -> None:
@@ -36,7 +42,7 @@ def evaluate(
 
     told = console(stderr=True)
     with sentences():
-        report = run(bundle, data, say=told.print)
+        report = run(bundle, data, table=table, say=told.print)
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(page(report), encoding="utf-8")
     if as_json:
@@ -45,7 +51,7 @@ def evaluate(
     _head(report)
     best = report["best_baseline"]
     columns = ("", *_SHOWN, "coverage", "novelty", "bias")
-    shown = table(
+    shown = output.table(
         *columns, right=columns[1:], title="metrics; coverage, novelty (bits) and popularity bias of the first ten"
     )
     for row in report["rows"]:
@@ -68,11 +74,13 @@ def evaluate(
 
 
 @reports_errors
+@reads_a_table
 def compare(
     a: Bundle,
     b: Bundle,
     *,
     data: options.Data,
+    table: "TableOptions",
     as_json: options.AsJson = False,
 ) -> None:
     """Which of two bundles of one catalogue is better on events that neither has learnt, by how much and where.
@@ -87,18 +95,20 @@ def compare(
 
     told = console(stderr=True)
     with sentences():
-        report = run(a, b, data, say=told.print)
+        report = run(a, b, data, table=table, say=told.print)
     if as_json:
         emit_json(report)
         return
     _head(report | {"bundle": f"A {a}, B {b}"})
-    shown = table("", "A", "B", "B minus A [95 %]", right=("A", "B", "B minus A [95 %]"))
+    shown = output.table("", "A", "B", "B minus A [95 %]", right=("A", "B", "B minus A [95 %]"))
     for metric in _SHOWN:
         means = [report["metrics"][name][metric][0] for name in ("a", "b")]
         shown.add_row(metric, *(f"{mean:.4f}" for mean in means), _interval(report["b_minus_a"][metric]))
     console().print(shown)
     _segments(report["segments"], "b", "a", "HR@10 of B and A by kind of event (*: beyond doubt)")
-    people = table("user", "had", "took", "rank A", "rank B", "first of A", "first of B", right=("rank A", "rank B"))
+    people = output.table(
+        "user", "had", "took", "rank A", "rank B", "first of A", "first of B", right=("rank A", "rank B")
+    )
     for one in report["people"]:
         ranks = (f"{one[name]['rank']:,}" for name in ("a", "b"))
         answers = ("; ".join(one[name]["first"]) for name in ("a", "b"))
@@ -127,7 +137,7 @@ def inspect(bundle: Bundle, *, as_json: options.AsJson = False) -> None:
     for name in ("neighbours", "absence"):
         typer.echo(f"{name} {_plain(report[name]) if report[name] else 'none'}")
     typer.echo(f"trained on {_plain({name: value for name, value in trained.items() if name != 'training'})}")
-    sizes = table("file", "bytes", right=("bytes",))
+    sizes = output.table("file", "bytes", right=("bytes",))
     for name, size in report["files"].items():
         sizes.add_row(name, f"{size:,}")
     console().print(sizes)
@@ -135,7 +145,7 @@ def inspect(bundle: Bundle, *, as_json: options.AsJson = False) -> None:
         typer.echo(f"{name} {' × '.join(f'{one:,}' for one in shape)}")
     metrics = {name: found for name, found in report["metrics"].items() if isinstance(found, dict) and "hr@10" in found}
     if metrics:
-        shown = table("measured in training", *_SHOWN, right=_SHOWN)
+        shown = output.table("measured in training", *_SHOWN, right=_SHOWN)
         for name, found in metrics.items():
             shown.add_row(name, *(f"{found[metric]:.4f}" for metric in _SHOWN))
         console().print(shown)
@@ -151,7 +161,7 @@ def _head(report: dict[str, Any]) -> None:
 
 def _segments(rows: list[dict[str, Any]], one: str, other: str, title: str) -> None:
     columns = ("", "", "events", one, other, "difference [95 %]")
-    shown = table(*columns, right=columns[2:], title=title)
+    shown = output.table(*columns, right=columns[2:], title=title)
     for row in rows:
         means = (f"{row['values'][name]['hr@10'][0]:.4f}" for name in (one, other))
         mark = " *" if row.get("differs") else ""

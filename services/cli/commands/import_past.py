@@ -1,20 +1,26 @@
 """`freshet import`: past interactions into the stream and the state store, before going live."""
 
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from services.cli import options
 from services.cli.output import console, emit_json, reports_errors, sentences
+from services.cli.own_table import reads_a_table
+
+if TYPE_CHECKING:
+    from services.offline.datasets import TableOptions
 
 
 @reports_errors
+@reads_a_table
 def import_past(
     data: Annotated[
         str, typer.Argument(help="auto, a MovieLens name, simulator, or the path of a CSV or Parquet table.")
     ] = "auto",
     *,
+    table: "TableOptions",
     before: Annotated[
         float, typer.Option(min=0.0, max=1.0, help="Only the first share of the events by time; 1: all of them.")
     ] = 1.0,
@@ -48,10 +54,10 @@ def import_past(
     with sentences():
         stack = Stack(state)
         schema = load_bundle(stack.bundle).event_schema
-        reading = read_data(data, schema=schema)
+        reading = read_data(data, schema=schema, table=table)
         out = console(stderr=as_json)
-        for finding in reading.findings:
-            out.print(finding.text, markup=False)
+        for line in reading.told:
+            out.print(line)
         past = reading.accepted()
         if before < 1.0:
             past = global_time_split(past, before).train

@@ -1,13 +1,17 @@
 """`freshet train` and `freshet export`: from interactions to a model bundle, and its encoder as ONNX."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from services.cli import options
 from services.cli.output import console, emit_json, reports_errors, sentences
+from services.cli.own_table import reads_a_table
 from services.offline.openmp import wait_without_spinning
+
+if TYPE_CHECKING:
+    from services.offline.datasets import TableOptions
 
 Epochs = Annotated[
     int | None,
@@ -25,17 +29,13 @@ Events = Annotated[
     Path | None,
     typer.Option(help="A YAML file that says what types of events mean. Default: ratings, commerce and media."),
 ]
-Attributes = Annotated[
-    Path | None,
-    typer.Option(
-        help="A Parquet table of typed attributes for filters: item_id, and numbers, times or strings by name."
-    ),
-]
 
 
 @reports_errors
+@reads_a_table
 def train(
     *,
+    table: "TableOptions",
     preset: Annotated[str, typer.Option(help="quick, ml-1m, ml-20m or books.")] = "quick",
     data: options.Data = "auto",
     out: Annotated[Path, typer.Option(help="Where the bundle goes.")] = options.DEFAULT_BUNDLE,
@@ -52,7 +52,6 @@ def train(
         float | None, typer.Option(min=0, help="Weight of the mixture's mutual information. Default: the preset's.")
     ] = None,
     events: Events = None,
-    attributes: Attributes = None,
     actions: Annotated[
         bool, typer.Option("--actions", help="The encoder reads what each event was, not its item and time alone.")
     ] = False,
@@ -73,6 +72,8 @@ def train(
     Example:  freshet train --preset quick
 
     Example:  freshet train --preset ml-1m --epochs 1 --data ml-1m
+
+    Example:  freshet train --data shop.csv --user customer --time when --items products.csv
     """
     wait_without_spinning()
     from services.offline.training.onnx_graphs import ExportError
@@ -96,7 +97,7 @@ def train(
             threads=threads,
             export=not no_export,
             events=events,
-            attributes=attributes,
+            table=table,
             actions=actions,
             console=console(stderr=as_json),
         )

@@ -3,6 +3,7 @@
 A floor of its own: it imports nothing of the other packages, so training, evaluation and the command line share it.
 """
 
+from .columns import TableOptions
 from .interactions import Interactions, from_columns
 from .load import load_dataset, read_data
 from .locate import DatasetUnavailableError
@@ -23,6 +24,7 @@ __all__ = [
     "OrderTest",
     "Reading",
     "SimulatorConfig",
+    "TableOptions",
     "account_text",
     "from_columns",
     "global_time_split",

@@ -15,8 +15,7 @@ import pyarrow.parquet as pq
 
 from services.algorithms.pefa.refresh import unit
 from services.algorithms.scoring.states import MAX_OWN_LENGTH
-from services.offline.datasets.item_attributes import attribute_columns
-from services.offline.datasets.table import split_categories
+from services.offline.datasets.catalogue_file import attribute_columns, split_categories
 
 MAX_ID_BYTES = 128
 _OWN = frozenset({"item_id", "vector", "title", "categories"})

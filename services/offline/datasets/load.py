@@ -7,7 +7,7 @@ says so. A set asked for by name is never silently replaced by another.
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,14 +15,17 @@ from services.algorithms.bundles.event_schema import EventSchema
 from services.offline.archive.files import MANIFEST, is_archive
 
 from .archive import read_archive
+from .catalogue_file import read_catalogue
+from .columns import TableOptions
 from .interactions import Interactions
 from .locate import DatasetUnavailableError, Locator
 from .movielens import MOVIELENS_NAMES, is_movielens, read_movielens
 from .sequences import SEQUENCE_NAMES, is_sequences, read_sequences
 from .simulator import SimulatorConfig, simulate
 from .table import read_table
-from .validation import Reading, check, unreadable
+from .validation import Finding, Reading, Severity, check, some, unreadable, worst_first
 
+_AS_USUAL = TableOptions()
 AUTO_ORDER = ("ml-1m", "ml-latest-small", "ml-100k")
 
 
@@ -51,13 +54,16 @@ def read_data(
     root: str | Path | None = None,
     *,
     schema: EventSchema | None = None,
+    table: TableOptions = _AS_USUAL,
     download: bool = True,
     environ: Mapping[str, str] | None = None,
     now_s: float | None = None,
 ) -> Reading:
     """As `load_dataset`, with what was found in a file of the caller's own (named sets are not searched for troubles).
 
-    `schema` and `now_s` as in `check`. Raises: as `load_dataset`, but for errors of a file, which are findings.
+    `schema` and `now_s` as in `check`. `table`: how to read a table, and the file of items of any data.
+    Raises: as `load_dataset`, but for errors of a file, which are findings; ValueError where columns are named of what
+    is no table.
     """
     locator = Locator(
         root=None if root is None else Path(root),
@@ -71,8 +77,59 @@ def read_data(
     elif str(name) in (*MOVIELENS_NAMES, *SEQUENCE_NAMES):
         data = _load_named(str(name), locator)
     else:
-        return _read_path(Path(name), schema, now_s)
-    return Reading.of(data)
+        return with_items(_read_path(Path(name), schema, table, now_s), table)
+    _require_no_columns(name, table)
+    return with_items(Reading.of(data), table)
+
+
+def with_items(reading: Reading, table: TableOptions) -> Reading:
+    """The reading with what the file of items says: titles, categories, findings and `catalogue`."""
+    if table.items is None:
+        return reading
+    try:
+        catalogue = read_catalogue(table.items, table.separator)
+    except ValueError as exc:
+        # Errors that keep the data from being used come from the file of items, too.
+        findings = [*reading.findings, *unreadable(str(table.items), str(exc)).findings]
+        return replace(reading, findings=worst_first(findings), interactions=None)
+    data, findings = reading.interactions, list(reading.findings)
+    if catalogue.texts:
+        advice = "no filter reads text or URLs, and the bundle does not keep them"
+        what = "columns of items are left out"
+        findings.append(_of_items(catalogue.texts, len(catalogue.texts), "info", what, advice))
+    if data is not None:
+        rows = [catalogue.rows.get(item_id) for item_id in data.item_ids]
+        lacking = [item_id for item_id, row in zip(data.item_ids, rows, strict=True) if row is None]
+        if lacking:
+            advice = "they have no attribute, so no condition holds for them; add them to the file"
+            what = f"items that {table.items.name} lacks"
+            findings.append(_of_items(lacking, data.num_items, "warning", what, advice))
+        if idle := sorted(catalogue.rows.keys() - set(data.item_ids)):
+            advice = "a model knows items by events: announce these with `freshet items put --file`"
+            findings.append(_of_items(idle, len(catalogue.rows), "info", "items without an event", advice))
+        data = replace(
+            data,
+            titles=[
+                title if row is None else catalogue.titles[row] or title
+                for title, row in zip(data.titles, rows, strict=True)
+            ],
+            categories=[
+                own if row is None else catalogue.categories[row] or own
+                for own, row in zip(data.categories, rows, strict=True)
+            ],
+        )
+    read_as = "\n".join(filter(None, [reading.read_as, catalogue.read_as]))
+    return replace(reading, findings=worst_first(findings), interactions=data, catalogue=catalogue, read_as=read_as)
+
+
+def _of_items(names: Sequence[str], of: int, severity: Severity, what: str, advice: str) -> Finding:
+    return Finding(severity=severity, what=what, where=some(names), count=len(names), of=of, advice=advice)
+
+
+def _require_no_columns(name: str | Path, table: TableOptions) -> None:
+    if table.columns:
+        named = ", ".join(f"{role}={column}" for role, column in table.columns.items())
+        raise ValueError(f"columns {named} are named, and {name} is no table; allowed: a CSV or Parquet file")
 
 
 def _load_best(locator: Locator) -> Interactions:
@@ -98,7 +155,7 @@ def _load_named(name: str, locator: Locator) -> Interactions:
     return read(located.path, name=name, found=located.where)
 
 
-def _read_path(path: Path, schema: EventSchema | None, now_s: float | None) -> Reading:
+def _read_path(path: Path, schema: EventSchema | None, table: TableOptions, now_s: float | None) -> Reading:
     if not path.exists():
         allowed = ", ".join(("auto", "simulator", *MOVIELENS_NAMES, *SEQUENCE_NAMES))
         raise DatasetUnavailableError(
@@ -115,8 +172,9 @@ def _read_path(path: Path, schema: EventSchema | None, now_s: float | None) -> R
             wanted = f"MovieLens ratings, sequences.parquet or {MANIFEST}"
             raise ValueError(f"{path} is a folder without {wanted}; name one CSV or Parquet file")
         else:
-            return read_table(path, schema=schema, now_s=now_s)
+            return read_table(path, table, schema=schema, now_s=now_s)
     except ValueError as exc:
         return unreadable(str(path), str(exc))
+    _require_no_columns(path, table)
     # The stream has judged an archive's times.
     return Reading.of(data, check(data, schema=schema, now_s=math.inf if is_archive(path) else now_s))

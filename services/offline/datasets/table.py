@@ -7,7 +7,6 @@ troubles the data as a whole is validation.py's affair.
 Letters: N rows.
 """
 
-from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -22,56 +21,43 @@ import pyarrow.parquet as pq
 
 from services.algorithms.bundles.event_schema import EventSchema
 
+from .catalogue_file import header_separator, split_categories
+from .columns import TableOptions, choose_columns, is_rating, usual_names
 from .interactions import from_columns
 from .timestamps import BoolArray, IntArray, TimestampError, parse_timestamps
 from .validation import MAX_ID_BYTES, Finding, Reading, Rows, Severity, check, id_problem, unreadable, worst_first
 
-# Names that people's files use, tried in turn when a column is not named by the caller.
-_COMMON_NAMES = {
-    "user": ("user", "user_id", "userId", "userid", "reviewerID"),
-    "item": ("item", "item_id", "itemId", "itemid", "movieId", "parent_asin", "asin", "product_id"),
-    "timestamp": ("timestamp", "time", "ts", "event_time", "unixReviewTime", "datetime", "date"),
-    "type": ("type", "event_type", "event"),
-    "value": ("value", "rating", "overall"),
-    "title": ("title",),
-    "categories": ("categories", "category", "genres"),
-}
-REQUIRED_COLUMNS = ("user", "item", "timestamp")
-_RATINGS = ("rating", "overall")
 # A line that has as many separators as the header.
-_A_ROW = r"\n[^\n]*([,\t][^\n]*){%d}"
+_A_ROW = r"\n[^\n]*([,;|\t][^\n]*){%d}"
 # Above it a float64 has lost the last digits of an integer.
 _EXACT_FLOATS = 2.0**53
 _MAX_TYPES = int(np.iinfo(np.int16).max)
+_AS_USUAL = TableOptions()
 Coded = tuple[npt.NDArray[np.int64], list[str]]
 
 
 def read_table(
     path: str | Path,
-    columns: Mapping[str, str] | None = None,
+    options: TableOptions = _AS_USUAL,
     *,
     schema: EventSchema | None = None,
     now_s: float | None = None,
 ) -> Reading:
     """Read a CSV (.csv, .tsv, .txt, also .gz) or Parquet file, and say what was found in it.
 
-    `columns` names columns by role ({"user": "who"}), where theirs are not the usual names. A missing value is 1, a
-    missing type "interaction".
+    A CSV's separator is what its header has most of: comma, semicolon, tab or bar. A missing value is 1, a missing type
+    "interaction", or "rating" where the values come from a column of ratings and the schema names that type.
     `schema` and `now_s` as in `check`.
     """
     path = Path(path)
     try:
-        cells = _Cells(path, columns or {})
+        cells = _Cells(path, options)
     except ValueError as exc:
         return unreadable(str(path), str(exc))
-    users, items, types = cells.ids("user"), cells.ids("item"), cells.types()
+    users, items, types = cells.ids("user"), cells.ids("item"), cells.types(schema)
     values, titles, categories = cells.values(), cells.titles(items[0]), cells.categories()
     seconds, order, unit = cells.times(users[0])
     has_value = ~cells.is_missing("value")
-    are_ratings = cells.names.get("value") in _RATINGS and "type" not in cells.names
-    if are_ratings and schema is not None and schema.of("interaction").weight.centre is None:
-        advice = "half a star teaches like five: add a column type that says rating in each row"
-        cells.found(has_value, "ratings are read as interactions", advice, "warning")
     # The rows without an error, by time, as finely as the file tells it.
     order = order[~cells.bad[order]]
     data = from_columns(
@@ -81,7 +67,9 @@ def read_table(
         values=values[order],
         types=(types[0][order], types[1]),
         titles=_first_cells(items, titles),
-        categories={item: split_categories(cell) for item, cell in _first_cells(items, categories).items()},
+        categories={
+            item: split_categories(cell, options.separator) for item, cell in _first_cells(items, categories).items()
+        },
         name=path.stem,
         source="",
     )
@@ -98,6 +86,7 @@ def read_table(
         interactions=None if is_refused else data,
         num_rows=cells.num_rows,
         num_blank=cells.num_blank,
+        read_as=cells.read_as(unit),
     )
 
 
@@ -108,18 +97,19 @@ class _Cells:
     num_rows: of the file, num_blank of them without a cell.
     """
 
-    def __init__(self, path: Path, columns: Mapping[str, str]) -> None:
+    def __init__(self, path: Path, options: TableOptions) -> None:
         """Raises: ValueError when the file can't be parsed, or has no column, or two, for a role."""
+        self._options = options
         is_parquet = path.suffix.lower() in (".parquet", ".pq")
         ragged: list[int] = []
         try:
-            table = pq.ParquetFile(path).read() if is_parquet else _read_csv(path, ragged)
+            table, separator = (pq.ParquetFile(path).read(), "") if is_parquet else _read_csv(path, ragged)
         except (pa.ArrowException, OSError, UnicodeDecodeError) as exc:
             raise ValueError(f"{path} cannot be read as {'Parquet' if is_parquet else 'CSV in UTF-8'}: {exc}") from exc
-        self.names = _choose_columns(path, table.column_names, columns)
+        self.names, self._separator = choose_columns(path, table.column_names, options.columns), separator
         first_row = 1 if is_parquet else 2
         numbers = np.arange(first_row, first_row + len(table) + len(ragged))
-        advice = "separate cells by commas (.csv) or tabs (.tsv); quote a cell that holds one, and close every quote"
+        advice = "quote a cell that holds the separator, and close every quote"
         what, is_ragged = "a row has another number of cells than the header", np.isin(numbers, ragged)
         self.findings = list(Rows(numbers).finding(is_ragged, "error", what, advice))
         blank = np.logical_and.reduce([cells.is_null().to_numpy() for cells in table.columns])
@@ -135,7 +125,7 @@ class _Cells:
                 swallowed = _matches(table, _A_ROW % min(table.num_columns - 1, 99))[~blank]
                 self.found(swallowed, "a cell holds whole rows", "close the quote that begins it")
         if unread := [name for name in table.column_names if name not in self.names.values()]:
-            usual = (f"{role}: {', '.join(names)}" for role, names in _COMMON_NAMES.items() if role not in self.names)
+            usual = usual_names(self.names)
             self.findings.append(
                 Finding(
                     severity="warning",
@@ -143,9 +133,15 @@ class _Cells:
                     where=", ".join(unread[:20]),
                     count=len(unread),
                     of=table.num_columns,
-                    advice=f"rename those that should be ({'; '.join(usual) or 'all roles are taken'})",
+                    advice=f"name or rename those that should be ({'; '.join(usual) or 'all roles are taken'})",
                 )
             )
+
+    def read_as(self, unit: str) -> str:
+        """Which column was taken for what."""
+        names = {"session": "session, where the user is missing", "timestamp": f"timestamp ({unit})"}
+        taken = ", ".join(f"{name} is {names.get(role, role)}" for role, name in self.names.items())
+        return f"columns: {taken}" + (f"; separated by {self._separator!r}" if self._separator not in ("", ",") else "")
 
     def found(self, rows: BoolArray, what: str, advice: str, severity: Severity = "error") -> None:
         """Note what is wrong in these rows (N,); nothing where there are none."""
@@ -176,12 +172,15 @@ class _Cells:
             return cells
 
     def ids(self, role: str) -> Coded:
-        """Codes (N,), -1 where an id is missing, and vocabulary."""
-        column = self._columns[role]
+        """Codes (N,), -1 where an id is missing, and vocabulary. A user without an id is their session."""
+        column = self._columns.get(role, pa.chunked_array([pa.nulls(len(self.numbers), pa.string())]))
         if pa.types.is_floating(column.type):
             large = pc.greater_equal(pc.abs(column), _EXACT_FLOATS).fill_null(False).to_numpy()
             self.found(large, f"{role} id is a float that has lost digits", "write ids as text or 64-bit integers")
-        codes, ids = coded(self.text(role))
+        text = self.text(role)
+        if role == "user" and "session" in self.names:
+            text = pc.coalesce(text, self.text("session"))
+        codes, ids = coded(text)
         self.found(codes < 0, f"{role} id is missing", "fill the cell or remove the row")
         problems = {code: problem for code, text in enumerate(ids) if (problem := id_problem(text))}
         advice = f"ids are 1 to {MAX_ID_BYTES} bytes of UTF-8 without control characters; map or remove them"
@@ -192,8 +191,16 @@ class _Cells:
         self.found(np.isin(codes, padded), f"{role} id begins or ends with a blank", advice, "warning")
         return codes, ids
 
-    def types(self) -> Coded:
-        """Codes (N,) and names."""
+    def types(self, schema: EventSchema | None) -> Coded:
+        """Codes (N,) and names. Without a column of types, what has a rating is a rating."""
+        if "type" not in self.names and is_rating(self.names.get("value", "")):
+            has_value = ~self.is_missing("value")
+            if schema is None or "rating" in schema.types:
+                what, advice = "values are read as events of type rating", "add a column of types if they are others"
+                self.found(has_value, what, advice, "info")
+                return has_value.astype(np.int64), ["interaction", "rating"]
+            advice = "the event schema has no type rating, so half a star teaches like five: name it there"
+            self.found(has_value, "ratings are read as interactions", advice, "warning")
         if "type" in self.names:
             advice = "such a row is read as an 'interaction'; give every row its type"
             self.found(self.is_missing("type"), "type is missing", advice, "warning")
@@ -230,7 +237,7 @@ class _Cells:
         try:
             if _is_text(column.type):
                 codes, texts = coded(self.text("value").fill_null("1"))
-                read = [_number(text) for text in texts]
+                read = [_number(text, decimal_comma=self._separator == ";") for text in texts]
                 wrong = np.array([number is None for number in read], dtype=bool)[codes]
                 what = f"value is no number ({texts[codes[np.argmax(wrong)]]!r})" if wrong.any() else ""
                 self.found(wrong, what, "write numbers as 4.5, or leave the cell empty")
@@ -269,9 +276,10 @@ class _Cells:
                 self.found(~self.is_missing("categories"), what, advice)
                 return pa.chunked_array([pa.nulls(len(column), pa.string())])
         text = self.text("categories")
-        one = pc.match_substring_regex(text, r"^[^|]*[,;][^|]*$|^\s*\[.*\]\s*$").fill_null(False).to_numpy()
-        what, advice = "categories with , or ; or brackets are read as one category", "separate categories by |"
-        self.found(one, what, advice, "warning")
+        if self._options.separator == "|":
+            one = pc.match_substring_regex(text, r"^[^|]*[,;][^|]*$|^\s*\[.*\]\s*$").fill_null(False).to_numpy()
+            what, advice = "categories with , or ; or brackets are read as one category", "separate categories by |"
+            self.found(one, what, f"{advice}, or name what separates them: --category-separator", "warning")
         return text
 
 
@@ -313,28 +321,29 @@ def _is_text(kind: pa.DataType) -> bool:
     return not (types.is_primitive(kind) or types.is_decimal(kind) or types.is_null(kind) or types.is_nested(kind))
 
 
-def _number(text: str) -> float | None:
+def _number(text: str, *, decimal_comma: bool) -> float | None:
     try:
-        return float(text)
+        return float(text.replace(",", ".") if decimal_comma else text)
     except ValueError:
         return None
 
 
-def _read_csv(path: Path, ragged: list[int]) -> pa.Table:
-    """The rows as bytes; the numbers of those with another number of cells than the header go to `ragged`."""
+def _read_csv(path: Path, ragged: list[int]) -> tuple[pa.Table, str]:
+    """The rows as bytes, and what separates cells; the numbers of rows with another number of cells than the header go
+    to `ragged`."""
 
     def skip(row: pa_csv.InvalidRow) -> str:
         ragged.append(row.number)
         return "skip"
 
-    parts = [suffix.lower() for suffix in path.suffixes]
+    data = pa.input_stream(str(path)).read()
+    separator = header_separator(path, data)
     parse = pa_csv.ParseOptions(
-        delimiter="\t" if ".tsv" in parts or ".inter" in parts else ",",
+        delimiter=separator,
         newlines_in_values=True,
         ignore_empty_lines=False,
         invalid_row_handler=skip,
     )
-    data = pa.input_stream(str(path)).read()
     try:
         pa.array([data], pa.large_binary()).cast(pa.large_string())
     except pa.ArrowInvalid:
@@ -355,26 +364,7 @@ def _read_csv(path: Path, ragged: list[int]) -> pa.Table:
             column_types=dict.fromkeys(names, pa.binary()), null_values=[""], strings_can_be_null=True
         ),
     )
-    return table.rename_columns([name.strip() for name in table.column_names])
-
-
-def _choose_columns(path: Path, present: Sequence[str], wanted: Mapping[str, str]) -> dict[str, str]:
-    chosen: dict[str, str] = {}
-    for role, names in _COMMON_NAMES.items():
-        asked = wanted.get(role, "")
-        usual = next((name for name in names if name in present), "")
-        if asked and asked not in present:
-            raise ValueError(f"{path} has no column {asked!r} for {role}; it has: {', '.join(present)}")
-        if asked or usual:
-            chosen[role] = asked or usual
-            if present.count(chosen[role]) > 1:
-                raise ValueError(f"{path} has {present.count(chosen[role])} columns {chosen[role]!r}; allowed: one")
-        elif role in REQUIRED_COLUMNS:
-            raise ValueError(
-                f"{path} has no {role} column (looked for {', '.join(names)}); it has: "
-                f"{', '.join(present)}. Rename the column that is the {role}"
-            )
-    return chosen
+    return table.rename_columns([name.strip() for name in table.column_names]), separator
 
 
 def _matches(table: pa.Table, pattern: str) -> BoolArray:
@@ -391,9 +381,3 @@ def _first_cells(items: Coded, cells: pa.ChunkedArray) -> dict[str, Any]:
     _, first = np.unique(codes[present], return_index=True)
     rows = present[first]
     return dict(zip((ids[code] for code in codes[rows]), cells.take(pa.array(rows)).to_pylist(), strict=True))
-
-
-def split_categories(cell: str | Sequence[str | None]) -> tuple[str, ...]:
-    """The categories of a text that separates them by |, or of a list of texts."""
-    parts = cell.split("|") if isinstance(cell, str) else ("" if part is None else str(part) for part in cell)
-    return tuple(part.strip() for part in parts if part.strip())

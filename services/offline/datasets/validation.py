@@ -19,7 +19,9 @@ from services.algorithms.bundles.event_schema import EventSchema
 from services.algorithms.pefa.policy import TypeWeight
 from services.contracts.topics.interactions import MAX_TYPE_BYTES, SEARCH_CLICK
 
+from .catalogue_file import Catalogue
 from .interactions import Interactions
+from .type_names import near_type, rating_scale, scale_line, schema_line
 
 Severity = Literal["error", "warning", "info"]
 IntArray = npt.NDArray[np.int64]
@@ -59,7 +61,8 @@ class Finding:
 class Reading:
     """What was found in data, and what of it can be used: `interactions`, None where an error refuses all.
 
-    num_rows: rows of the file, num_blank of them without a cell.
+    num_rows: rows of the file, num_blank of them without a cell. read_as: which column was taken for what. catalogue:
+    what a file says of the items.
     """
 
     source: str
@@ -67,6 +70,13 @@ class Reading:
     interactions: Interactions | None
     num_rows: int
     num_blank: int = 0
+    read_as: str = ""
+    catalogue: Catalogue | None = None
+
+    @property
+    def told(self) -> list[str]:
+        """What every command that reads data says of them: what was read as what, and the findings."""
+        return [*filter(None, [self.read_as]), *(finding.text for finding in self.findings)]
 
     @classmethod
     def of(cls, data: Interactions, findings: Iterable[Finding] = ()) -> Self:
@@ -133,7 +143,7 @@ class Rows:
             yield Finding(
                 severity=severity,
                 what=what,
-                where=f"{self.word} {_some([str(number) for number in np.sort(self.numbers[mask]).tolist()])}",
+                where=f"{self.word} {some([str(number) for number in np.sort(self.numbers[mask]).tolist()])}",
                 count=int(np.count_nonzero(mask)),
                 of=len(mask),
                 advice=advice,
@@ -257,7 +267,7 @@ def _check_amounts(checked: _Checked) -> Iterator[Finding]:
     for severity, what, ids, mask, advice in rows:
         if mask.any():
             where, count = (
-                f"ids {_some([ids[code] for code in np.flatnonzero(mask).tolist()])}",
+                f"ids {some([ids[code] for code in np.flatnonzero(mask).tolist()])}",
                 int(np.count_nonzero(mask)),
             )
             yield Finding(severity=severity, what=what, where=where, count=count, of=len(ids), advice=advice)
@@ -279,8 +289,11 @@ def _check_types(checked: _Checked, schema: EventSchema) -> Iterator[Finding]:
     unknown = means.keys() - schema.types.keys() - read
     turned_down = {name for name, one in means.items() if one.history} - read
     own = "name them in a file for `freshet train --events` (docs/guide/events.md)"
+    near = [(name, found) for name in sorted(unknown) if (found := near_type(name, schema))]
+    meant = "".join(f"\n           {schema_line(name, schema.of(found))}  # {found}?" for name, found in near[:20])
+    own_types = f"rename them, or {own}{meant}"
     left_out: tuple[tuple[Collection[str], Severity, str, str], ...] = (
-        (unknown, "warning", "types that the event schema does not name", f"they teach nothing: rename them, or {own}"),
+        (unknown, "warning", "types that the event schema does not name", f"they teach nothing: {own_types}"),
         (
             means.keys() - read - unknown - turned_down,
             "info",
@@ -296,8 +309,8 @@ def _check_types(checked: _Checked, schema: EventSchema) -> Iterator[Finding]:
     )
     sizes = list(zip(data.type_names, data.type_counts(), strict=True))
     for names, severity, what, advice in left_out:
-        counts = [f"{name} {count:,}" for name, count in sizes if name in names]
-        yield from finding(data.of_types(names), severity, f"{what}: {_some(counts)}", advice)
+        counts = [f"{name} {count:,} ({count / len(data):.1%})" for name, count in sizes if name in names]
+        yield from finding(data.of_types(names), severity, f"{what}: {some(counts)}", advice)
     encoded = data.of_types(read)
     if not encoded.any():
         yield from finding(~encoded, "error", "no row is of a type that an encoder reads", own)
@@ -314,6 +327,11 @@ def _check_types(checked: _Checked, schema: EventSchema) -> Iterator[Finding]:
 
 def _check_scale(checked: _Checked, name: str, weight: TypeWeight, given: MaskArray, own: str) -> Iterator[Finding]:
     centre, values = weight.centre or 0.0, checked.data.values
+    if (scale := other_scale(checked.data, name, weight, given)) is not None:
+        advice = f"`freshet train` without --events puts this line into the bundle's: {scale_line(name, scale)}"
+        what = f"{name} goes from {scale[0]:g} to {scale[1]:g}, which the event schema does not expect"
+        yield from checked.rows.finding(given, "warning", what, advice)
+        return
     reach = weight.limit / abs(weight.slope) if weight.slope else np.inf
     low, high = centre - reach, centre + reach
     advice = f"they count as {low:g} or {high:g}; bring them onto that scale, or {own}"
@@ -322,6 +340,28 @@ def _check_scale(checked: _Checked, name: str, weight: TypeWeight, given: MaskAr
     if weight.slope and not (weight.slope * (values[given] - centre) > 0).any():
         advice = f"above {centre:g} a value speaks for its item: bring values onto that scale, or {own}"
         yield from checked.rows.finding(given, "warning", f"every {name} speaks against its item", advice)
+
+
+def other_scale(
+    data: Interactions, name: str, weight: TypeWeight, given: MaskArray | None = None
+) -> tuple[float, float] | None:
+    """The scale of a type's values where it is not one of up to five stars and the schema's weight does not fit it."""
+    chosen = data.of_types({name}) if given is None else given
+    if weight.centre is None or not chosen.any() or not weight.slope:
+        return None
+    reach = weight.limit / abs(weight.slope)
+    least, most = float(data.values[chosen].min()), float(data.values[chosen].max())
+    scale = rating_scale(least, most)
+    fits = scale is None or (weight.centre - reach <= scale[0] and scale[1] <= weight.centre + reach)
+    return None if fits else scale
+
+
+def lines_for_scales(data: Interactions | None, schema: EventSchema) -> dict[str, str]:
+    """By type the line of `events.yaml` that its values' scale needs; of the types whose scale the schema does not
+    expect."""
+    weights = {} if data is None else {name: schema.of(name).weight for name in data.type_names}
+    scales = {name: other_scale(data, name, weight) for name, weight in weights.items() if data is not None}
+    return {name: scale_line(name, scale) for name, scale in scales.items() if scale is not None}
 
 
 _CHECKS: tuple[Callable[[_Checked], Iterator[Finding]], ...] = (
@@ -349,7 +389,7 @@ def _printable(text: str) -> str:
     return text if text.isprintable() else "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
 
 
-def _some(names: Sequence[str]) -> str:
+def some(names: Sequence[str]) -> str:
     """The first few names, and how many more."""
     more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + more

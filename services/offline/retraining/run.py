@@ -7,7 +7,6 @@ checkpoint, and one with the same data and settings as the last does nothing. It
 
 import json
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
@@ -17,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 from rich.console import Console
 
 from services.algorithms.bundles.event_schema import EVENTS_YAML
@@ -26,6 +24,7 @@ from services.algorithms.bundles.model_manifest import BundleError, Manifest
 from services.algorithms.bundles.sealed_files import MANIFEST, read_table, require_target
 from services.offline.archive.files import Archive, is_archive
 from services.offline.datasets import Interactions, load_dataset
+from services.offline.datasets.catalogue_file import Catalogue
 from services.offline.retraining.gate import Verdict, judge
 from services.offline.training.fit import NONE
 from services.offline.training.run import run_training
@@ -76,9 +75,8 @@ def retrain(
         known = past.select(past.seen(old.event_schema)).keep_frequent(min_per_item=1)
         if aside.exists():
             shutil.rmtree(aside)
-        with tempfile.TemporaryDirectory() as scratch:
-            told = {**_told_by(old, Path(scratch)), **settings}
-            train(out=aside, interactions=known, split=NONE, resume=True, console=console, **told)
+        told = {**_told_by(old), **settings}
+        train(out=aside, interactions=known, split=NONE, resume=True, console=console, **told)
         _note(aside, lineage=lineage)
     new = load_bundle(aside)
     say(f"Judging by what people took of {len(events) - first:,} events from {_text(events.timestamps[first])} on")
@@ -116,15 +114,14 @@ def _check_unseen(serving: Bundle, events: Interactions, first: int) -> None:
         )
 
 
-def _told_by(serving: Bundle, scratch: Path) -> dict[str, Any]:
+def _told_by(serving: Bundle) -> dict[str, Any]:
     """What people told the serving model beside interactions, as `run_training` takes it."""
     told: dict[str, Any] = {"actions": bool(serving.encoder.actions)}
     if EVENTS_YAML in serving.manifest.files:
         told["events"] = serving.file(EVENTS_YAML)
     if ATTRIBUTES in serving.manifest.files:
-        table = read_table(serving.file(ATTRIBUTES), with_nulls=True)
-        told["attributes"] = scratch / ATTRIBUTES
-        pq.write_table(table.append_column("item_id", [serving.item_ids]), told["attributes"])
+        attributes = read_table(serving.file(ATTRIBUTES), with_nulls=True)
+        told["catalogue"] = Catalogue(rows=serving.item_index, attributes=attributes)
     return told
 
 

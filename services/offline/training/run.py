@@ -16,16 +16,18 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from services.algorithms.bundles.event_schema import DEFAULT_EVENTS, EventSchema, default_schema
+from services.algorithms.bundles.event_schema import DEFAULT_EVENTS, EventSchema, default_schema, with_lines
 from services.algorithms.bundles.sealed_files import require_target
 from services.algorithms.native.threads import set_compute_threads
 from services.offline.datasets import (
     Interactions,
     Reading,
+    TableOptions,
     account_text,
     read_data,
 )
-from services.offline.datasets.item_attributes import read_item_attributes
+from services.offline.datasets.catalogue_file import Catalogue
+from services.offline.datasets.validation import lines_for_scales
 from services.offline.evaluation.engine.metrics import METRICS
 from services.offline.training.bundling import save_bundle
 from services.offline.training.checkpoint import read_config
@@ -64,6 +66,7 @@ def show_report(console: Console, report: Mapping[str, Any]) -> None:
 
 ENCODERS = ("hstu", "sasrec")
 AUTO = "auto"
+_AS_USUAL = TableOptions()
 HEADS = (AUTO, "mol", "dot", "wide-dot")
 
 
@@ -124,14 +127,16 @@ def run_training(
     threads: int | None = None,
     export: bool = True,
     events: Path | None = None,
-    attributes: Path | None = None,
+    table: TableOptions = _AS_USUAL,
+    catalogue: Catalogue | None = None,
     actions: bool = False,
     console: Console | None = None,
 ) -> dict[str, Any]:
     """Train a preset and write its bundle to `out`; return a report of plain values.
 
-    `interactions` replaces `dataset`. `events`: a file that says what types of events mean, for this bundle; None: the
-    default. `attributes`: a table of the items' typed attributes. `actions`: the encoder reads what each event was.
+    `interactions` and `catalogue` replace `dataset` and its file of items. `events`: a file that says what types of
+    events mean, for this bundle; None: the default, with the scales of the data's values. `table`: how to read a table,
+    and the file of items. `actions`: the encoder reads what each event was.
     `threads` sets PyTorch's for this process. With a console, a progress bar with positions/s and loss runs on it, and
     a final table. Checkpoints lie beside `out` until the bundle is written.
     Raises: ValueError for unknown names or unusable data; OSError where `out` cannot be written or is no bundle, before
@@ -150,14 +155,22 @@ def run_training(
     require_target(out)
     _use_threads(threads)
     say: Callable[[str], None] = (lambda text: None) if console is None else partial(console.print, markup=False)
-    # What actions are named by lies in the bundle, whatever becomes of the default.
-    events = DEFAULT_EVENTS if events is None and actions else events
     schema = default_schema() if events is None else EventSchema.read(events)
-    reading = read_data(dataset, schema=schema) if interactions is None else Reading.of(interactions)
+    if interactions is None:
+        reading = read_data(dataset, schema=schema, table=table)
+        catalogue = reading.catalogue
+    else:
+        reading = Reading.of(interactions)
+    # What actions are named by lies in the bundle, whatever becomes of the default.
+    events_yaml = None if events is None and not actions else (events or DEFAULT_EVENTS).read_bytes()
+    if events is None and (lines := lines_for_scales(reading.interactions, schema)):
+        events_yaml = with_lines(DEFAULT_EVENTS.read_text(encoding="utf-8"), lines).encode()
+        schema = EventSchema.parse(events_yaml, "events.yaml")
+        say(f"The bundle's events.yaml says: {'; '.join(lines.values())}")
     accepted, names, rows = _accepted(reading, schema, actions, say)
     config = replace(config, encoder=replace(config.encoder, actions=tuple(names)))
     divided = fit_split(accepted, split, schema)
-    of_items = None if attributes is None else read_item_attributes(attributes, divided.train.item_ids)
+    of_items = None if catalogue is None else catalogue.attributes_of(divided.train.item_ids)
     if epochs is None:
         config = replace(config, epochs=default_epochs(config, Histories.of(divided.train).num_positions))
     checkpoints = out.with_name(f"{out.name}.checkpoint")
@@ -175,7 +188,7 @@ def run_training(
         metrics=fit.metrics,
         new_item_length=fit.new_item_length,
         neighbours=fit.neighbours,
-        events_yaml=None if events is None else events.read_bytes(),
+        events_yaml=events_yaml,
         attributes=of_items,
     )
     result = {"bundle": str(out), "model_version": bundle.model_version, "preset": preset_name, "seed": seed}
@@ -204,8 +217,8 @@ def _accepted(
     reading: Reading, schema: EventSchema, actions: bool, say: Callable[[str], None]
 ) -> tuple[Interactions, list[str], dict[str, Any]]:
     """What is trained on, the names of its actions (none unless they are read), and what became of the data's rows."""
-    for finding in reading.findings:
-        say(finding.text)
+    for line in reading.told:
+        say(line)
     given, names = reading.accepted(for_training=True), list[str]()
     say(f"Data: {given.source}")
     if actions:

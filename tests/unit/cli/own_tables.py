@@ -165,8 +165,13 @@ TABLES = [
         rows=10,
         blank=1,
     ),
-    refused("semicolons", text(lines(separator=";")), "mine.csv has no user column", rows=0),
-    refused("tabs in a .csv", text(lines(separator="\t")), "mine.csv has no user column", rows=0),
+    own("semicolons", text(lines(separator=";"))),
+    own(
+        "semicolons and decimal commas",
+        text(lines({"type": "rating", "value": ["4,5", "1"] * 4}, ";")),
+        understood=rated_events(*[4.5, 1.0] * 4),
+    ),
+    own("tabs in a .csv", text(lines(separator="\t"))),
     own("tabs", text(lines(separator="\t"), "mine.tsv")),
     own("tabs, gzip", text(gzip.compress(lines(separator="\t").encode()), "mine.tsv.gz")),
     own("bzip2", text(bz2.compress(lines().encode()), "mine.csv.bz2")),
@@ -209,7 +214,7 @@ TABLES = [
         "mine.csv has 2 columns 'user'; allowed: one",
         rows=0,
     ),
-    refused("names in capitals", text(lines().replace("user", "User", 1)), "mine.csv has no user column", rows=0),
+    own("names in capitals", text(lines().replace("user,item,timestamp", "User_ID,Item Id,Timestamp", 1))),
     own(
         "names that are not read",
         csv({"action": "cart", "name": "T", "product_category": "shoes"}),
@@ -219,18 +224,20 @@ TABLES = [
     refused("nothing", text(""), "mine.csv cannot be read as CSV", rows=0),
     # Types
     own("types that are known", csv({"type": "click"}), understood=events(types="click")),
-    refused("a type that nobody knows", csv({"type": "cart"}), f"{UNKNOWN}: cart 8: 8 of 8, 100.0%", NONE_READ),
+    refused(
+        "a type that nobody knows", csv({"type": "cart"}), f"{UNKNOWN}: cart 8 (100.0%): 8 of 8, 100.0%", NONE_READ
+    ),
     own(
         "some types that nobody knows",
         csv({"type": clicks(row_6="cart", row_9="cart")}),
-        f"{UNKNOWN}: cart 2: 2 of 8, 25.0% (rows 6, 9)",
+        f"{UNKNOWN}: cart 2 (25.0%): 2 of 8, 25.0% (rows 6, 9)",
         understood=events(types=clicks(row_6="cart", row_9="cart")),
         left_out={"type cart": 2},
     ),
     own(
         "types in capitals and misspelt",
         csv({"type": clicks(row_6="Click", row_8="favori")}),
-        f"{UNKNOWN}: Click 1, favori 1: 2 of 8, 25.0% (rows 6, 8)",
+        f"{UNKNOWN}: Click 1 (12.5%), favori 1 (12.5%): 2 of 8, 25.0% (rows 6, 8)",
         understood=events(types=clicks(row_6="Click", row_8="favori")),
         left_out={"type Click": 1, "type favori": 1},
     ),
@@ -252,13 +259,18 @@ TABLES = [
         csv({"type": clicks(row_2="search_click")}),
         "type is search_click: 1 of 8, 12.5% (rows 2)",
     ),
-    refused("types as numbers", csv({"type": ["1", "2"] * 4}), f"{UNKNOWN}: 1 4, 2 4: 8 of 8, 100.0%", NONE_READ),
+    refused(
+        "types as numbers",
+        csv({"type": ["1", "2"] * 4}),
+        f"{UNKNOWN}: 1 4 (50.0%), 2 4 (50.0%): 8 of 8, 100.0%",
+        NONE_READ,
+    ),
     # Scales
     own(
         "half stars without a type",
         text(lines({"rating": HALVES}).replace("user,item", "userId,movieId", 1)),
-        "ratings are read as interactions: 8 of 8, 100.0%",
-        understood=events(values=[float(one) for one in HALVES]),
+        "rating has values outside 1 to 5: 2 of 8, 25.0% (rows 2, 9)",
+        understood=rated_events(*map(float, HALVES)),
     ),
     own(
         "half stars",
@@ -270,20 +282,19 @@ TABLES = [
     own(
         "one to ten",
         csv(rated("1", "10", "9", "5", "6", "7", "2", "8")),
-        "rating has values outside 1 to 5: 5 of 8, 62.5% (rows 3, 4, 6, 7, 9)",
+        "rating goes from 1 to 10, which the event schema does not expect: 8 of 8, 100.0%",
         understood=rated_events(1, 10, 9, 5, 6, 7, 2, 8),
     ),
     own(
         "per cent",
         csv(rated("0", "100", "50", "4", "90", "35", "70", "80")),
-        "rating has values outside 1 to 5: 7 of 8, 87.5% (rows 2, 3, 4, 6, 7 and 2 more)",
+        "rating goes from 0 to 100, which the event schema does not expect: 8 of 8, 100.0%",
         understood=rated_events(0, 100, 50, 4, 90, 35, 70, 80),
     ),
     own(
         "zero to one",
         csv(rated(*"01101101")),
-        "every rating speaks against its item: 8 of 8, 100.0%",
-        "rating has values outside 1 to 5: 3 of 8, 37.5% (rows 2, 5, 8)",
+        "rating goes from 0 to 1, which the event schema does not expect: 8 of 8, 100.0%",
         understood=rated_events(0, 1, 1, 0, 1, 1, 0, 1),
     ),
     refused(

@@ -8,15 +8,20 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner, Result
 
+from services.algorithms.bundles.event_schema import default_schema
+from services.algorithms.bundles.model_bundle import load_bundle
 from services.cli.main import app
 from services.offline.backfill import jobs
 from services.offline.backfill.bulk_import import ImportReport
 from services.offline.backfill.past_interactions import PastInteractions, check
 from services.offline.datasets import load_dataset
-from tests.unit.cli.own_tables import TABLES, Event, Own, events, lines
+from tests.unit.cli.own_tables import ITEMS, TABLES, TIMES, USERS, Event, Own, events, lines
 
 TRAINING = ("--head", "dot", "--epochs", "1", "--split", "none", "--no-export")
 by_name = pytest.mark.parametrize("table", TABLES, ids=lambda table: table.name)
@@ -169,3 +174,137 @@ def test_an_escape_sequence_does_not_reach_the_terminal(tmp_path: Path) -> None:
     shown = run("data", "validate", str(tmp_path / "mine.csv")).stdout
     assert "\x1b" not in shown
     assert "\\x1b[2Jcart 8" in shown
+
+
+NAMED = ("--user", "Kunde", "--item", "Artikel", "--time", "Zeit", "--type", "Aktion", "--value", "Wert")
+FOREIGN = "Kunde;Artikel;Zeit;Aktion;Wert\n" + "".join(
+    f"{user};{item};{second};click;1,5\n" for user, item, second in zip(USERS, ITEMS, TIMES, strict=True)
+)
+
+
+def test_every_command_reads_the_columns_that_are_named_and_says_which(
+    tmp_path: Path, state: Path, imported: list[PastInteractions]
+) -> None:
+    path, bundle = tmp_path / "shop.csv", tmp_path / "bundle"
+    path.write_text(FOREIGN)
+    commands = (
+        ("data", "validate", str(path)),
+        ("train", "--data", str(path), "--out", str(bundle), *TRAINING),
+        ("import", str(path), "--state", str(state)),
+        ("evaluate", str(state / "bundle"), "--data", str(path)),
+    )
+    told = "Kunde is user, Artikel is item, Zeit is timestamp (s), Aktion is type, Wert is value; separated by ';'"
+    for command in commands:
+        result = run(*command, *NAMED)
+        assert told in without_wraps(result.output), result.output
+        assert "value column is constant (1.5)" in without_wraps(result.output)
+    assert events_of(imported[0]) == events(types="click", values=1.5)
+    missing = run("data", "validate", str(path))
+    assert "has no user column" in missing.stdout
+    assert "Name it with --user COLUMN" in missing.stdout
+
+
+def test_a_session_stands_for_a_user_that_is_missing(
+    tmp_path: Path, state: Path, imported: list[PastInteractions]
+) -> None:
+    path = tmp_path / "mine.csv"
+    path.write_text(lines({"visit": ["s1"] * 4 + ["s2"] * 4}).replace("b,", ","))
+    assert run("import", str(path), "--state", str(state)).exit_code == 2
+    result = run("import", str(path), "--state", str(state), "--session", "visit")
+    assert result.exit_code == 0, result.output
+    assert events_of(imported[0]) == events(users=["a"] * 4 + ["s2"] * 4)
+
+
+def test_names_that_are_near_a_type_are_asked_about_with_a_line_to_paste(tmp_path: Path) -> None:
+    kinds = ["cart", "favori", "Click", "add-to-cart", "ViewProduct", "buy", "stars", "gibberish"]
+    path, own_events = tmp_path / "mine.csv", tmp_path / "events.yaml"
+    path.write_text(lines({"type": kinds, "value": "5"}))
+    shown = run("data", "validate", str(path)).stdout
+    pasted = re.findall(r"^ {11}(.*?:.*?)  # (.*)\?$", shown, re.MULTILINE)
+    assert dict(pasted) == {
+        "Click: {role: positive}": "click",
+        "ViewProduct: {role: positive}": "view",
+        "'add-to-cart': {role: positive}": "add_to_cart",
+        "buy: {role: positive}": "purchase",
+        "cart: {role: positive}": "add_to_cart",
+        "favori: {role: positive}": "save",
+        "stars: {role: positive, weight: 0.5, centre: 3}": "rating",
+    }
+    own_events.write_text("types:\n" + "".join(f"  {line}\n" for line, _ in pasted))
+    report = json.loads(run("data", "validate", str(path), "--events", str(own_events), "--json").stdout)
+    assert report["rows"]["left_out"] == {"type gibberish": 1}
+
+
+@pytest.mark.parametrize(
+    ("stars", "line"),
+    [
+        (["0", "10", "9", "5", "6", "7", "2", "8"], "rating: {role: positive, weight: 0.2, centre: 5}"),
+        (["0", "1", "1", "0", "1", "1", "0", "1"], "rating: {role: positive, weight: 2, centre: 0.5}"),
+        (["-1", "1", "1", "-1", "1", "1", "0", "1"], "rating: {role: positive, weight: 1, centre: 0}"),
+    ],
+)
+def test_a_bundle_knows_the_scale_of_its_ratings(
+    tmp_path: Path, imported: list[PastInteractions], stars: list[str], line: str
+) -> None:
+    path, bundle = tmp_path / "mine.csv", tmp_path / "bundle"
+    path.write_text(lines({"rating": stars}))
+    trained = run("train", "--data", str(path), "--out", str(bundle), *TRAINING)
+    assert f"The bundle's events.yaml says: {line}" in without_wraps(trained.output), trained.output
+    schema = load_bundle(bundle).event_schema
+    assert [schema.feedback.weight("rating", float(end)) for end in (min(stars, key=float), max(stars, key=float))] == [
+        -1,
+        1,
+    ]
+    assert schema.types.keys() == default_schema().types.keys()
+    taken = run("import", str(path), "--state", str(tmp_path))
+    assert "does not expect" not in taken.output
+    assert events_of(imported[0]) == events(types="rating", values=[float(one) for one in stars])
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
+def test_a_file_of_items_gives_titles_categories_and_attributes(tmp_path: Path, kind: str) -> None:
+    path, items, bundle = tmp_path / "mine.csv", tmp_path / f"items.{kind}", tmp_path / "bundle"
+    path.write_text(lines())
+    columns: dict[str, list[Any]] = {
+        "SKU": ["x", "y", "new"],
+        "Name": ["Axe", None, "Newcomer"],
+        "Category": ["Tools,Wood", "Tools", None],
+        "price": [9.5, 3, None],
+        "brand": ["é", None, "b"],
+        "page": ["https://shop/x", "https://shop/y", "http://shop/new"],
+        "about": ["long " * 40, "short", None],
+    }
+    if kind == "csv":
+        pa_csv.write_csv(pa.table(columns), items)
+    elif kind == "parquet":
+        pq.write_table(pa.table(columns), items)
+    else:
+        items.write_text("".join(json.dumps(row) + "\n" for row in pa.table(columns).to_pylist()))
+    options = ("--items", str(items), "--category-separator", ",")
+    validated = run("data", "validate", str(path), *options)
+    trained = run("train", "--data", str(path), "--out", str(bundle), *options, *TRAINING)
+    assert (validated.exit_code, trained.exit_code) == (0, 0), trained.output
+    for output in map(without_wraps, (validated.output, trained.output)):
+        assert f"columns of items.{kind}: SKU is item, Name is title, Category is categories, price is an" in output
+        assert f"items that items.{kind} lacks: 1 of 3, 33.3% (z)" in output
+        assert "items without an event: 1 of 3, 33.3% (new)" in output
+        assert "columns of items are left out: 2 of 2, 100.0% (page, about)" in output
+    found = load_bundle(bundle)
+    assert found.titles == ["Axe", "", ""]
+    assert [tuple(one) for one in found.categories] == [("Tools", "Wood"), ("Tools",), ()]
+    assert [found.attributes.of_row(row) for row in range(3)] == [{"price": 9.5, "brand": "é"}, {"price": 3.0}, {}]
+
+
+def test_a_file_of_items_that_cannot_be_used_is_refused_by_every_command(tmp_path: Path, state: Path) -> None:
+    path, items = tmp_path / "mine.csv", tmp_path / "items.csv"
+    path.write_text(lines())
+    items.write_text("id,price\nx,1\nx,2\n")
+    for command, status in (
+        (("data", "validate", str(path)), 1),
+        (("train", "--data", str(path), "--out", str(tmp_path / "b"), *TRAINING), 2),
+        (("import", str(path), "--state", str(state)), 2),
+        (("evaluate", str(state / "bundle"), "--data", str(path)), 2),
+    ):
+        result = run(*command, "--items", str(items))
+        assert result.exit_code == status, result.output
+        assert "items.csv row 1: id='x' again, first in row 0" in without_wraps(result.output)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from services.algorithms.bundles.model_bundle import Bundle, load_bundle
+from services.offline.datasets import TableOptions
 from services.offline.evaluation.bundles.evaluate import beyond_accuracy, segments
 from services.offline.evaluation.bundles.judged import Data, judged_by
 from services.offline.evaluation.engine.intervals import estimates, holm, paired_difference
@@ -24,17 +25,20 @@ PEOPLE, _HISTORY, _ANSWERS = 20, 3, 5
 # A segment differs where its p-value (Holm) is below this.
 LEVEL = 0.05
 
+_AS_USUAL = TableOptions()
 Report = dict[str, Any]
 
 
-def compare(a: Path, b: Path, data: Data, *, say: Callable[[str], None] = lambda line: None) -> Report:
+def compare(
+    a: Path, b: Path, data: Data, *, table: TableOptions = _AS_USUAL, say: Callable[[str], None] = lambda line: None
+) -> Report:
     """A report of plain values: `metrics` and B minus A with intervals over users, `segments`, `people` side by side.
 
     Raises: ValueError for bundles of different catalogues, and as `judged_by`; BundleError.
     """
     bundles = {"a": load_bundle(a), "b": load_bundle(b)}
     _require_one_catalogue(*bundles.values())
-    judged = judged_by(list(bundles.values()), data)
+    judged = judged_by(list(bundles.values()), data, table=table, say=say)
     split = judged.split
     ranked: dict[str, RankedEvents] = {}
     for name, bundle in bundles.items():

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from services.algorithms.bundles.model_bundle import load_bundle
-from services.offline.datasets import Interactions, MeasuredSplit
+from services.offline.datasets import Interactions, MeasuredSplit, TableOptions
 from services.offline.evaluation.bundles.judged import Data, judged_by
 from services.offline.evaluation.engine.baselines import Ease, Popularity, RecentPopularity, ServedNeighbours
 from services.offline.evaluation.engine.intervals import estimates
@@ -30,17 +30,18 @@ _PROBE_ITEMS = 512
 # A kind of events is told from so many on.
 MIN_EVENTS = 30
 
+_AS_USUAL = TableOptions()
 Report = dict[str, Any]
 Say = Callable[[str], None]
 
 
-def evaluate(bundle_path: Path, data: Data, *, say: Say = lambda line: None) -> Report:
+def evaluate(bundle_path: Path, data: Data, *, table: TableOptions = _AS_USUAL, say: Say = lambda line: None) -> Report:
     """A report of plain values: what was judged by which events, `rows` by scorer, `segments` by kind of event.
 
     Raises: ValueError as `judged_by`, and where no event has an earlier one of its user; BundleError.
     """
     bundle = load_bundle(bundle_path)
-    judged = judged_by([bundle], data)
+    judged = judged_by([bundle], data, table=table, say=say)
     split, note = judged.split, judged.note
     scorers, left_out = baselines_of(split, bundle.event_schema.of)
     ranked = {}

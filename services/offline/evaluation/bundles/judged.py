@@ -7,7 +7,7 @@ alone. It does not know how anything is scored.
 Letters: N events, X items.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,6 +19,7 @@ from services.algorithms.bundles.model_bundle import Bundle
 from services.offline.datasets import (
     Interactions,
     MeasuredSplit,
+    TableOptions,
     global_time_split,
     leave_one_out_split,
     read_data,
@@ -31,6 +32,7 @@ from services.offline.training.sequences import IntArray
 MAX_EVENTS = 6_000
 
 Data = str | Path | Interactions
+_AS_USUAL = TableOptions()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,14 +44,28 @@ class Judged:
     note: str
 
 
-def judged_by(bundles: Sequence[Bundle], data: Data) -> Judged:
+def judged_by(
+    bundles: Sequence[Bundle],
+    data: Data,
+    *,
+    table: TableOptions = _AS_USUAL,
+    say: Callable[[str], None] = lambda _: None,
+) -> Judged:
     """The events that none of the bundles (of one catalogue and event schema) has learnt and somebody took.
+
+    `table`: how to read a table. `say` hears how it was read and what was found in it.
 
     Raises: ValueError for data that the bundles have learnt, or without one event that counts.
     """
     first = bundles[0]
     schema = first.event_schema
-    given = data if isinstance(data, Interactions) else read_data(data, schema=schema).accepted()
+    if isinstance(data, Interactions):
+        given = data
+    else:
+        reading = read_data(data, schema=schema, table=table)
+        for line in reading.told:
+            say(line)
+        given = reading.accepted()
     parts = [_part(one, given) for one in bundles]
     seen = given.seen(schema)
     events = _over_catalogue(given.select(seen), first)

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from services.offline.datasets import Interactions, read_table
+from services.offline.datasets import Interactions, TableOptions, read_table
 
 
 def write(path: Path, text: str) -> Path:
@@ -17,7 +17,7 @@ def write(path: Path, text: str) -> Path:
 
 
 def read(path: Path, columns: Mapping[str, str] | None = None) -> Interactions:
-    return read_table(path, columns).accepted()
+    return read_table(path, TableOptions(columns=columns or {})).accepted()
 
 
 def test_a_full_csv_is_read(tmp_path: Path) -> None:

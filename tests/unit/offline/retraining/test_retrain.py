@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from services.algorithms.bundles.model_bundle import load_bundle
 from services.algorithms.bundles.model_manifest import BundleError, Manifest
 from services.offline.datasets import Interactions
+from services.offline.datasets.catalogue_file import Catalogue
 from services.offline.evaluation.engine.served_scorer import ServedScorer
 from services.offline.retraining.gate import MIN_EVENTS, Compared, _verdict, judge
 from services.offline.retraining.run import retrain
@@ -190,26 +190,23 @@ def test_what_was_shown_or_turned_down_judges_nobody(bundles: tuple[Path, Path])
 
 def test_the_new_model_keeps_what_the_serving_one_was_told(tmp_path: Path) -> None:
     data = replace(everything(), type_names=["took"])
-    events, attributes = tmp_path / "events.yaml", tmp_path / "attributes.parquet"
+    events, attributes = tmp_path / "events.yaml", pa.table({"price": np.arange(150.0)})
     events.write_text("types: {took: {role: positive}, banner: {role: exposure}}")
-    pq.write_table(pa.table({"item_id": data.item_ids, "price": np.arange(150.0)}), attributes)
-    told: dict[str, Any] = {"events": events, "attributes": attributes, "actions": True}
+    items = Catalogue(rows={one: row for row, one in enumerate(data.item_ids)}, attributes=attributes)
+    told: dict[str, Any] = {"events": events, "catalogue": items, "actions": True}
     serving = tmp_path / "serving"
     run_training(interactions=data.select(slice(0, 3_000)), out=serving, split=NONE, export=False, **told, **SETTINGS)
     said: dict[str, Any] = {}
 
     def note(**options: Any) -> Mapping[str, Any]:
-        said.update(options, attributes=pq.read_table(options["attributes"]), events=options["events"].read_text())
+        said.update(options, events=options["events"].read_text())
         raise InterruptedError
 
     with pytest.raises(InterruptedError):
         retrain(serving=serving, data=data, out=tmp_path / "next", hours=HOURS, settings=SETTINGS, train=note)
     assert said["events"] == events.read_text()
     assert said["actions"]
-    assert (
-        said["attributes"].sort_by("price").to_pydict()
-        == pq.read_table(attributes).select(said["attributes"].column_names).to_pydict()
-    )
+    assert said["catalogue"].attributes_of(data.item_ids).to_pydict() == attributes.to_pydict()
 
 
 def test_what_was_only_shown_is_in_no_new_catalogue(bundles: tuple[Path, Path], tmp_path: Path) -> None:

@@ -1,0 +1,189 @@
+"""What a file says of items: ids, titles, categories, and typed attributes for filters.
+
+CSV, JSON lines or Parquet; a column of another name is an attribute. The file's types say what each attribute is; they
+are brought to the types that a bundle holds. What a filter could not use later is refused here, naming column, row and
+what is allowed, but for text and URLs: no filter reads them, and they are named as left out.
+
+Letters: X items.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pa_csv
+import pyarrow.json as pa_json
+import pyarrow.parquet as pq
+
+from services.algorithms.rules.attributes import ARROW_TYPES, Kind, arrow_kinds
+
+from .columns import plain
+
+MAX_TAG_BYTES = 128
+_ITEM = ("itemid", "item", "id", "movieid", "parentasin", "asin", "productid", "product", "sku", "articleid", "article")
+_TITLE = ("title", "name", "productname", "itemname")
+_CATEGORIES = ("categories", "category", "genres", "genre")
+_URL = r"^https?://"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Catalogue:
+    """What a file says of its items. rows: each id's row; attributes: a row each, None where the file has none; texts:
+    columns that are text or URLs, which nothing filters by. read_as: which column was taken for what."""
+
+    rows: Mapping[str, int]
+    titles: Sequence[str] = ()
+    categories: Sequence[tuple[str, ...]] = ()
+    attributes: pa.Table | None
+    texts: tuple[str, ...] = ()
+    read_as: str = ""
+
+    def attributes_of(self, item_ids: Sequence[str]) -> pa.Table | None:
+        """Of these items, in their order, nulls where the file lacks one."""
+        if self.attributes is None:
+            return None
+        return self.attributes.take(pa.array([self.rows.get(item_id) for item_id in item_ids], type=pa.int64()))
+
+
+def read_catalogue(path: Path, separator: str = "|") -> Catalogue:
+    """Read a file of items: .csv, .tsv, .jsonl (also .ndjson, and .gz of all), or Parquet.
+
+    separator: between two categories of a text. Raises: ValueError naming file, column or row, the value, and what is
+    allowed.
+    """
+    table = _read(path)
+    names = {role: _named(table, usual) for role, usual in (("id", _ITEM), ("title", _TITLE), ("cat", _CATEGORIES))}
+    if names["id"] is None:
+        raise ValueError(f"{path} has columns {table.column_names}; missing: item_id")
+    ids = ["" if one is None else one for one in _texts(path, table, names["id"])]
+    rows: dict[str, int] = {}
+    for row, item_id in enumerate(ids):
+        if not item_id:
+            raise ValueError(f"{path} row {row}: {names['id']} is missing; allowed: an id in each row")
+        if rows.setdefault(item_id, row) != row:
+            raise ValueError(f"{path} row {row}: {names['id']}={item_id!r} again, first in row {rows[item_id]}")
+    others = [name for name in table.column_names if name not in names.values()]
+    texts = tuple(name for name in others if _is_long_text(table.column(name)))
+    kept = table.select([name for name in others if name not in texts and not pa.types.is_null(table[name].type)])
+    cells = [None] * len(ids) if names["cat"] is None else table.column(names["cat"]).to_pylist()
+    taken = [f"{names[role]} is {said}" for role, said in _SAID.items() if names[role]]
+    taken += [f"{name} is an attribute" for name in kept.column_names]
+    return Catalogue(
+        rows=rows,
+        titles=[""] * len(ids)
+        if names["title"] is None
+        else [one or "" for one in _texts(path, table, names["title"])],
+        categories=[split_categories("" if cell is None else cell, separator) for cell in cells],
+        attributes=attribute_columns(path, kept, without=()) if kept.column_names else None,
+        texts=texts,
+        read_as=f"columns of {path.name}: {', '.join(taken)}",
+    )
+
+
+_SAID = {"id": "item", "title": "title", "cat": "categories"}
+
+
+def split_categories(cell: str | Sequence[str | None], separator: str = "|") -> tuple[str, ...]:
+    """The categories of a text that separates them, or of a list of texts."""
+    parts = cell.split(separator) if isinstance(cell, str) else ("" if part is None else str(part) for part in cell)
+    return tuple(part.strip() for part in parts if part.strip())
+
+
+def _read(path: Path) -> pa.Table:
+    kinds = {suffix.lower() for suffix in path.suffixes}
+    try:
+        if kinds & {".csv", ".tsv", ".txt"}:
+            return _read_csv(path)
+        if kinds & {".jsonl", ".ndjson", ".json"}:
+            return pa_json.read_json(pa.input_stream(str(path)))
+        return pq.read_table(path)
+    except (OSError, pa.ArrowInvalid, UnicodeDecodeError) as exc:
+        what = "CSV or JSON lines" if kinds & {".csv", ".tsv", ".txt", ".jsonl", ".ndjson", ".json"} else "Parquet"
+        raise ValueError(f"{path}: not a {what} table ({exc})") from exc
+
+
+def _read_csv(path: Path) -> pa.Table:
+    data = pa.input_stream(str(path)).read()
+    parse = pa_csv.ParseOptions(delimiter=header_separator(path, data), newlines_in_values=True)
+    with pa_csv.open_csv(pa.BufferReader(data), parse_options=parse) as reader:
+        ids = [name for name in reader.schema.names if plain(name) in (*_ITEM, *_TITLE, *_CATEGORIES)]
+    # Ids stay text ("007"); what nothing is said of is missing.
+    convert = pa_csv.ConvertOptions(
+        column_types=dict.fromkeys(ids, pa.string()), null_values=[""], strings_can_be_null=True
+    )
+    return pa_csv.read_csv(pa.BufferReader(data), parse_options=parse, convert_options=convert)
+
+
+def header_separator(path: Path, data: bytes) -> str:
+    """What separates the cells of a CSV: a tab in a .tsv, else what the header has most of."""
+    if any(suffix.lower() in (".tsv", ".inter") for suffix in path.suffixes):
+        return "\t"
+    return max((",", ";", "\t", "|"), key=data.lstrip().split(b"\n", 1)[0].decode(errors="replace").count)
+
+
+def _named(table: pa.Table, usual: Sequence[str]) -> str | None:
+    return next((name for one in usual for name in table.column_names if plain(name) == one), None)
+
+
+def _texts(path: Path, table: pa.Table, name: str) -> list[str | None]:
+    try:
+        texts: list[str | None] = table.column(name).cast(pa.string()).to_pylist()
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        raise ValueError(f"{path}: column {name} is of {table.column(name).type}; allowed: text or numbers") from None
+    return texts
+
+
+def _is_long_text(column: pa.ChunkedArray) -> bool:
+    """Whether these are URLs, or texts longer than a tag may be."""
+    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)) or column.null_count == len(
+        column
+    ):
+        return False
+    urls = pc.all(pc.match_substring_regex(column, _URL)).as_py()
+    return bool(urls or pc.any(pc.greater(pc.binary_length(column), MAX_TAG_BYTES)).as_py())
+
+
+def attribute_columns(path: Path, table: pa.Table, *, without: Collection[str]) -> pa.Table:
+    """The other columns of a table as a bundle's attributes. Raises: as `read_catalogue`."""
+    columns = {
+        name: _column(path, name, table.column(name).combine_chunks())
+        for name in table.column_names
+        if name not in without
+    }
+    attributes = pa.table(columns)
+    try:
+        arrow_kinds(attributes.schema)
+    except ValueError as exc:
+        raise ValueError(f"{path}: {exc}") from exc
+    return attributes
+
+
+def _column(path: Path, name: str, column: pa.Array) -> pa.Array:
+    types, of = pa.types, column.type
+    if types.is_dictionary(of):
+        column = column.cast(of.value_type)
+        of = column.type
+    if types.is_integer(of) or types.is_floating(of) or types.is_decimal(of):
+        number = column.cast(ARROW_TYPES[Kind.NUMBER], safe=False)
+        _refuse(path, name, number, pc.invert(pc.is_finite(number)), "a finite number, or null")
+        return number
+    if types.is_date(of) or types.is_timestamp(of):
+        return column.cast(pa.timestamp("ms")).cast(ARROW_TYPES[Kind.TIME], safe=False)
+    if types.is_boolean(of) or types.is_string(of) or types.is_large_string(of):
+        tags = column.cast(ARROW_TYPES[Kind.TAG])
+        sizes = pc.binary_length(tags)
+        wrong = pc.or_(pc.equal(sizes, 0), pc.greater(sizes, MAX_TAG_BYTES))
+        _refuse(path, name, tags, wrong, f"1-{MAX_TAG_BYTES} bytes of UTF-8, or null")
+        return tags
+    raise ValueError(
+        f"{path}: column {name} is of {of}; allowed: numbers, dates or timestamps, and strings or booleans (tags)"
+    )
+
+
+def _refuse(path: Path, name: str, column: pa.Array, wrong: pa.Array, allowed: str) -> None:
+    rows = np.flatnonzero(pc.fill_null(wrong, False).to_numpy(zero_copy_only=False))
+    if len(rows):
+        raise ValueError(f"{path} row {rows[0]}: {name}={str(column[int(rows[0])])[:80]!r} allowed: {allowed}")

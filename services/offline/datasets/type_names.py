@@ -1,0 +1,81 @@
+"""Types of events that a schema does not name: which of its types was probably meant, and the line that says so."""
+
+import difflib
+
+from services.algorithms.bundles.event_schema import EventSchema, EventType, Role
+
+from .columns import plain
+
+# What people call what the default schema has, by the beginning of the word.
+_OTHER_WORDS = {
+    "basket": "add_to_cart",
+    "buy": "purchase",
+    "bought": "purchase",
+    "order": "purchase",
+    "checkout": "purchase",
+    "transaction": "purchase",
+    "fav": "save",
+    "bookmark": "save",
+    "detail": "view",
+    "rate": "rating",
+    "stars": "rating",
+    "dismiss": "hide",
+    "refund": "return",
+    "stream": "play",
+    "show": "impression",
+}
+_LEAST_LIKE = 0.75
+_WEIGHT = {Role.POSITIVE: 1.0, Role.NEGATIVE: -1.0, Role.EXPOSURE: 0.0, Role.NEUTRAL: 0.0}
+
+
+def near_type(name: str, schema: EventSchema) -> str | None:
+    """The type of the schema that `name` probably means; None where no name is near.
+
+    The same letters come first, then a type that is a word of `name` or has it as one, then another word for a type,
+    then a name of similar letters.
+    """
+    said = plain(name)
+    if not said:
+        return None
+    by_letters = {plain(one): one for one in schema.types}
+    if said in by_letters:
+        return by_letters[said]
+    if len(said) >= 3:
+        part = [one for letters, one in by_letters.items() if said in one.split("_") or letters in said]
+        if part:
+            return max(part, key=lambda one: (len(plain(one)), one)) if len(said) > 4 else part[0]
+    for beginning, one in _OTHER_WORDS.items():
+        if said.startswith(beginning) and one in schema.types:
+            return one
+    like = difflib.get_close_matches(said, by_letters, n=1, cutoff=_LEAST_LIKE)
+    return by_letters[like[0]] if like else None
+
+
+def schema_line(name: str, means: EventType) -> str:
+    """The line of `events.yaml` by which `name` means this."""
+    said = [f"role: {means.role}"]
+    if means.weight.centre is not None or means.weight.slope != _WEIGHT[means.role]:
+        said.append(f"weight: {means.weight.slope:g}")
+    if means.weight.centre is not None:
+        said.append(f"centre: {means.weight.centre:g}")
+    for what in ("seen", "history"):
+        if getattr(means, what) is not (means.role in (Role.POSITIVE, Role.NEGATIVE)):
+            said.append(f"{what}: {str(getattr(means, what)).lower()}")
+    return f"{name if name.isidentifier() else repr(name)}: {{{', '.join(said)}}}"
+
+
+def rating_scale(least: float, most: float) -> tuple[float, float] | None:
+    """The scale that values from `least` to `most` are on, where it is none of at most five stars: 0 to 1, 0 or 1 to 7,
+    10, 20 or 100, or -10 to 10 and the like."""
+    for top in (1.0, 5.0, 7.0, 10.0, 20.0, 100.0):
+        if max(most, -least) <= top:
+            if least < 0:
+                return -top, top
+            return None if top == 5.0 or least == top else (float(least >= 1), top)
+    return None
+
+
+def scale_line(name: str, scale: tuple[float, float]) -> str:
+    """The line of `events.yaml` by which the ends of a scale weigh -1 and 1."""
+    low, high = scale
+    return f"{name}: {{role: positive, weight: {2 / (high - low):.4g}, centre: {(low + high) / 2:g}}}"
