@@ -1,1 +1,1 @@
-"""What Redis holds of a user: keys and scripts, the store, sessions, who holds which partition."""
+"""A user's data in Redis: keys, scripts, the store, sessions, and the leases on partitions."""

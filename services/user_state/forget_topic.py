@@ -1,6 +1,6 @@
-"""The topic `forgets` as each encoder process reads it: whole, before anything is applied, then followed.
+"""Read the topic `forgets` in an encoder process: first the whole topic, then new records as they arrive.
 
-What it names is compared with the end of `interactions`. Progress is kept by whoever applies what is read.
+A forget's positions are compared with the end of `interactions`. The caller tracks progress.
 """
 
 import threading
@@ -23,7 +23,7 @@ _PARTITION = 0
 
 @dataclass(frozen=True, slots=True)
 class ForgetRecord:
-    """One record of `forgets`: what it says, or why it cannot be read."""
+    """One record of `forgets`: its content, or the reason why it cannot be read."""
 
     record: SourceRecord
     forget: Forget | None
@@ -31,21 +31,24 @@ class ForgetRecord:
 
 
 class ForgetTopic:
-    """The records in order; for one thread."""
+    """Reads the topic in order. Not thread-safe."""
 
     def __init__(self, reader: Reader) -> None:
-        """reader: of `forgets` alone."""
+        """reader: reads `forgets` only."""
         self._reader = reader
         self._is_whole = False
 
     def read(self) -> list[ForgetRecord]:
-        """What came since the last call; the first call gives all that the topic held when it was made. Never waits for
-        what is not there yet. Raises: DependencyUnavailable; what was read before it is read again."""
+        """Return the records since the last call; the first call returns the whole topic. Does not wait for new
+        records.
+
+        Raises: DependencyUnavailable; the next call then reads the same records again.
+        """
         found = self._reader.poll(0) if self._is_whole else self._read_whole()
         return [_decoded(record) for record in found]
 
     def close(self) -> None:
-        """Give the connection up; the next read goes on where this one ended."""
+        """Close the connection. The next read continues after the last record."""
         self._reader.close()
 
     def _read_whole(self) -> list[SourceRecord]:
@@ -62,28 +65,33 @@ class ForgetTopic:
 
 @dataclass(kw_only=True, eq=False)
 class KnownForgets:
-    """All that the topic said so far. forgotten: by user, up to where; whoever makes something of `interactions` asks
-    it. ends: one past the last record of each partition of `interactions`. unreadable: what could not be read and is no
-    dead letter yet. named: per partition the furthest that any forget names."""
+    """All forgets read so far.
+
+    forgotten: per user, the last forgotten positions. ends: one past the last record of each partition of
+    `interactions`.
+    unreadable: unreadable records that are not dead letters yet. named: per partition the highest offset in any forget.
+    """
 
     topic: ForgetTopic
     forgotten: Forgotten
     ends: Callable[[], Offsets] = dict
     unreadable: list[ForgetRecord] = field(default_factory=list, init=False)
     named: Mapping[int, int] = field(default_factory=dict, init=False)
-    # The latest of each user, as compaction keeps them.
+    # The latest forget of each user, as compaction retains it.
     _latest: dict[str, ForgetRecord] = field(default_factory=dict, init=False)
-    # Read and not compared with the log's ends yet; whether some were ahead of them when it was tried last.
+    # Records read and not yet compared with the log's ends; whether the last comparison found any beyond them.
     _compared_next: list[ForgetRecord] = field(default_factory=list, init=False)
     _was_ahead: bool = field(default=False, init=False)
-    # Of what `of` asks for.
+    # Guards what `of` reads.
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     def read(self) -> list[ForgetRecord]:
-        """What came since the last call and can be read.
+        """Return the readable records since the last call.
 
-        Raises: DependencyUnavailable, also once where a forget names what the log does not have: a leader that was just
-        elected may not know its end yet."""
+        Raises: DependencyUnavailable, also the first time that a forget names a position beyond the log's end: a newly
+        elected
+        leader may not know its end yet.
+        """
         self._compared_next += self.topic.read()
         ends = self.ends() if self._compared_next else {}
         found = [_within(ends, record) for record in self._compared_next]
@@ -91,7 +99,7 @@ class KnownForgets:
         was_ahead, self._was_ahead = self._was_ahead, bool(ahead)
         if ahead and not was_ahead:
             raise DependencyUnavailable(
-                f"forgets {ahead[:10]} name positions behind the log's end; they are read again"
+                f"forgets {ahead[:10]} name positions beyond the log's end; they are read again"
             )
         if ahead:
             log.error("forgets_ahead_of_log", offsets=ahead, ends=dict(ends))
@@ -109,13 +117,14 @@ class KnownForgets:
         return readable
 
     def behind(self, offset: int) -> list[ForgetRecord]:
-        """The latest of each user, where it lies behind this offset; what cannot be read and does not is done with."""
+        """Return the latest forget of each user that lies after this offset; drop unreadable records up to it."""
         self.unreadable = [one for one in self.unreadable if one.record.offset > offset]
         return [one for one in self._latest.values() if one.record.offset > offset]
 
     def of(self, user_id: str) -> tuple[int, Mapping[int, int]] | None:
-        """Where the user's latest forget lies, and up to where the user is forgotten by then; None: never. From any
-        thread."""
+        """Return the offset of the user's latest forget and the forgotten positions; None without a forget.
+        Thread-safe.
+        """
         with self._lock:
             latest = self._latest.get(user_id)
             return None if latest is None else (latest.record.offset, self.forgotten.up_to(user_id))
@@ -129,8 +138,7 @@ def _decoded(record: SourceRecord) -> ForgetRecord:
 
 
 def _within(ends: Offsets, record: ForgetRecord) -> ForgetRecord:
-    """The record itself; one that names positions which the log does not have yet with the log's end in their place:
-    what the user does later counts, whoever wrote the record."""
+    """Return the record with positions limited to the log's present end, so that later events of the user count."""
     if record.forget is None:
         return record
     named = record.forget.up_to

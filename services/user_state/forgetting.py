@@ -1,8 +1,7 @@
-"""Who is to be forgotten, up to where, and what stays of such a user: pure functions and values.
+"""Which users are forgotten, up to which positions, and what remains of them: pure functions and values.
 
-A forget names positions of `interactions`; what lies at or below them counts for nothing in whatever is made of the
-topic, now, after a second delivery, and in every later rebuild or import. What comes after counts again. Knows neither
-Kafka nor Redis.
+A forget names positions of `interactions`. Records at or below them have no effect, also after redelivery, a rebuild
+or an import. Later records count. Knows neither Kafka nor Redis.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,23 +16,23 @@ from services.user_state.values import UserHistory, UserUpdate
 
 
 class Forgotten:
-    """Who was forgotten, up to where: everything that `forgets` has said so far. Places only ever grow."""
+    """Per user, the forgotten positions from all forgets so far. Positions only increase."""
 
     def __init__(self) -> None:
         self._up_to: dict[str, Mapping[int, int]] = {}
 
     def add(self, forget: Forget) -> None:
-        """From now on the user is forgotten up to there; what an earlier forget covered stays covered."""
+        """Forget the user up to these positions, in addition to earlier forgets."""
         before = self._up_to.get(forget.user_id)
-        # What was handed out is never changed; and most users are forgotten once, so most share the forget's own.
+        # Returned mappings never change. Most users have one forget and share its mapping.
         self._up_to[forget.user_id] = forget.up_to if before is None else furthest(before, forget.up_to)
 
     def up_to(self, user_id: str) -> Mapping[int, int]:
-        """Per partition the last forgotten offset; empty for who was never forgotten."""
+        """Return the last forgotten offset per partition; empty if the user was never forgotten."""
         return self._up_to.get(user_id, {})
 
     def last(self) -> Mapping[int, int]:
-        """Per partition the highest offset that any forget names."""
+        """Return the highest offset per partition in any forget."""
         highest: Mapping[int, int] = {}
         for up_to in self._up_to.values():
             highest = furthest(highest, up_to)
@@ -41,27 +40,28 @@ class Forgotten:
 
 
 def check_same_log(named: Mapping[int, int], ends: Mapping[int, int]) -> None:
-    """named: per partition the highest offset that any forget names. ends: one past the last record, of those
-    partitions of `interactions` that are looked at.
+    """Check that the forgets belong to this log.
 
-    Raises: PreconditionFailed when a forget names a position that the topic does not have: it speaks of another log.
+    named: per partition the highest offset in any forget. ends: one past the last record of each partition to check.
+    Raises: PreconditionFailed if a forget names an offset that the topic does not have.
     """
     for partition, offset in named.items():
         if offset >= ends.get(partition, offset + 1):
             raise PreconditionFailed(
                 f"partition {partition} of the topic ends before offset {ends[partition]}, but {FORGETS!r} voids a "
-                f"user up to {offset}: the topic was made anew. Empty {FORGETS!r}, too, or bring the topic back"
+                f"user up to {offset}: the topic was recreated. Empty {FORGETS!r}, too, or restore the topic"
             )
 
 
 def pseudonyms_of(user_id: str, keys: Sequence[bytes]) -> list[str]:
-    """The user's pseudonyms under several keys, in their order."""
+    """Return the user's pseudonyms under these keys, in their order."""
     return [pseudonym_of(user_id, key) for key in keys]
 
 
 def erase(history: UserHistory, up_to: Mapping[int, int]) -> UserHistory:
-    """What stays of a user who is forgotten up to there: later events, positions, and of recent ids what a second
-    delivery is told by (a hash and an outcome; items only of later ones)."""
+    """Remove everything up to these positions. Later events, positions, and the hashes and outcomes of recent event ids
+    remain; the hashes are needed to recognise a redelivery.
+    """
     forgotten = furthest(history.forgotten, up_to)
     return UserHistory(
         events=[event for event in history.events if not is_covered(forgotten, event.partition, event.offset)],
@@ -84,8 +84,7 @@ def whole_update(
     *,
     expected: bytes,
 ) -> UserUpdate:
-    """What is written in the place of all that was stored of a user. The history has no state until somebody makes
-    one."""
+    """Return an update that replaces everything stored of a user. It contains no query state."""
     return UserUpdate(
         user_id=user_id,
         model_version=model_version,
@@ -100,12 +99,12 @@ def whole_update(
 
 
 def turned_down(schema: EventSchema, events: Sequence[StoredEvent]) -> list[str]:
-    """The items of a history, oldest event first, that were turned down of late."""
+    """Return the recently rejected items of a history. events: oldest first."""
     return schema.turned_down([(one.item_id, (one.type, one.value)) for one in events[-TURNED_DOWN_EVENTS:]])
 
 
 def seen_in(events: Iterable[StoredEvent]) -> dict[str, int]:
-    """The items of a history, with the newest time of each: what a forgotten user's later events say was seen."""
+    """Return the items of a history with the newest time of each."""
     seen: dict[str, int] = {}
     for event in events:
         seen[event.item_id] = max(event.event_time_ms, seen.get(event.item_id, 0))
@@ -113,5 +112,5 @@ def seen_in(events: Iterable[StoredEvent]) -> dict[str, int]:
 
 
 def packed(history: UserHistory, seen: Mapping[str, int]) -> PackedHistory:
-    """The user as `histories` keeps it."""
+    """Return the user in the format of `histories`."""
     return pack_history(history.positions, history.forgotten, history.events, history.recent, seen)

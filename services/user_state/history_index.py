@@ -1,18 +1,18 @@
-"""Where each user's newest record of `histories` lies: 64 bits of hash and 64 bits of position a user, in memory.
+"""The position of each user's newest record in `histories`: 64 bits of hash and 64 bits of position, in memory.
 
-Two users of one hash are told apart by the record's key: the one whose record is not found is read from the log.
+Two users may share a hash. The reader compares the record's key, and reads the log for the user that the index lost.
 """
 
 import numpy as np
 
 from services.platform.stream.position import Position, pack_position, unpack_position
 
-# Entries that came since the arrays were made: a dictionary is some hundred bytes an entry, so there are few.
+# Entries since the last merge. A dictionary needs some hundred bytes per entry, so their number is limited.
 _FEW = 65_536
 
 
 class HistoryIndex:
-    """A user has one partition, and a later offset holds."""
+    """Maps a key's hash to its highest offset. Each key lies in one partition."""
 
     def __init__(self) -> None:
         self._hashes = np.zeros(0, dtype=np.int64)
@@ -20,14 +20,14 @@ class HistoryIndex:
         self._new: dict[int, int] = {}
 
     def put(self, key: bytes, partition: int, offset: int) -> None:
-        """There is a record of this key; in any order."""
+        """Add a record of this key. Records may come in any order."""
         name, place = hash(key), pack_position(partition, offset)
         self._new[name] = max(place, self._new.get(name, -1))
         if len(self._new) > _FEW + len(self._hashes) // 4:
             self._merge()
 
     def get(self, key: bytes) -> Position | None:
-        """The newest record of this key, or of another one with the same hash."""
+        """Return the position of the newest record with this key, or with another key of the same hash."""
         name = hash(key)
         place = self._new.get(name, -1)
         at = int(np.searchsorted(self._hashes, name))

@@ -1,6 +1,6 @@
-"""The compacted topic `histories` as its writer uses it: marks, newest records, and where each of them lies.
+"""The compacted topic `histories` as its writer uses it: marks, newest records and their positions.
 
-Knows which partitions are this process's, not whose history changed or when it is written (`keep_histories.py`).
+Knows the partitions of this process, not whose history changed or when to write it (`keep_histories.py`).
 """
 
 from collections import Counter
@@ -29,38 +29,43 @@ from services.user_state.ports import HistoryOutbox
 
 log = structlog.get_logger()
 
-# A mark is written behind each round; where none is among so many last records, the whole partition is read.
+# Each round ends with a mark. Without a mark among this many last records, the whole partition is read.
 _TAIL_RECORDS = 500
 _POLL_RECORDS = 2_000
 _POLL_MS = 50
 
 
 class HistoryTopic:
-    """topic: a reader of `histories`. kept: told how many users were written. marks: the newest of each partition that
-    is this process's. is_another: the topic was made anew under this process; whoever notices it takes over again."""
+    """Reads and writes the assigned partitions of `histories`.
+
+    topic: a reader of `histories`. kept: called with the number of users written. marks: the newest mark of each
+    assigned
+    partition. is_another: the topic was recreated while this process ran; the caller has to call `take_over` again.
+    """
 
     def __init__(self, topic: Reader, outbox: HistoryOutbox, kept: Callable[[int], None] = lambda users: None) -> None:
         self._topic, self._outbox, self._kept = topic, outbox, kept
         self.marks: dict[int, Mark] = {}
         self.is_another = False
-        # Of users, that were read or written since each partition was taken over.
+        # Number of user records read or written since each partition was assigned.
         self._records: Counter[int] = Counter()
         self._last_offsets: dict[int, int] = {}
         self._index = HistoryIndex()
-        # Partitions of which the index lacks something, and the reading of them.
+        # Partitions that are not fully indexed, and the iterator that indexes them.
         self._unindexed: set[int] = set()
         self._indexing: Iterator[object] | None = None
 
     def take(self, partitions: Sequence[int], num_partitions: int) -> dict[int, Mark]:
-        """These partitions are this process's now; the newest mark of each, where there is one. `marks` says nothing of
-        them yet. num_partitions: of `interactions`.
+        """Add partitions and return the newest mark of each that has one. `marks` gets empty marks for them.
 
-        Raises: PreconditionFailed when the topic has another number of partitions; DependencyUnavailable.
+        num_partitions: of `interactions`.
+
+        Raises: PreconditionFailed if the topic has another number of partitions; DependencyUnavailable.
         """
         if (found_partitions := self._topic.num_partitions()) != num_partitions:
             raise PreconditionFailed(
                 f"topic {HISTORIES!r} has {found_partitions} partitions, `interactions` has {num_partitions}: delete "
-                f"{HISTORIES!r}, and it is made and filled anew"
+                f"{HISTORIES!r}; it is then created and filled again"
             )
         bounds = self._topic.bounds(partitions)
         self.marks |= {p: Mark(reading=0, covered=-1, num_partitions=num_partitions) for p in partitions}
@@ -77,7 +82,7 @@ class HistoryTopic:
         return found
 
     def leave(self, partitions: Collection[int]) -> None:
-        """These are not this process's any more."""
+        """Remove partitions."""
         for partition in partitions:
             for table in (self.marks, self._last_offsets, self._records):
                 table.pop(partition, None)
@@ -86,11 +91,11 @@ class HistoryTopic:
             self._index = HistoryIndex()
 
     def void(self) -> None:
-        """What was written before counts for nothing: any offset may come next."""
+        """Forget the last offsets: the next record may have any offset."""
         self._last_offsets = {}
 
     def write_marks(self, marks: Mapping[int, Mark]) -> None:
-        """Write these, and hold them as the newest. Raises: DependencyUnavailable, Conflict."""
+        """Write the marks; they become the newest. Raises: DependencyUnavailable, Conflict."""
         if not marks:
             return
         offsets = self._outbox.keep([KeptRecord(p, MARK_KEY, encode_mark(mark)) for p, mark in marks.items()])
@@ -100,8 +105,9 @@ class HistoryTopic:
             self.marks[partition] = mark
 
     def write(self, histories: Mapping[str, PackedHistory | None], homes: Mapping[str, int]) -> list[str]:
-        """Write these users at once, each at home in its partition; None: nothing is to be kept. Returns those of whom
-        nobody said where their record lies, though it was acknowledged.
+        """Write these users, each to its home partition; None writes a tombstone.
+
+        Returns the users whose record was acknowledged without an offset.
 
         Raises: DependencyUnavailable, Conflict.
         """
@@ -124,10 +130,7 @@ class HistoryTopic:
         return unknown
 
     def find(self, user_ids: Collection[str]) -> dict[str, KeptHistory]:
-        """The newest records of these users, without those who have none that can be used.
-
-        Raises: DependencyUnavailable.
-        """
+        """Return the newest usable record of each of these users, where one exists."""
         while self.index():
             pass
         wanted: dict[int, list[tuple[int, str]]] = {}
@@ -150,15 +153,15 @@ class HistoryTopic:
 
     @property
     def num_records(self) -> int:
-        """Of users, in these partitions, as far as the topic was read."""
+        """Number of user records in the assigned partitions, as far as the topic was read."""
         return self._records.total()
 
     def has_record(self, user_id: str) -> bool:
-        """Whether there is any, as far as the topic was read."""
+        """Return whether the user has a record, as far as the topic was read."""
         return self._index.get(user_id.encode()) is not None
 
     def read(self, record: SourceRecord) -> KeptHistory | None:
-        """The history of a record; None, and it is said why, where it cannot be used."""
+        """Decode a record's history. Return None, and log the reason, if it cannot be used."""
         if record.value is None or record.key is None:
             return None
         try:
@@ -175,39 +178,44 @@ class HistoryTopic:
         return kept if kept.reading == self.marks[record.partition].reading else None
 
     def is_newest(self, record: SourceRecord) -> bool:
-        """Whether no later record of the same user is known."""
+        """Return whether no later record of the same user is known."""
         return self._index.get(record.key or b"") == (record.partition, record.offset)
 
     def index(self) -> bool:
-        """Read on in the topic, some records; False once it was read to its end. Raises: DependencyUnavailable."""
+        """Index the next records; return False at the end of the topic. Raises: DependencyUnavailable."""
         if self._indexing is not None and next(self._indexing, None) is None:
             self._indexing = None
             self._unindexed.clear()
         return self._indexing is not None
 
     def index_again(self, partitions: Sequence[int]) -> Iterator[Sequence[SourceRecord]]:
-        """All of these partitions and of what the index lacks, some records at a time, indexed. Raises:
-        DependencyUnavailable."""
+        """Read these partitions and all that are not fully indexed, in batches, and index them.
+
+        Raises: DependencyUnavailable.
+        """
         self._unindexed.update(partitions)
         yield from self._read_index()
         self._indexing = None
         self._unindexed.clear()
 
     def scan(self, partitions: Collection[int] | None = None) -> Iterator[Sequence[SourceRecord]]:
-        """The topic from its beginning to its present end, some records at a time. partitions: None: all of this
-        process's. Raises: DependencyUnavailable."""
+        """Read partitions from their beginning to their present end, in batches. partitions: None reads all assigned
+        ones.
+
+        Raises: DependencyUnavailable.
+        """
         bounds = self._topic.bounds(list(self.marks if partitions is None else partitions))
         ranges = {partition: (first, end - 1) for partition, (first, end) in bounds.items()}
         yield from read_ranges(self._topic, ranges, poll_ms=_POLL_MS, max_records=_POLL_RECORDS)
 
     def close(self) -> None:
-        """Give the connection up."""
+        """Close the connection."""
         self._topic.close()
 
     def _check_offset(self, partition: int, offset: int) -> None:
         if offset <= self._last_offsets.get(partition, -1):
             self.is_another = True
-            raise Conflict(f"the topic {HISTORIES!r} was made anew: everybody is written to it again")
+            raise Conflict(f"the topic {HISTORIES!r} was recreated: all users are written to it again")
         self._last_offsets[partition] = offset
 
     def _read_index(self) -> Iterator[Sequence[SourceRecord]]:

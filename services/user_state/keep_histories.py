@@ -1,10 +1,10 @@
-"""Keep every user's history in the compacted topic `histories`: written in rounds, found again by user.
+"""Write every user's history to the compacted topic `histories`, in rounds, and look histories up by user.
 
-A round takes everybody whose history changed since the last one, reads them from the state store, writes them, and,
-when all are acknowledged, writes a mark into each partition: everything of `interactions` up to there is in the topic.
-So at any moment a user's newest record, with the records of `interactions` behind the mark, makes the whole history,
-and users who are in no round need the record alone. A crash loses only the memory of who changed behind the marks; the
-keys of those records say it again. The marks lie in the topic itself, so they are lost with it and outlive the store.
+A round reads the users whose history changed since the last round from the state store and writes them. After all are
+acknowledged, it writes a mark to each partition: the topic reflects `interactions` up to this offset. So a user's
+newest record plus the records of `interactions` after the mark give the whole history. A crash loses only the set of
+changed users; the keys of the records after the marks give it again. The marks lie in the topic itself, so they are
+lost together with it and outlive the store.
 """
 
 import secrets
@@ -28,18 +28,23 @@ from services.user_state.values import DEFAULT_TTL_SECONDS, AdvanceStep, Progres
 
 log = structlog.get_logger()
 
-# Users that are written between two polls of the stream: about 50 ms.
+# Users written between two polls of the stream: about 50 ms.
 SLICE_USERS = 500
-# From so many records on, everybody is written again in place of those whom the records name.
+# From this many records on, all users are written again instead of those in the records.
 _MANY_RECORDS = 200_000
 _RETRY_S = 30.0
 
 
 @dataclass(slots=True)
 class ChangedUsers:
-    """Users whose history changed behind the marks. known_to: by partition, up to where everybody who changed is in
-    `users`, or is kept. foreign: partitions with records of users who are at home in another process's: their marks
-    stand still. elsewhere: by home partition, where else its users that changed have records."""
+    """Users whose history changed after the marks.
+
+    known_to: per partition, the offset up to which every changed user is in `users` or in the topic. foreign:
+    partitions
+    with records of users whose home belongs to another process; their marks do not advance. elsewhere: per home
+    partition,
+    the other partitions in which its changed users have records.
+    """
 
     users: set[str] = field(default_factory=set)
     known_to: dict[int, int] = field(default_factory=dict)
@@ -47,7 +52,7 @@ class ChangedUsers:
     elsewhere: dict[int, set[int]] = field(default_factory=dict)
 
     def note(self, user_id: str, home: int, partitions: Collection[int], mine: Collection[int]) -> None:
-        """A user at home there has news in these partitions. mine: this process's."""
+        """Note that a user has new records in these partitions. home: its home partition. mine: this process's."""
         if home in mine:
             self.users.add(user_id)
             if others := set(partitions) - {home}:
@@ -57,11 +62,10 @@ class ChangedUsers:
             log.warning("users_of_other_partitions", partitions=sorted(found))
 
     def leave(self, partitions: Collection[int], left: Collection[int], epoch: str) -> None:
-        """These are not this process's any more: whoever takes them over finds in the log who changed. left: those that
-        are."""
+        """Remove partitions; their next owner finds the changed users in the log. left: the partitions that remain."""
         for partition in partitions:
             self.known_to.pop(partition, None)
-            # Its users are nobody's here, so the marks of where they have records stand still.
+            # Nobody here tracks its users any more, so the marks of partitions with their records do not advance.
             self.foreign |= self.elsewhere.pop(partition, set())
         self.foreign &= set(left)
         self.users = {user_id for user_id in self.users if home_of(user_id, epoch).partition in left}
@@ -69,8 +73,10 @@ class ChangedUsers:
 
 @dataclass(slots=True)
 class _Round:
-    """pending: still to be written. targets: progress as the round began, which its marks will say; none of it is said
-    when somebody is missing."""
+    """pending: users still to be written. targets: the progress when the round began, for its marks. is_whole: no user
+    was
+    missing; otherwise the round writes no marks.
+    """
 
     began_at: float
     targets: Mapping[int, Progress]
@@ -80,11 +86,12 @@ class _Round:
 
 @dataclass(kw_only=True, eq=False)
 class KeepHistories:
-    """log: a reader of `interactions` of its own. Which partitions are this process's, `take_over` says.
+    """log: a separate reader of `interactions`. `take_over` sets the partitions of this process.
 
-    every_s: how long a round waits at least; after a long one ten times as long as it took, so that writing takes a
-    tenth of the time at most. anchors: what tells a partition's log from another one, where its progress in the store
-    does not say it yet.
+    every_s: the least pause between rounds. It is at least ten times the duration of the last round, so that writing
+    takes
+    at most a tenth of the time. anchors: identifies a partition's log where its progress in the store has no anchors
+    yet.
     """
 
     topic: HistoryTopic
@@ -100,10 +107,10 @@ class KeepHistories:
     _epoch: str = field(default="", init=False)
 
     def take_over(self, stream: Reader, epoch: str, progress: Mapping[int, Progress]) -> bool:
-        """Get in step with the state store; True when it was empty and has watermarks and users (all lost) now.
+        """Synchronise with the state store. Return True if the store was empty and now has watermarks and lost users.
 
-        progress: of the partitions that are this process's from now on; what is known of those that stay is kept.
-        Raises: Conflict, DependencyUnavailable; PreconditionFailed when the topic has other partitions than the log.
+        progress: of all partitions that this process now owns; what is known of retained partitions stays.
+        Raises: Conflict, DependencyUnavailable; PreconditionFailed if the topic and the log differ in partitions.
         """
         self._give_up_round()
         seeded, marks = False, self.topic.marks
@@ -114,7 +121,7 @@ class KeepHistories:
             gone = marks.keys() - watermarks.keys() if stays else list(marks)
             self.topic.leave(gone)
             self.changed.leave(gone, marks.keys(), epoch)
-            # After an error everything is read again.
+            # After an error, read everything again.
             self._epoch, self.topic.is_another = "", False
             new = sorted(watermarks.keys() - marks.keys())
             news = self._find_marks(stream, new, epoch) if new else {}
@@ -122,7 +129,7 @@ class KeepHistories:
         empty = {p for p, mark in marks.items() if watermarks[p] < 0 <= mark.covered and self._is_empty(p, epoch)}
         for partition, mark in marks.items():
             if mark.covered > watermarks[partition] and partition not in empty:
-                # The store went back. Records that are further than it is stay right: a position counts once.
+                # The store lost progress. Records beyond its watermark stay correct: each position counts once.
                 found = progress[partition]
                 news[partition] = replace(mark, covered=found.watermark, anchors=found.anchors, counts=found.counts)
                 self.changed.known_to[partition] = found.watermark
@@ -137,28 +144,30 @@ class KeepHistories:
         return seeded
 
     def void(self, partitions: Collection[int], num_partitions: int) -> None:
-        """A log lost records: what was read of it before counts for nothing. Raises: DependencyUnavailable."""
+        """Discard all knowledge of a log that lost records. Raises: DependencyUnavailable."""
         self._epoch = ""
         self.topic.void()
         mark = Mark(reading=0, covered=-1, num_partitions=num_partitions)
         self.topic.write_marks({partition: replace(mark, reading=_new_reading()) for partition in partitions})
 
     def changing(self, user_id: str, home: int, partitions: Collection[int]) -> None:
-        """A user at home there, with records in these partitions, is about to be written to the store."""
+        """Note that a user with records in these partitions is about to be written to the store. home: its home
+        partition.
+        """
         self.changed.note(user_id, home, partitions, self.topic.marks.keys())
 
     def applied(self, watermarks: Offsets) -> None:
-        """Everybody who changed up to here was named."""
+        """Note that all users changed up to these offsets were named."""
         self.changed.known_to.update(watermarks)
 
     def is_whole(self, user_id: str) -> bool:
-        """Whether the user's newest record reflects all that was applied."""
+        """Return whether the user's newest record reflects everything that was applied."""
         return user_id not in self.changed.users and (self._round is None or user_id not in self._round.pending)
 
     def turn(self, watermarks: Offsets) -> bool:
-        """Go on with the round, or begin one when it is time; whether the round goes on.
+        """Continue the round, or begin one when due. Return whether the round continues.
 
-        Raises: Conflict when the store is behind the watermarks that this process knows.
+        Raises: Conflict if the store's watermarks differ from these.
         """
         if self._round is None and time.monotonic() < self._next_round:
             return False
@@ -171,14 +180,14 @@ class KeepHistories:
             return False
 
     def finish(self, watermarks: Offsets) -> None:
-        """Write everything now: the process ends."""
-        for _ in range(2):  # the round at hand, and one for who changed since it began
+        """Write everything now, at shutdown."""
+        for _ in range(2):  # the present round, and one for users that changed meanwhile
             self._next_round = 0.0
             while self.turn(watermarks):
                 pass
 
     def write(self, histories: Mapping[str, PackedHistory | None]) -> None:
-        """Write these users at once; None: nothing is to be kept. Raises: DependencyUnavailable, Conflict."""
+        """Write these users at once; None writes a tombstone. Raises: DependencyUnavailable, Conflict."""
         homes = {user_id: home_of(user_id, self._epoch).partition for user_id in histories}
         if unknown := self.topic.write(histories, homes):
             self.changed.users.update(unknown)
@@ -186,12 +195,12 @@ class KeepHistories:
                 self._round.is_whole = False
 
     def close(self) -> None:
-        """Give the connections up."""
+        """Close the connections."""
         self.topic.close()
         self.log.close()
 
     def _give_up_round(self) -> None:
-        """Its users wait for the next one."""
+        """Move the round's pending users to the next round."""
         if self._round is not None:
             self.changed.users |= self._round.pending
             self._round = None
@@ -205,7 +214,7 @@ class KeepHistories:
         at_hand = self._round
         if users := list(islice(at_hand.pending, SLICE_USERS)):
             found = self.store.dump(users, marks, self._epoch)
-            # The users were read before the progress: if that is what we know, they are no older.
+            # Users are read before the progress: an unchanged watermark proves that they are current.
             self._progress(found.progress, watermarks)
             self.changed.users.update(found.lost)
             at_hand.is_whole &= not found.lost
@@ -237,7 +246,7 @@ class KeepHistories:
         return found
 
     def _find_marks(self, stream: Reader, partitions: Sequence[int], epoch: str) -> dict[int, Mark]:
-        """Read the newest marks; the result: those that take the place of what cannot be believed."""
+        """Read the newest marks. Return the marks that replace unusable ones."""
         num_partitions = num_partitions_of(epoch)
         found = self.topic.take(partitions, num_partitions)
         same = same_logs(stream, {p: (mark.covered, mark.anchors) for p, mark in found.items()})
@@ -253,14 +262,16 @@ class KeepHistories:
         return news
 
     def _is_empty(self, partition: int, epoch: str) -> bool:
-        """Whether the store holds nobody at home there: at most names that an earlier seeding left."""
+        """Return whether the store has no user of this home partition, apart from lost ones that an earlier seeding
+        named.
+        """
         lost = {user_id for found in self.store.find_lost([partition], epoch) for user_id in found}
         return len(lost) == len(self.store.user_ids(partition, epoch))
 
     def _seed(self, marks: Mapping[int, Mark], partitions: Sequence[int], epoch: str) -> None:
-        """The state store lost everything: it learns who there is, and how far each partition was applied.
+        """Fill the user tables and watermarks of a store that lost everything.
 
-        partitions: of which it knows nothing; users of another partition's records may be at home there.
+        partitions: those without progress in the store. Users of other partitions' records may have their home there.
         """
         live: dict[int, dict[bytes, bool]] = {partition: {} for partition in partitions}
         oldest_ms = self.clock_ms() - 1000 * self.ttl_seconds
@@ -282,7 +293,7 @@ class KeepHistories:
         self.store.advance(steps, epoch)
 
     def _find_changed(self, watermarks: Offsets, epoch: str) -> None:
-        """Whose records lie behind what is known: the log says it, or everybody may be one of them."""
+        """Find users with records after the known offsets: from the log, or all users if the log is too long."""
         known_to, mine = self.changed.known_to, self.topic.marks.keys()
         missing = {p: (known_to[p] + 1, last) for p, last in watermarks.items() if known_to[p] < last}
         if not missing:
@@ -292,7 +303,7 @@ class KeepHistories:
         if is_long or any(first < bounds[partition][0] for partition, (first, _) in missing.items()):
             for partition in mine:
                 self.changed.users.update(self.store.user_ids(partition, epoch))
-        # The tables do not name users of other processes' partitions.
+        # The tables do not list users whose home belongs to another process.
         if not is_long or len(mine) < num_partitions_of(epoch):
             keys: dict[int, set[bytes]] = {partition: set() for partition in missing}
             for record in read_between(self.log, missing):

@@ -1,15 +1,15 @@
-"""How user states, histories and stream progress lie in Redis: keys and packed values. `scripts.py` changes them.
+"""Redis keys and packed values of user states, histories and stream progress. `scripts.py` changes them.
 
-A user's keys lie with the partition that Kafka's partitioner gives to the user id, the
-user's home: all users of a partition, the table of who they are and the partition's progress share one hash slot, so
-they are on one node, fail over together, and one script can touch them. Values are bounded, and user keys carry a TTL.
+A user's home is the partition that Kafka's partitioner gives to the user id. All keys of a home partition (users,
+their table, the partition's progress) share one hash slot: they lie on one node, fail over together, and one script
+can change them. Values have a bounded size, and user keys have a TTL.
 
-A user's position is written as `epoch|partition:offset,...|partition:offset,...`: what an earlier epoch left behind (a
-half-emptied Redis) then reads as absent. The second list says up to where the user was forgotten: it is part of the
-text that every write compares, so a write prepared before a forget cannot bring back what the forget took away.
+A user's position is written as `epoch|partition:offset,...|partition:offset,...`. A value of an earlier epoch reads as
+absent. The second list has the forgotten offsets. Every write compares the whole text, so a write prepared before a
+forget cannot restore forgotten data.
 
-The table of users says of each one up to where her home partition was applied, and until when her keys live. A user
-whose keys are gone, or say less than the table, is lost: not new.
+The table of users has, per user, the last applied offset of the home partition and the expiry of the user's keys. A
+user is lost, not new, if the keys are missing or have a lower offset than the table.
 """
 
 import secrets
@@ -19,13 +19,13 @@ from typing import NamedTuple
 from services.platform.errors import PreconditionFailed
 from services.platform.stream.kafka import partition_for
 
-# `random-N`: made when the store is filled for the first time. N is the number of partitions that homes are counted in.
+# `random-N`, set when the store is first filled. N is the number of partitions that homes are computed with.
 EPOCH_KEY = "stream:epoch"
-# Exists (with a TTL) while an import fills the store and the consumer has to wait.
+# Exists, with a TTL, while an import fills the store; the consumer waits meanwhile.
 HOLD_KEY = "stream:hold"
-# The model versions that states were ever stored for; whoever stores one names it here first.
+# All model versions with stored states. A writer adds its version before it stores a state.
 MODELS_KEY = "stream:models"
-# Every key that belongs to a partition: users, the table of them, progress.
+# All keys of a partition: users, their table, progress.
 USER_KEYS = "{p[0-9]*}:*"
 COUNT_FIELDS = ("applied", "duplicates", "dead_lettered", "unknown_items", "undone", "late", "forgotten", "kept_out")
 STATE_FIELDS = (
@@ -38,30 +38,30 @@ STATE_FIELDS = (
     "event_time_ms",
     "applied_ms",
 )
-# Of a partition, the most popular; what falls out begins anew with its next event, which weighs more than what is old.
+# The most popular items of a partition. An item that drops out restarts with its next event, which outweighs old ones.
 MAX_POPULAR = 2_000
-# Beside them: the position of the history that the state reflects, as the history's own `position` has it. It moves
-# with the history while that stays the same (a duplicate came), and stands still while another model's process writes.
+# Stored with the state: the `position` of the history that the state reflects. A write that leaves the history
+# unchanged (a duplicate) advances it too. It does not advance while a process with another model writes.
 STATE_POSITION = "history_position"
-# Only of a state that a traced event made: `partition:offset traceparent`. A later write without a trace leaves it
-# behind: then the position is another one.
+# Only for a state made by a traced event: `partition:offset traceparent`. A later write without a trace leaves it in
+# place, where its position no longer matches.
 STATE_TRACE = "trace"
 
 
 class Home(NamedTuple):
-    """Where a user's keys lie, and the user id."""
+    """A user id and the partition of its keys."""
 
     partition: int
     user_id: str
 
 
 def home_of(user_id: str, epoch: str) -> Home:
-    """The user's home in this epoch. Raises: as `num_partitions_of`."""
+    """Return the user's home in this epoch. Raises: as `num_partitions_of`."""
     return Home(partition_for(user_id.encode(), num_partitions_of(epoch)), user_id)
 
 
 def num_partitions_of(epoch: str) -> int:
-    """The number of partitions that homes are counted in. Raises: PreconditionFailed for another version's epoch."""
+    """Return the number of partitions in the epoch. Raises: PreconditionFailed for an epoch of another version."""
     _, dash, number = epoch.rpartition("-")
     if not dash or not number.isdecimal():
         raise PreconditionFailed(
@@ -72,12 +72,12 @@ def num_partitions_of(epoch: str) -> int:
 
 
 def new_epoch(num_partitions: int) -> str:
-    """One that no store ever had."""
+    """Return a new random epoch."""
     return f"{secrets.token_hex(8)}-{num_partitions}"
 
 
 def check_epoch(epoch: str, num_partitions: int) -> None:
-    """Raises: PreconditionFailed unless the store was filled by this layout, from so many partitions."""
+    """Raises: PreconditionFailed if the store has another layout or was filled from another number of partitions."""
     stored = num_partitions_of(epoch)
     if stored != num_partitions:
         raise PreconditionFailed(
@@ -98,18 +98,18 @@ def state_key(home: Home, model_version: str) -> str:
     return f"{{p{home.partition}}}:state:{model_version}:{home.user_id}"
 
 
-# What a gateway keeps of a user for a while (`sessions.py`).
+# Lists that a gateway stores for a limited time (`sessions.py`).
 PAGES, ANSWERS, IMPRESSIONS = "pages", "answers", "impressions"
 SESSION_KINDS = (PAGES, ANSWERS, IMPRESSIONS)
 
 
 def session_key(home: Home, kind: str) -> str:
-    """Of a list of one of the kinds above."""
+    """Key of a list of one of the kinds above."""
     return f"{{p{home.partition}}}:{kind}:{home.user_id}"
 
 
 def session_sizes_key(partition: int) -> str:
-    """How many bytes the lists of a partition's users take, by the time when they end."""
+    """Key of the sizes in bytes of a partition's session lists, by expiry."""
     return f"{{p{partition}}}:session_sizes"
 
 
@@ -122,39 +122,40 @@ def progress_key(partition: int) -> str:
 
 
 def popular_key(partition: int) -> str:
-    """Items by level (`algorithms.items.popularity`) of its records: at most MAX_POPULAR, 100 bytes each."""
+    """Key of a partition's popular items by level (`algorithms.items.popularity`), at most MAX_POPULAR of 100 bytes."""
     return f"{{p{partition}}}:popular"
 
 
 def forgets_key(partition: int) -> str:
-    """Per reader of `forgets`: `forgets_text`."""
+    """Key of a hash with `forgets_text` per reader of `forgets`."""
     return f"{{p{partition}}}:forgets"
 
 
 def forgets_text(epoch: str, offset: int, rewritten: int = 0) -> str:
-    """Up to where `forgets` is applied to a partition's users, and how many were written since then."""
+    """Pack the offset up to which `forgets` is applied to a partition, and the number of users rewritten after it."""
     return f"{epoch}|{offset}|{rewritten}" if rewritten else f"{epoch}|{offset}"
 
 
 def unpack_forgets(epoch: str, text: str) -> tuple[int, int]:
-    """The inverse of `forgets_text`; (-1, 0) where there is nothing of this epoch."""
+    """The inverse of `forgets_text`; (-1, 0) without a value of this epoch."""
     written, *numbers = text.split("|")
     offset, rewritten = (*map(int, numbers), 0)[:2] if written == epoch and numbers else (-1, 0)
     return offset, rewritten
 
 
-# Field of the table of users (no user id is empty): the epoch that the table is of.
+# Field of the table of users that has the table's epoch. No user id is empty.
 TABLE_EPOCH = ""
 
 
 def pack_entry(offset: int, expires_s: int) -> str:
-    """A user's entry in the table: the last applied offset of the home partition (-1: none), and when the keys expire
-    (Unix seconds)."""
+    """Pack a table entry: the last applied offset of the home partition (-1: none) and the keys' expiry in Unix
+    seconds.
+    """
     return f"{offset}:{expires_s}"
 
 
 def unpack_entry(entry: bytes | None, now_s: float) -> int | None:
-    """The offset of an entry; None when there is none or the user's keys have expired."""
+    """Return an entry's offset; None without an entry or after its expiry."""
     if not entry:
         return None
     offset, expires_s = entry.split(b":")
@@ -171,13 +172,13 @@ def _unpack_offsets(text: str) -> dict[int, int]:
 
 
 def pack_positions(epoch: str, positions: Mapping[int, int], forgotten: Mapping[int, int] | None = None) -> bytes:
-    """positions: last applied offset per partition. forgotten: last forgotten one, for users who were forgotten."""
+    """positions: last applied offset per partition. forgotten: last forgotten offset per partition, if any."""
     text = f"{epoch}|{_pack_offsets(positions)}"
     return (f"{text}|{_pack_offsets(forgotten)}" if forgotten else text).encode()
 
 
 def unpack_positions(epoch: str, text: bytes | None) -> tuple[dict[int, int], dict[int, int]] | None:
-    """(positions, forgotten) as packed; None when nothing is stored, or an earlier epoch stored it."""
+    """Return (positions, forgotten); None without a value of this epoch."""
     if not text:
         return None
     written, positions, *forgotten = text.decode().split("|")
@@ -187,18 +188,18 @@ def unpack_positions(epoch: str, text: bytes | None) -> tuple[dict[int, int], di
 
 
 def trace_text(partition: int, offset: int, traceparent: str) -> str:
-    """What STATE_TRACE holds beside the state of this position."""
+    """Return the value of STATE_TRACE for the state of this position."""
     return f"{partition}:{offset} {traceparent}"
 
 
 def traceparent_of(trace: bytes, partition: int, offset: int) -> str:
-    """The inverse of `trace_text`; "" where it is of another position than the state beside it."""
+    """The inverse of `trace_text`; "" if the trace has another position."""
     position, _, traceparent = trace.decode(errors="replace").partition(" ")
     return traceparent if position == f"{partition}:{offset}" else ""
 
 
 def reaches(state_position: bytes | None, history_position: bytes | None) -> bool:
-    """Whether a state reflects the whole history beside it; read after the history's position, it may be ahead."""
+    """Return whether a state reflects the whole history. A state that is read after the history may be ahead of it."""
     if not history_position or not state_position:
         return False
     if state_position == history_position:

@@ -1,11 +1,11 @@
-"""The leases port over Redis: who works on which partition, decided by one script that every member of a group runs a
-few times a second.
+"""The leases port over Redis. Every member of a group runs one script a few times a second, and the script assigns the
+partitions.
 
-A member that dies stops renewing; its partitions and its seat are free when the lease ends, and the others take them.
-One whose working loop hangs does not ask any more what it holds: after a minute it stops renewing, too. A new one gets
-its share when the others give up what is too much for them. While Redis is away everybody keeps what they
-hold: nobody else can take it. Two members may work on one partition for a moment all the same (one was paused, and does
-not know yet that its lease has ended), so what they write has to bear that.
+A member that dies stops renewing. Its partitions and its seat are free when the lease ends, and other members take
+them. A member whose working loop hangs stops renewing after a minute. A new member gets its share when others release
+their surplus. While Redis is unavailable each member retains its partitions, since nobody else can acquire them. Two
+members may still work on one partition for a moment (a paused process does not know that its lease ended), so their
+writes have to tolerate that.
 """
 
 import os
@@ -26,11 +26,11 @@ from services.user_state.values import redis_errors
 log = structlog.get_logger()
 
 RENEWALS_PER_LEASE = 5
-# What is given back is taken within this, however long the lease is
+# A released partition is acquired within this time, independent of the lease's length.
 _MAX_PAUSE_S = 0.2
 
-# KEYS: members, then per partition its lease and its term. ARGV: owner, lease in ms.
-# Returns: the fair share, then (place in the list, term) of each partition held.
+# KEYS: members, then each partition's lease and term. ARGV: owner, lease in ms.
+# Returns: the fair share, then (index, term) of each leased partition.
 _TICK = """
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -74,15 +74,16 @@ return 1
 
 
 class RedisLeases:
-    """Leases on the partitions for one group of processes. A thread of its own renews them."""
+    """Leases on partitions for one group of processes. A separate thread renews them."""
 
     def __init__(
         self, url: str, *, process: str, group: str, lease_ms: int, timeout_s: float = 1.0, stuck_s: float = STUCK_S
     ) -> None:
-        """process: whose group it is; with `group` it begins the names of the keys. stuck_s: a member that did not ask
-        for so long what it holds hangs."""
+        """process, group: the prefix of the keys. stuck_s: the member counts as hung if it does not call `holding` this
+        long.
+        """
         self._redis = open_client(url, timeout_s=timeout_s)
-        # The braces keep one group's keys in one slot of a cluster, so that one script may touch them all.
+        # The hash tag puts a group's keys into one cluster slot, so that one script can touch them.
         self._prefix = f"{process}:{{{group}}}:"
         self._lease_ms, self._stuck_s, self._asked_s = lease_ms, stuck_s, time.monotonic()
         self._owner = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
@@ -90,9 +91,9 @@ class RedisLeases:
         self._release = self._redis.register_script(_RELEASE)
         self._partitions: list[int] = []
         self._holding = Holding({})
-        # Begun and ended releases together: odd while one is on its way.
+        # Releases begun plus releases ended: odd while one is in flight.
         self._releases = 0
-        # Of the two above. Never held while Redis is asked: the working loop takes it each turn.
+        # Guards the two fields above. Not locked during Redis calls, because the working loop takes it each turn.
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -127,7 +128,7 @@ class RedisLeases:
     def close(self) -> None:
         self._stop.set()
         with self._lock:
-            # A release that never ends: no answer counts any more.
+            # As an unfinished release: later answers are ignored.
             self._holding, self._releases = Holding({}), self._releases | 1
         if self._thread is not None:
             self._thread.join(2.0)
@@ -161,7 +162,7 @@ class RedisLeases:
         fair, pairs = int(answer[0]), [int(number) for number in answer[1:]]
         terms = {self._partitions[place]: term for place, term in zip(pairs[::2], pairs[1::2], strict=True)}
         with self._lock:
-            # An answer that overlaps a release may count what was given back; the next one is soon here.
+            # An answer that overlaps a release may count a released partition. The next answer follows soon.
             if releases == self._releases and not releases % 2:
                 self._holding = Holding(terms, max(0, len(terms) - fair))
 

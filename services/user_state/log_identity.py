@@ -1,10 +1,10 @@
-"""Whether a partition of `interactions` is still the log whose records were applied.
+"""Check that a partition of `interactions` is still the log whose records were applied.
 
-Offsets cannot tell: another topic of the same name may be longer than the first. kafka-python does not tell topics by
-their ids, so three records of each partition are remembered with the progress, by offset and digest: the first one that
-this epoch read, the newest one, and one near it. That one is only moved once it was found in its place again, so that
-it never comes from another log than the records before it; the newest one tells that a log lost no more than what came
-since, and was written over. Knows neither Kafka nor Redis.
+Offsets do not tell: a recreated topic may be longer than the first. kafka-python does not identify topics by id. So
+the progress stores three records of each partition, by offset and digest: the first of this epoch, the newest, and one
+near the newest. The near one advances only after a check found it in place, so it always belongs to the same log as
+the records before it. The newest one shows whether the log lost its end and was overwritten. Knows neither Kafka nor
+Redis.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -22,14 +22,14 @@ log = structlog.get_logger()
 
 
 class Anchor(NamedTuple):
-    """A record as it was when it was read: the digest is of its time, key and value."""
+    """A record's offset and a digest of its time, key and value."""
 
     offset: int
     digest: str
 
     @classmethod
     def of(cls, record: SourceRecord) -> Self:
-        """What tells this record from another one at its offset."""
+        """Return the record's anchor."""
         digest = blake2b(digest_size=8)
         for part in (str(record.written_ms).encode(), record.key or b"", record.value or b""):
             digest.update(len(part).to_bytes(4, "little") + part)
@@ -37,7 +37,7 @@ class Anchor(NamedTuple):
 
 
 class Anchors(NamedTuple):
-    """A partition's remembered records."""
+    """The stored anchors of a partition."""
 
     first: Anchor
     last: Anchor
@@ -53,12 +53,12 @@ class Anchors(NamedTuple):
 
     @property
     def text(self) -> str:
-        """As it lies in the state store."""
+        """The text in the state store."""
         return ",".join(f"{offset}:{digest}" for offset, digest in self)
 
 
 class LostTail(Exception):
-    """A log has lost its end: what was applied of it is there no longer. ends: where these partitions end now."""
+    """A log lost applied records at its end. ends: the present ends of these partitions."""
 
     def __init__(self, ends: Mapping[int, int]) -> None:
         super().__init__(f"the log lost its end: partitions end at {dict(ends)}")
@@ -67,26 +67,26 @@ class LostTail(Exception):
 
 @dataclass(eq=False)
 class LogIdentity:
-    """Remembers the records of one process's partitions."""
+    """The anchors of one process's partitions."""
 
     _anchors: dict[int, Anchors] = field(default_factory=dict)
-    # The last record read of each partition: the next one to be remembered.
+    # The last record read of each partition; it becomes the next `last` anchor.
     _latest: dict[int, SourceRecord] = field(default_factory=dict)
-    # Logs that are known to be the same though the store's new epoch says nothing of them yet.
+    # Logs known to be the same although the store's new epoch has no anchors of them yet.
     _kept: dict[int, Anchors] = field(default_factory=dict)
 
     @property
     def partitions(self) -> Collection[int]:
-        """Of which a record is remembered, and was found in its place when it was looked for last."""
+        """Partitions with anchors that the last check found in place."""
         return self._anchors.keys()
 
     def text(self, partition: int) -> str:
-        """What is to be stored with the partition's progress; "" when nothing is known of it."""
+        """Return the text to store with the partition's progress; "" without anchors."""
         found = self._anchors.get(partition)
         return "" if found is None else found.text
 
     def came(self, records: Sequence[SourceRecord]) -> None:
-        """Records were read, in order within each partition; `check` was asked first where something was known."""
+        """Note the records read, in order within each partition. Call `check` first for partitions with anchors."""
         latest = {record.partition: record for record in records}
         for partition in latest.keys() - self._anchors.keys():
             first = next(record for record in records if record.partition == partition)
@@ -97,22 +97,23 @@ class LogIdentity:
         self._latest |= latest
 
     def check(self, stream: Reader, partitions: Collection[int]) -> None:
-        """Look whether these partitions are what they were; then remember what was read of them last.
+        """Check that the anchors are in place, then move them to the last records read.
 
-        Raises: Conflict when one is not (`resync` finds out more); DependencyUnavailable.
+        Raises: Conflict if one is not (`resync` finds the cause); DependencyUnavailable.
         """
         known = {partition: self._anchors[partition] for partition in partitions if partition in self._anchors}
         same = _found_last(stream, known)
         if other := sorted(known.keys() - same):
-            raise Conflict(f"partitions {other} do not hold the records that were read of them")
+            raise Conflict(f"partitions {other} do not have the records that were read from them")
         for partition in same & self._latest.keys():
             self._anchors[partition] = self._anchors[partition]._replace(last=Anchor.of(self._latest[partition]))
 
     def resync(self, stream: Reader, watermarks: Offsets, stored: Mapping[int, str]) -> None:
-        """Go on from what the state store remembers: `text` by partition; "" where it knows nothing yet.
+        """Restart from the anchors in the state store. stored: `text` by partition, "" without anchors.
 
-        Raises: LostTail for partitions that are the same log and end before what was applied of them;
-        PreconditionFailed for one that is another log; DependencyUnavailable.
+        Raises: LostTail for partitions of the same log that end before the watermark; PreconditionFailed for another
+        log;
+        DependencyUnavailable.
         """
         known = {partition: anchors for partition in watermarks if (anchors := Anchors.parse(stored[partition]))}
         bounds = stream.bounds(list(watermarks))
@@ -125,13 +126,13 @@ class LogIdentity:
             anchors = known.get(partition)
             if watermark < end and (anchors is None or partition in last_found or anchors.last.offset < begin):
                 if anchors is not None and partition not in last_found:
-                    # Retention took what was remembered.
+                    # Retention deleted the anchors.
                     log.warning("log_identity_unknown", partition=partition, begins=begin)
                 continue
             if anchors is None or (partition not in first_found and partition not in last_found):
                 raise PreconditionFailed(_another_log(partition, watermark, end, has_anchors=anchors is not None))
             lost[partition] = end
-        # What cannot be looked for any more (retention took it), or was never remembered, is remembered anew.
+        # Anchors that retention deleted, or that never existed, are made from present records.
         wanted = {p: watermark for p, watermark in watermarks.items() if watermark >= 0 and p not in lost}
         lasts = stream.records_at({p: watermark for p, watermark in wanted.items() if p not in last_found})
         firsts = stream.records_at(
@@ -154,7 +155,7 @@ class LogIdentity:
             raise LostTail(lost)
 
     def keep(self) -> None:
-        """After `LostTail`: the next `resync`, with a store that was emptied, goes on with the logs' beginnings."""
+        """After `LostTail`: the next `resync`, with an emptied store, continues with the logs' first records."""
         self._kept = {p: Anchors(*[anchors.first] * 3) for p, anchors in self._anchors.items()}
 
 
@@ -163,34 +164,35 @@ def _anchor(record: SourceRecord | None) -> Anchor | None:
 
 
 def _found(stream: Reader, anchors: Mapping[int, Anchor]) -> set[int]:
-    """The partitions whose anchor lies in its place."""
+    """Return the partitions whose anchor is in place."""
     records = stream.records_at({partition: anchor.offset for partition, anchor in anchors.items()})
     return {p for p, anchor in anchors.items() if (record := records.get(p)) and Anchor.of(record) == anchor}
 
 
 def _found_last(stream: Reader, known: Mapping[int, Anchors]) -> set[int]:
-    """The partitions whose newest record, and the one near it, lie in their places."""
+    """Return the partitions whose last and newest anchors are in place."""
     found = _found(stream, {partition: anchors.last for partition, anchors in known.items()})
     return found & _found(stream, {partition: anchors.newest for partition, anchors in known.items()})
 
 
 def _another_log(partition: int, watermark: int, end: int, *, has_anchors: bool) -> str:
     what = (
-        f"partition {partition} of the topic holds other records than those that were applied"
+        f"partition {partition} of the topic has other records than those that were applied"
         if has_anchors
         else f"partition {partition} of the topic ends before offset {end}"
     )
     return (
-        f"{what}, but the state store has applied up to {watermark}: the topic was made anew. Empty the state store, "
-        "and it is filled again from the topic; or bring the topic back"
+        f"{what}, but the state store has applied up to {watermark}: the topic was recreated. Empty the state store, "
+        "and it is filled again from the topic; or restore the topic"
     )
 
 
 def same_logs(stream: Reader, remembered: Mapping[int, tuple[int, str]]) -> set[int]:
-    """The partitions that still are the log of which something is remembered: the last offset, and `LogIdentity.text`.
+    """Return the partitions that are still the remembered log. remembered: last offset and `LogIdentity.text`.
 
-    What retention took cannot be compared and is believed. Of whom nothing is remembered (offset -1) is believed only
-    while there are no records. Raises: DependencyUnavailable.
+    Anchors that retention deleted cannot be compared and are accepted. A partition at offset -1 is accepted only while
+    it
+    is empty. Raises: DependencyUnavailable.
     """
     bounds = stream.bounds(list(remembered))
     known = {p: anchors.last for p, (_, text) in remembered.items() if (anchors := Anchors.parse(text))}

@@ -1,4 +1,4 @@
-"""A user's part of `interactions` merged again, as it was when the records were applied first."""
+"""Merge a user's records of `interactions` again, with the same result as the first time."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from services.user_state.values import UserHistory
 
 @dataclass(slots=True)
 class ReplayedUser:
-    """A user as far as the log was read: the history, every seen item, and records that are still to be merged."""
+    """A user as far as the log was read: the history, all seen items, and records not merged yet."""
 
     history: UserHistory = field(default_factory=UserHistory)
     seen: dict[str, int] = field(default_factory=dict)
@@ -24,8 +24,9 @@ class ReplayedUser:
 
 @dataclass(kw_only=True, eq=False)
 class LogReplay:
-    """log: a reader of `interactions` of its own. letters: one of its dead letters, of which those that could be read
-    were set aside and count no more; None: nothing is. max_history, schema: of the histories."""
+    """log: a separate reader of `interactions`. letters: a reader of its dead letters, whose readable records are left
+    out; None leaves out nothing. max_history, schema: of the histories.
+    """
 
     log: Reader
     forgotten: Forgotten
@@ -34,10 +35,7 @@ class LogReplay:
     letters: Reader | None = None
 
     def __call__(self, users: Mapping[str, ReplayedUser], ranges: Mapping[int, tuple[int, int]]) -> None:
-        """Add to these users what lies between the first and the last offset of each partition.
-
-        Raises: DependencyUnavailable.
-        """
+        """Add the records between the first and the last offset of each partition to these users."""
         if not users:
             return
         wanted = {user_id.encode() for user_id in users}
@@ -54,13 +52,15 @@ class LogReplay:
             self._merge(user, user_id)
 
     def close(self) -> None:
-        """Give the connections up."""
+        """Close the connections."""
         self.log.close()
         if self.letters is not None:
             self.letters.close()
 
     def _set_aside(self, keys: Collection[bytes]) -> Mapping[tuple[int, int], bytes]:
-        """The values of these keys' dead letters by their places: another log may have a good record in one of them."""
+        """Return the values of these keys' dead letters by position: another log may have a good record at the
+        position.
+        """
         if self.letters is None:
             return {}
         first, end = self.letters.bounds([0])[0]

@@ -1,11 +1,16 @@
-"""What one user's new records do to that user's history: pure functions, no Kafka, no Redis, no model.
+"""Merge one user's new records into the user's history: pure functions without Kafka, Redis or a model.
 
-The rules: a position that was applied is never applied again; an event id that came lately at another position is a
-duplicate; events are ordered by (event time, partition, offset); a late event is inserted where it belongs if the
-window reaches back that far, else only noted as seen; what the event schema keeps out of histories changes none, and
-is noted as seen where its type says so; an undo removes its event; what lies at or below the position up
-to which its user was forgotten counts for nothing; items that the model does not know stay in the history. Records are
-merged one by one, so how they were cut into batches never shows in the result.
+The rules:
+- A position is applied once.
+- A recent event id at another position is a duplicate.
+- Events are ordered by (event time, partition, offset).
+- A late event is inserted in order if the window reaches back that far; otherwise it is only noted as seen.
+- An event type that the schema excludes from histories changes none; its item is noted as seen if the type says so.
+- An undo removes its event.
+- Records at or below the user's forgotten positions have no effect.
+- Items unknown to the model stay in the history.
+
+Records are merged one by one, so batch boundaries do not change the result.
 
 Letters: L = max_history.
 """
@@ -27,32 +32,32 @@ from services.platform.stream.position import Position
 from services.platform.stream.record import DeadLetter, SourceRecord
 from services.user_state.values import UserHistory
 
-# Event ids of this many latest records of a user are remembered. What is applied together holds at most half as many
-# records of one user, so that whatever is delivered again is recognised whole.
+# The event ids of a user's last records are stored. At most half as many records of a user are applied together, so
+# that a redelivery is recognised in full.
 RECENT_IDS = 128
 MAX_RECORDS_PER_USER = RECENT_IDS // 2
 
 
 class Outcome(IntEnum):
-    """What became of a record. The numbers are stored."""
+    """The effect of a record. The numbers are stored."""
 
     APPLIED = 0
     DUPLICATE = 1
-    # Older than everything that the window still holds: noted as seen, not inserted.
+    # Older than everything in the window: noted as seen, not inserted.
     LATE = 2
     UNDONE = 3
     # An undo whose event is neither in the history nor among the recent ids.
     UNDO_WITHOUT_EVENT = 4
-    # At or below the position up to which its user was forgotten.
+    # At or below the user's forgotten position.
     FORGOTTEN = 5
-    # Of a type that histories do not keep; the item is seen, or is not.
+    # Of a type that the schema excludes from histories; the item is noted as seen or not.
     KEPT_OUT = 6
     KEPT_OUT_UNSEEN = 7
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A valid interaction with its event id assigned, where it lies in the stream, and when the broker got it."""
+    """A valid interaction with an event id, its position, and the broker's time of the record."""
 
     partition: int
     offset: int
@@ -60,7 +65,7 @@ class Arrival:
     interaction: Interaction
 
     def fields(self, user_pseudonym: str) -> dict[str, Any]:
-        """Those of `OfInteraction`."""
+        """Return the fields of `OfInteraction`."""
         return {
             "event_id": self.interaction.event_id,
             "item_id": self.interaction.item_id,
@@ -73,10 +78,10 @@ class Arrival:
 
 
 def read_arrival(record: SourceRecord) -> Arrival | DeadLetter:
-    """The interaction of a record, checked; or why it is none."""
+    """Return the record's validated interaction, or a dead letter with the reason."""
     try:
         interaction = decode_interaction(record.value, record.headers, record.key, missing_time_ms=record.written_ms)
-        # Judged by the broker's time of the record, so that reading it again judges the same.
+        # Validation uses the record's time at the broker, so a second reading gives the same result.
         validate(interaction, record.written_ms)
     except InvalidRequest as exc:
         return DeadLetter(record, exc.message)
@@ -95,7 +100,7 @@ class Prefix:
 
 @dataclass(frozen=True, slots=True)
 class Undone:
-    """An event that was taken back: its item, and where it lies; and the event where the window still held it."""
+    """An undone event: its item and position, and the event itself if the window still had it."""
 
     item_id: str
     position: Position
@@ -107,12 +112,11 @@ class Merge:
     """A user after some arrivals.
 
     outcomes: one per arrival, in the order given.
-    sequences: the histories, oldest event first, that any prefix below refers to; the last is the new history.
-    preceding: for each arrival (by number) that was inserted, or is attributed though histories do not keep it, what
-    came before it.
-    undone: for each arrival (by number) that took an event back, that event.
-    seen_times: newest event time of each item to be noted as seen; unseen: items no longer seen, removed first.
-    changed_by: the last arrival (by number) that changed the history, so that its state has to be computed again.
+    sequences: the histories that any prefix below refers to, each oldest event first; the last is the new history.
+    preceding: by arrival number, the history before an event that was inserted or only attributed.
+    undone: by arrival number, the event that the arrival undid.
+    seen_times: newest event time of each item to note as seen. unseen: items no longer seen, removed first.
+    changed_by: number of the last arrival that changed the history; its state has to be recomputed.
     """
 
     recent: list[RecentId]
@@ -128,16 +132,16 @@ class Merge:
 
     @property
     def changed(self) -> bool:
-        """Whether the history differs from what it was."""
+        """Whether the history changed."""
         return self.changed_by is not None
 
     @property
     def events(self) -> list[StoredEvent]:
-        """The history afterwards, oldest first."""
+        """The new history, oldest event first."""
         return self.sequences[-1]
 
     def replace_events(self, events: list[StoredEvent]) -> None:
-        """Go on with another list; the old one is kept if a prefix refers to it."""
+        """Replace the history; the old list stays if a prefix refers to it."""
         if any(prefix.sequence == len(self.sequences) - 1 for prefix in self.preceding.values()):
             self.sequences.append(events)
         else:
@@ -153,14 +157,15 @@ def merge(
 ) -> Merge:
     """Apply arrivals (in stream order per partition, at most MAX_RECORDS_PER_USER) to a user's history.
 
-    forgotten: per partition, the last offset up to which the user was forgotten. `news` is False when every arrival
-    had been applied before: then there is nothing to write.
+    forgotten: the last forgotten offset per partition. `news` is False if every arrival had been applied before; then
+    there is nothing to write.
     Cost: O(len(arrivals) + L); a late event adds O(L).
     """
     void = forgotten or {}
     result = Merge(recent=list(history.recent), positions=dict(history.positions), sequences=[list(history.events)])
-    # Where each id was last in `recent`, which grows here and is cut at the end; an id further back than the window
-    # is forgotten, just as if every record had been merged alone.
+    # The last index of each id in `recent`, which grows here and is cut at the end. Ids before the window are ignored,
+    # as
+    # if every record had been merged alone.
     last_at = {entry.id_hash: at for at, entry in enumerate(history.recent)}
     before: dict[tuple[int, int], int] | None = None
     for number, arrival in enumerate(arrivals):
@@ -213,7 +218,7 @@ def _insert(result: Merge, number: int, arrival: Arrival, id_hash: int, max_hist
         events.append(event)
     else:
         at = bisect_right(events, event[:3], key=_order)
-        # A window that never slid holds all there is, so what came before its first event is known too.
+        # A window that never moved has the whole history, so the events before its first one are known: none.
         if at == 0 and len(events) >= max_history - max_history // 4:
             return Outcome.LATE
         result.preceding[number] = Prefix(len(result.sequences) - 1, at)
@@ -225,7 +230,7 @@ def _insert(result: Merge, number: int, arrival: Arrival, id_hash: int, max_hist
 
 
 def _keep_out(result: Merge, number: int, event: StoredEvent, max_history: int, kind: EventType) -> Outcome:
-    """Name what came before the event, if somebody is to hear of it; the history stays as it is."""
+    """Note the history before the event if the event is attributed; the history does not change."""
     if kind.is_attributed:
         at = bisect_right(result.events, event[:3], key=_order)
         if at == 0 and len(result.events) >= max_history - max_history // 4:
@@ -235,7 +240,7 @@ def _keep_out(result: Merge, number: int, event: StoredEvent, max_history: int, 
 
 
 def _undo(result: Merge, number: int, id_hash: int) -> Outcome:
-    """Take an event out of the history; or only name it, when it has left the history and its id is still recent."""
+    """Remove an event from the history; if it left the history and its id is recent, only return it as undone."""
     undone = None
     events = result.events
     at = next((i for i, event in enumerate(events) if event.id_hash == id_hash), None)
@@ -260,7 +265,7 @@ def _undo(result: Merge, number: int, id_hash: int) -> Outcome:
     again = max((event.event_time_ms for event in result.events if event.item_id == item_id), default=None)
     others = (entry for entry in result.recent[first:] if entry.outcome != Outcome.KEPT_OUT_UNSEEN)
     if again is None and any(entry.item_id == item_id for entry in others):
-        return Outcome.UNDONE  # another event that has left the history made it seen, too
+        return Outcome.UNDONE  # another event outside the window also made it seen
     result.unseen.add(item_id)
     result.seen_times.pop(item_id, None)
     if again is not None:
@@ -273,8 +278,9 @@ def _order(event: StoredEvent) -> tuple[int, int, int]:
 
 
 def rounds(places: Sequence[tuple[int, str]], limit: int = MAX_RECORDS_PER_USER) -> list[list[int]]:
-    """Cut a run of records, given each one's partition and user ("": nobody's), so that no part has more than `limit`
-    of a user. Each part goes as far as it can in every partition, so that one that has little does not wait for others.
+    """Split records, given each one's partition and user ("": none), into parts with at most `limit` records of a user.
+
+    Each part takes as many records of each partition as possible, so that a partition with few records does not wait.
     """
     parts: list[list[int]] = []
     reached: dict[int, int] = {}

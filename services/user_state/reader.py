@@ -1,4 +1,4 @@
-"""User states for an event loop: the gateway reads them in one round trip; Redis errors are DependencyUnavailable."""
+"""Read user states in an event loop, one round trip per user."""
 
 from collections.abc import Awaitable
 from typing import cast
@@ -17,16 +17,19 @@ from services.user_state.values import Popularity, Progress, UserKeys, UserView,
 
 
 class StateReader:
-    """Reads users for an asyncio process. Connects when first used."""
+    """Reads users for an asyncio process. Connects on first use.
+
+    Every method raises DependencyUnavailable if Redis fails, and PreconditionFailed for the store of another version.
+    """
 
     def __init__(
         self, url: str, *, timeout_s: float = 0.25, max_connections: int = 64, with_traces: bool = False
     ) -> None:
-        """with_traces: states say which span made them."""
+        """with_traces: states include the span that made them."""
         self._redis = open_async_client(url, timeout_s=timeout_s, max_connections=max_connections)
-        # As of the last answer. It says where users are at home, and changes hardly ever.
+        # From the last answer. It determines the homes and rarely changes.
         self._epoch = ""
-        # Home partitions of which something was applied when they were read: where nothing is now, the store lost it.
+        # Home partitions with progress at an earlier read. If it is missing later, the store lost it.
         self._applied = set[int]()
         self._script = ""
         self._read_popular = self._redis.register_script(scripts.READ_POPULAR)
@@ -39,12 +42,11 @@ class StateReader:
     async def read_user(
         self, user_id: str, model_version: str, *, with_seen: bool = True, partition: int | None = None
     ) -> UserView:
-        """State, seen items, epoch and a partition's watermark (None: of the user's home), in one round trip; another
-        partition's takes one more.
+        """Return state, seen items, epoch and the watermark of a partition (None: the user's home).
 
-        Raises: DependencyUnavailable; PreconditionFailed for another version's store.
+        One round trip; a watermark of another partition needs one more.
         """
-        # This call's own: another one may learn of a new epoch while this one waits for an answer of the former.
+        # Local: a concurrent call may learn of a new epoch while this one waits for an answer of the old one.
         epoch = self._epoch or await self._current_epoch()
         while epoch:
             view, found = await self._read_user(user_id, model_version, with_seen, partition, epoch)
@@ -60,7 +62,7 @@ class StateReader:
     async def _read_user(
         self, user_id: str, model_version: str, with_seen: bool, partition: int | None, read_in: str
     ) -> tuple[UserView, str]:
-        """The view as of the epoch `read_in`, and the current epoch; if it is another one, the view says nothing."""
+        """Return the view in the epoch `read_in`, and the current epoch. If they differ, the view is invalid."""
         home = layout.home_of(user_id, read_in)
         asked = home.partition if partition is None else partition
         keys = (
@@ -74,8 +76,9 @@ class StateReader:
         elsewhere: list[bytes | None] | None = None
         with redis_errors():
             if asked != home.partition:
-                # Before the state: a watermark read later than the state could promise an event that the state does not
-                # hold. It lies in another slot, perhaps on another node.
+                # Before the state: a watermark read later could promise an event that the state lacks. It lies in
+                # another slot,
+                # perhaps on another node.
                 progress = self._redis.hmget(layout.progress_key(asked), ["epoch", "watermark"])
                 elsewhere = await cast(Awaitable[list[bytes | None]], progress)
             for attempt in (1, 2):
@@ -116,13 +119,13 @@ class StateReader:
         return view, epoch
 
     async def _current_epoch(self) -> str:
-        """Empty when there is none. Raises: DependencyUnavailable; PreconditionFailed for another version's epoch."""
+        """Return the epoch, "" without one."""
         with redis_errors():
             found = cast(bytes | None, await self._redis.get(layout.EPOCH_KEY))
         return _checked((found or b"").decode())
 
     async def last_epoch(self) -> str:
-        """The epoch as of the last answer; "" before there is one. Raises: DependencyUnavailable."""
+        """Return the epoch of the last answer, "" before the first."""
         if not self._epoch:
             self._epoch = await self._current_epoch()
         return self._epoch
@@ -132,11 +135,11 @@ class StateReader:
         return layout.home_of(user_id, epoch) if epoch else None
 
     async def epoch(self) -> str | None:
-        """The current epoch; None before anything was applied. Raises: DependencyUnavailable, PreconditionFailed."""
+        """Return the current epoch; None before anything was applied."""
         return await self._current_epoch() or None
 
     async def read_progress(self) -> tuple[str | None, dict[int, Progress]]:
-        """The epoch and every partition's progress; none where nothing was applied. Raises: DependencyUnavailable."""
+        """Return the epoch and every partition's progress."""
         epoch = await self._current_epoch()
         pipeline = self._redis.pipeline(transaction=False)
         for partition in range(layout.num_partitions_of(epoch) if epoch else 0):
@@ -146,7 +149,7 @@ class StateReader:
         return epoch or None, {partition: progress_of(row, epoch.encode()) for partition, row in enumerate(rows)}
 
     async def read_events(self, user_id: str) -> list[StoredEvent]:
-        """The user's history, oldest first; empty when none is stored. Raises: DependencyUnavailable."""
+        """Return the user's history, oldest event first."""
         home = await self._home(user_id)
         if home is None:
             return []
@@ -155,7 +158,7 @@ class StateReader:
         return stored_history.unpack_events(blob)
 
     async def read_keys(self, user_id: str) -> UserKeys:
-        """What is stored of the user, in three round trips. Raises: DependencyUnavailable."""
+        """Return what is stored of the user, in three round trips."""
         home = await self._home(user_id)
         if home is None:
             return UserKeys(history_events=0, seen_items=0, state_model_versions=())
@@ -177,12 +180,12 @@ class StateReader:
         )
 
     async def read_popular(self) -> list[Popularity]:
-        """What is popular in each partition that something was applied of. Raises: DependencyUnavailable."""
+        """Return the popular items of each partition with progress."""
         epoch = await self._current_epoch()
         found = []
         for partition in range(layout.num_partitions_of(epoch) if epoch else 0):
             keys = (layout.progress_key(partition), layout.popular_key(partition))
-            # One at a time: others' work goes on between two of them.
+            # One partition at a time, so that other tasks run in between.
             with redis_errors():
                 half_life, text = await cast(
                     Awaitable[list[bytes]], self._read_popular(keys=keys, args=[epoch], client=self._redis)
@@ -194,7 +197,7 @@ class StateReader:
         return found
 
     async def ping(self) -> None:
-        """Raises: DependencyUnavailable when Redis does not answer."""
+        """Check that Redis answers."""
         with redis_errors():
             await self._redis.ping()
 
@@ -204,7 +207,7 @@ class StateReader:
 
 
 def _checked(epoch: str) -> str:
-    """The epoch; "" is none. Raises: PreconditionFailed for another version's."""
+    """Return the epoch, "" for none. Raises: PreconditionFailed for another version's."""
     if epoch:
         layout.num_partitions_of(epoch)
     return epoch

@@ -1,10 +1,10 @@
-"""Bring back users of whom the state store lost something: from `histories`, or from their part of the log.
+"""Restore users whose keys the state store lost, from `histories` or from their records in the log.
 
-The store keeps a table of who was applied up to where, so a user whose keys were evicted, deleted or went back is told
-from a new one. Whose record in `histories` is whole needs it alone; whose history changed since the last round needs
-the log behind the marks, too; whoever has no record that can be used is read from the beginning of the log. What is
-written is what the log says up to the watermark; attributions and clicks went out when the records were applied, and do
-not again. Users whose records come are brought back first; the others, and everybody's states, in slices between polls.
+The store's table of users has each user's progress, so a user whose keys were evicted, deleted or reset is known to be
+lost, not new. A record in `histories` that is up to date suffices. If the history changed since the last round, the
+log after the marks is read too. A user without a usable record is read from the beginning of the log. The result is
+the user's history at the watermark. Attributions and clicks were published when the records were first applied and are
+not published again. Users with records come first; the others, and all states, follow in slices between polls.
 """
 
 import time
@@ -29,22 +29,24 @@ from services.user_state.values import StoredState, UserHistory, UserUpdate
 
 log = structlog.get_logger()
 
-# Users that are read from the log together: one reading serves them all, and their histories are held in memory.
+# Users read from the log together: one scan serves them all, with their histories in memory.
 MAX_TOGETHER = 10_000
-# Users that are looked for together (a tenth of a second), and states that are made together; and how long
-# this goes on between two polls of the stream.
+# Users looked up together (a tenth of a second) and states computed together; seconds of work between two polls.
 SLICE_USERS = 32
 SLICE_S = 0.1
-# What looking one record up costs, in records that are read one after the other (2.3 ms, 50 us).
+# The cost of a record lookup in sequentially read records (2.3 ms against 50 us).
 _LOOKUP_RECORDS = 50
 _WRITE_USERS = 1_000
 
 
 @dataclass(kw_only=True, eq=False)
 class RestoreUsers:
-    """replay: the log. keep: the durable histories. make_states: the states of model
-    `model_version` after these users' histories, of those whose history has one. restored: told how many users came
-    back."""
+    """Restores lost users.
+
+    replay: the log. keep: the durable histories. make_states: computes the states of model `model_version` from
+    histories,
+    where a history has one. restored: called with the number of restored users.
+    """
 
     store: Store
     replay: LogReplay
@@ -52,19 +54,19 @@ class RestoreUsers:
     model_version: str
     make_states: Callable[[Mapping[str, UserHistory], str], Mapping[str, StoredState]]
     restored: Callable[[int], None] = lambda users: None
-    # Lost users who wait, in order; those of whom no record was found; and restored ones without a state.
+    # Lost users in order; those without a record; restored ones without a state.
     _waiting: dict[str, None] = field(default_factory=dict, init=False)
     _unkept: list[str] = field(default_factory=list, init=False)
     _stateless: deque[str] = field(default_factory=deque, init=False)
-    # Of whom nothing was said yet.
+    # Not logged yet.
     _back: int = field(default=0, init=False)
     _from_log: int = field(default=0, init=False)
     _scan: Iterator[Sequence[SourceRecord]] | None = field(default=None, init=False)
 
     def __call__(self, user_ids: Collection[str], watermarks: Offsets, epoch: str) -> None:
-        """Write these users' histories as the log has them up to the watermarks; their states come in later turns.
+        """Restore these users' histories at the watermarks; later turns compute their states.
 
-        Raises: Conflict when somebody else wrote one of them; DependencyUnavailable.
+        Raises: Conflict if another writer changed one of them; DependencyUnavailable.
         """
         users = sorted(user_ids)
         for start in range(0, len(users), MAX_TOGETHER):
@@ -73,27 +75,29 @@ class RestoreUsers:
         self._say()
 
     def add(self, user_ids: Collection[str]) -> None:
-        """These users are lost, too: they are brought back in the turns that follow."""
+        """Queue lost users; later turns restore them."""
         self._waiting.update(dict.fromkeys(user_ids))
 
     def clear(self) -> None:
-        """The store is another one: nobody waits any more."""
+        """Empty all queues, for a new store."""
         self.look_again()
         self._stateless.clear()
 
     def look_again(self) -> None:
-        """Other partitions are this process's now: who waits for a history is looked for again."""
+        """Empty the queues of lost users, because the assigned partitions changed; a new scan finds them again."""
         self._waiting.clear()
         self._unkept.clear()
         self._scan = None
 
     @property
     def is_busy(self) -> bool:
-        """Whether anybody waits for a history or a state."""
+        """Whether any user waits for a history or a state."""
         return bool(self._waiting or self._unkept or self._stateless)
 
     def turn(self, watermarks: Offsets, epoch: str) -> int:
-        """A tenth of a second of what waits; how much was done. Raises: as `__call__`; what the model raises."""
+        """Restore for a tenth of a second; return the amount of work done. Raises: as `__call__`, and the model's
+        errors.
+        """
         until, done = time.monotonic() + SLICE_S, 0
         while self.is_busy and (not done or time.monotonic() < until):
             done += self._slice(watermarks, epoch)
@@ -109,7 +113,7 @@ class RestoreUsers:
         return self._make_states(epoch)
 
     def close(self) -> None:
-        """Give the connections up."""
+        """Close the connections."""
         self.replay.close()
 
     def _find_some(self, watermarks: Offsets, epoch: str) -> int:
@@ -128,7 +132,7 @@ class RestoreUsers:
                 if user_id in self._waiting and topic.is_newest(record)
             }
         else:
-            # The scan is over; who still waits had no record, or became lost since.
+            # The scan is over. Users still in the queue had no record, or became lost since.
             self._scan, some = None, list(islice(self._waiting, SLICE_USERS))
             kept = dict.fromkeys(some) | topic.find(some)
         found = {user_id: history for user_id, history in kept.items() if history is not None}
@@ -147,7 +151,7 @@ class RestoreUsers:
     def _restore(
         self, user_ids: Sequence[str], kept: Mapping[str, KeptHistory], watermarks: Offsets, epoch: str
     ) -> None:
-        # Before the log is read: whoever writes a user meanwhile makes the writing below fail.
+        # Read before the log: if a user changes meanwhile, the write below fails.
         stored = self.store.load_users(user_ids, epoch)
         user_ids = [user_id for user_id in user_ids if stored[user_id].is_lost]
         users: dict[str, ReplayedUser] = {}

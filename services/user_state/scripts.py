@@ -1,4 +1,4 @@
-"""The Lua that reads and changes what `layout.py` describes, each script in one hash slot; and what runs it."""
+"""The Lua scripts that read and change the keys of `layout.py`, each in one hash slot, and their runner."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -7,14 +7,14 @@ from redis.exceptions import NoScriptError
 
 from services.user_state.values import redis_errors
 
-# KEYS history, seen, state, users, progress. ARGV: expected position, position, ttl seconds, events, recent ids, most
-# seen items, state operation (set, drop or keep), user id, entry in the table, epoch, watermark that the
-# writer knows of the home partition (empty: it is another process's), items turned down (joined with NUL), number of
-# items no longer seen, those items, number of seen items, (time, item) each, number of words of the state, its fields
-# and values.
-# A writer that missed a failover knows another watermark than the store: nothing of it is written. `unfinished` counts
-# the users written since the watermark moved; ADVANCE wants them all. Nor is anything written by another process where
-# the progress is of another epoch: a store that went back to one has its own table of users.
+# KEYS history, seen, state, users, progress. ARGV: expected position, position, TTL in seconds, events, recent ids,
+# most seen items, state operation (set, drop or keep), user id, table entry, epoch, the writer's watermark of the home
+# partition (empty: another process's partition), rejected items (joined with NUL), number of items no longer seen,
+# those
+# items, number of seen items, (time, item) each, number of words of the state, its fields and values.
+# A writer that missed a failover has another watermark than the store and writes nothing. `unfinished` counts the users
+# written since the watermark moved; ADVANCE checks the count. Another process also writes nothing if the progress has
+# another epoch: a store that went back to an old epoch has another table of users.
 _EXPECT = """
 local current = redis.call('HGET', KEYS[1], 'position') or ''
 if current ~= ARGV[1] then return 0 end
@@ -60,8 +60,7 @@ end
 return 1
 """
 
-# Seen items that were lost since the user was loaded are not begun anew: with one of them there, nobody would miss the
-# others.
+# If seen items were lost since the user was loaded, nothing is written: one new seen item would hide the loss.
 APPLY = (
     _EXPECT
     + """
@@ -69,11 +68,10 @@ if redis.call('HSTRLEN', KEYS[1], 'events') > 0 and redis.call('EXISTS', KEYS[2]
 """
     + _WRITE
 )
-# The same in the place of all that is stored. KEYS 6: progress in `forgets`; 7 and on: what else there may be of the
-# user, lists of sessions and a state per other model version.
-# An empty position: nothing is to stay. The last three of ARGV: the reader of `forgets` that writes (empty: it is
-# somebody else), its progress as it has to be and as it is then; a node that lacks an earlier forget, or an earlier
-# user of this one, is told by it.
+# Replaces everything stored. KEYS 6: progress in `forgets`; from 7 on: the user's session lists and states of other
+# model versions. An empty position erases the user. The last three of ARGV: the reader of `forgets` that writes (empty:
+# another writer), its expected and its new progress. So a node that lacks an earlier forget, or an earlier user of this
+# one, is detected.
 REWRITE = (
     _EXPECT
     + """
@@ -88,9 +86,9 @@ if ARGV[2] == '' then return 1 end
     + _WRITE
 )
 
-# A state of a model beside the writer's own. KEYS history, state. ARGV: the position that the history has to have, the
-# one that it had before, ttl seconds, state operation (set, drop or keep), the state's fields and values; set with none
-# of them says that this history makes no state.
+# The state of another model. KEYS history, state. ARGV: expected history position, the position before it, TTL in
+# seconds, state operation (set, drop or keep), the state's fields and values. "set" without fields records that this
+# history has no state.
 WRITE_STATE = """
 if redis.call('HGET', KEYS[1], 'position') ~= ARGV[1] then return 0 end
 if ARGV[4] == 'set' then
@@ -105,8 +103,8 @@ end
 return 1
 """
 
-# A partition's progress begins in an epoch. KEYS progress, popular. ARGV: the epoch that was found there (empty: none),
-# and the one that was the current one after that: a process that was paused in between does not put an older one back.
+# Begin a partition's progress in an epoch. KEYS progress, popular. ARGV: the epoch found in the progress (empty: none),
+# and the current epoch, read afterwards. So a process that was paused in between cannot restore an older epoch.
 BEGIN = """
 if (redis.call('HGET', KEYS[1], 'epoch') or '') ~= ARGV[1] then return 0 end
 redis.call('DEL', KEYS[1], KEYS[2])
@@ -114,10 +112,11 @@ redis.call('HSET', KEYS[1], 'epoch', ARGV[2], 'watermark', '-1', 'unfinished', 0
 return 1
 """
 
-# KEYS progress, popular. ARGV: epoch, expected watermark, new watermark, users written since the last one (empty: not
-# known), anchors (empty: as they are), number of words of counts, (field, increment) each; where something is popular:
-# the half-life (another one begins anew), most items, seconds to live, number of words of what joins, (item, level)
-# each, then the same of what goes. A node that took over and lacks one of those users lacks this count, too.
+# KEYS progress, popular. ARGV: epoch, expected watermark, new watermark, users written since the last move (empty:
+# unknown), anchors (empty: unchanged), number of words of counts, (field, increment) each. With popular items also: the
+# half-life (a new one clears the items), most items, TTL in seconds, number of words of added items, (item, level)
+# each,
+# then the removed ones. After a failover, a node that lacks one of the written users also lacks its count.
 ADVANCE = """
 local found = redis.call('HMGET', KEYS[1], 'epoch', 'watermark', 'unfinished')
 if found[1] ~= ARGV[1] or found[2] ~= ARGV[2] then return 0 end
@@ -157,15 +156,15 @@ redis.call('EXPIRE', KEYS[2], ARGV[at + 3])
 return 1
 """
 
-# KEYS progress, popular. ARGV: epoch. Answers the half-life, then items and levels in turn, highest first, as one
-# string; two empty ones where there is nothing of this epoch.
+# KEYS progress, popular. ARGV: epoch. Returns the half-life, then items and levels in turn as one string, highest
+# first; two empty strings without data of this epoch.
 READ_POPULAR = """
 local found = redis.call('HMGET', KEYS[1], 'epoch', 'half_life')
 if found[1] ~= ARGV[1] or not found[2] then return {'', ''} end
 return {found[2], table.concat(redis.call('ZREVRANGE', KEYS[2], 0, -1, 'WITHSCORES'), '\\0')}
 """
 
-# KEYS progress in `forgets`. ARGV: reader, its progress as it has to be, and as it is then.
+# KEYS progress in `forgets`. ARGV: reader, expected progress, new progress.
 NOTE_FORGETS = """
 if (redis.call('HGET', KEYS[1], ARGV[1]) or '') ~= ARGV[2] then return 0 end
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
@@ -179,10 +178,12 @@ redis.call('SET', KEYS[1], ARGV[2])
 return 1
 """
 
-# One string instead of thousands of small ones: redis-py parses replies in Python (2,000 items: 4 ms against 0.1 ms).
-# KEYS history, seen, state, users, progress. ARGV: user id, epoch, whether seen items are wanted (1), fields of the
-# state. Answers entry in the table, position, bytes of events, number of seen items, seen items newest first, the
-# state, epoch and watermark of the home partition, and items turned down.
+# One string instead of thousands: redis-py parses replies in Python (2,000 items: 4 ms against 0.1 ms).
+# KEYS history, seen, state, users, progress. ARGV: user id, epoch, whether to return seen items (1), fields of the
+# state.
+# Returns the table entry, position, bytes of events, number of seen items, seen items newest first, the state, epoch
+# and
+# watermark of the home partition, and rejected items.
 READ_USER = """
 local entry = false
 if redis.call('HGET', KEYS[4], '') == ARGV[2] then entry = redis.call('HGET', KEYS[4], ARGV[1]) end
@@ -198,8 +199,8 @@ return {
 }
 """
 
-# All that is stored of a user but states. KEYS history, seen, users. ARGV: user id, epoch. Answers entry in the table,
-# position, events, ids, then seen items and times in turn, as one string.
+# A user without states. KEYS history, seen, users. ARGV: user id, epoch. Returns the table entry, position, events,
+# ids, then seen items and times in turn as one string.
 DUMP = """
 local entry = false
 if redis.call('HGET', KEYS[3], '') == ARGV[2] then entry = redis.call('HGET', KEYS[3], ARGV[1]) end
@@ -209,7 +210,7 @@ found[5] = table.concat(redis.call('ZRANGE', KEYS[2], 0, -1, 'WITHSCORES'), '\\0
 return found
 """
 
-# Users of whom nothing is there yet are to be restored. KEYS users, progress. ARGV: epoch, table entry, user ids.
+# Mark users without a table entry as lost. KEYS users, progress. ARGV: epoch, table entry, user ids.
 SEED = """
 if redis.call('HGET', KEYS[2], 'epoch') ~= ARGV[1] then return 0 end
 if redis.call('HGET', KEYS[1], '') ~= ARGV[1] then
@@ -220,8 +221,9 @@ for i = 3, #ARGV do redis.call('HSETNX', KEYS[1], ARGV[i], ARGV[2]) end
 return 1
 """
 
-# Who is in the table without keys, or has events without seen items. KEYS users. ARGV: cursor, about how many to look
-# at, the epoch, what history and seen keys begin with. Answers the next cursor, then user ids and entries in turn.
+# Find users in the table without keys, or with events and no seen items. KEYS users. ARGV: cursor, approximate number
+# of users to scan, epoch, prefixes of history and seen keys. Returns the next cursor, then user ids and entries in
+# turn.
 FIND_LOST = """
 if redis.call('HGET', KEYS[1], '') ~= ARGV[3] then return {'0'} end
 local page = redis.call('HSCAN', KEYS[1], ARGV[1], 'COUNT', ARGV[2])
@@ -251,9 +253,9 @@ class Scripts:
         self._hashes: dict[str, str] = {}
 
     def run(self, redis: Any, scripts: Sequence[str], queue: Callable[..., None]) -> list[Any]:
-        """Run a pipeline of calls of these scripts; a Redis that restarted has forgotten them and gets them again.
+        """Run a pipeline of calls of these scripts. A restarted Redis lost its scripts; they are loaded again.
 
-        queue: is given the pipeline, and each script's hash. Raises: DependencyUnavailable.
+        queue: called with the pipeline and each script's hash. Raises: DependencyUnavailable.
         """
         with redis_errors():
             for attempt in (1, 2):

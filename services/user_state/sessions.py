@@ -1,9 +1,8 @@
-"""What a gateway keeps beside a user for a while: short Redis lists of bytes, newest first, bounded in number and time.
+"""Short-lived lists of bytes per user for the gateway, newest entry first, bounded in number and time.
 
-They lie in the hash slot of the user's other keys and go with them: a forget removes them, and so does whatever empties
-the store. Only a user with a history has lists, and all lists together take a tenth of Redis' memory at most (of
-`maxmemory`, else of the machine's): histories have the rest. Nothing rests on them that cannot be asked for again. What
-the bytes mean is not known here.
+They lie in the hash slot of the user's other keys. A forget, or emptying the store, removes them too. Only a user with
+a history has lists. All lists together use at most a tenth of Redis' memory (`maxmemory`, else the machine's), so that
+histories have the rest. Losing a list costs one more request. The content of the bytes is not known here.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -13,10 +12,10 @@ from services.platform.redis_clients import open_async_client
 from services.user_state.layout import history_key, home_of, num_partitions_of, session_key, session_sizes_key
 from services.user_state.values import redis_errors
 
-# KEYS list, history, sizes. ARGV: entry, most entries, seconds to live, how many partitions share the store. Answers 1,
-# or 0 where there is no history, or -1 where the partition's lists have no room.
-# sizes: bytes of all lists of the partition by the time when they end, in steps of a sixteenth of their lives. A list
-# ends at the end of a step, so what it was counted under can be told from its time to live.
+# KEYS list, history, sizes. ARGV: entry, most entries, TTL in seconds, number of partitions. Returns 1, 0 without a
+# history, or -1 if the partition's lists exceed their memory.
+# sizes: bytes of all lists of the partition by expiry, in steps of a sixteenth of a list's life. A list expires at the
+# end of a step, so its TTL gives its step.
 _PUSH = """
 if redis.call('EXISTS', KEYS[2]) == 0 then return 0 end
 local now, step, total = tonumber(redis.call('TIME')[1]), math.ceil(ARGV[3] / 16), #ARGV[1]
@@ -42,7 +41,7 @@ return 1
 
 
 class SessionStore:
-    """For an asyncio process. Connects when first used."""
+    """Stores lists from an asyncio process. Connects on first use."""
 
     def __init__(
         self,
@@ -52,33 +51,34 @@ class SessionStore:
         timeout_s: float = 0.25,
         max_connections: int = 64,
     ) -> None:
-        """epoch: the store's; "" before there is one (`StateReader.last_epoch`)."""
+        """epoch: returns the store's epoch, "" before the first (`StateReader.last_epoch`)."""
         self._redis = open_async_client(url, timeout_s=timeout_s, max_connections=max_connections)
         self._epoch = epoch
         self._push = self._redis.register_script(_PUSH)
 
     async def push(self, kind: str, user_id: str, entry: bytes, *, most: int, ttl_seconds: int) -> bool:
-        """Put an entry in front of the user's list of this kind (of `layout.SESSION_KINDS`), which keeps the
-        newest `most` and ends `ttl_seconds` (up to a sixteenth more) after the last one. False: the user has no
-        history, so that nothing is kept.
+        """Prepend an entry to the user's list of this kind (of `layout.SESSION_KINDS`).
 
-        Raises: DependencyUnavailable, before the stream's first epoch, too; PreconditionFailed while there is no room.
+        The list has at most `most` entries and expires `ttl_seconds` (up to a sixteenth more) after the last one.
+        Returns
+        False, and stores nothing, if the user has no history.
+
+        Raises: DependencyUnavailable, also before the stream's first epoch; PreconditionFailed if the lists use their
+        memory.
         """
         epoch = await self._epoch()
         if not epoch:
-            raise DependencyUnavailable("the state store has no epoch yet: nothing can be kept beside a user")
+            raise DependencyUnavailable("the state store has no epoch yet: no session can be stored")
         home = home_of(user_id, epoch)
         keys = [session_key(home, kind), history_key(home), session_sizes_key(home.partition)]
         with redis_errors():
             kept = await self._push(keys=keys, args=[entry, most, ttl_seconds, num_partitions_of(epoch)])
         if kept < 0:
-            raise PreconditionFailed(
-                "lists beside users take a tenth of Redis' memory; more need more of it (maxmemory)"
-            )
+            raise PreconditionFailed("sessions use their tenth of Redis' memory; give Redis more (maxmemory)")
         return bool(kept)
 
     async def read(self, user_id: str, wanted: Mapping[str, int]) -> Mapping[str, list[bytes]]:
-        """By kind the newest entries, at most so many, newest first. Raises: DependencyUnavailable."""
+        """Return the newest entries by kind, at most the wanted number, newest first. Raises: DependencyUnavailable."""
         epoch = await self._epoch()
         if not epoch:
             return {kind: [] for kind in wanted}

@@ -1,4 +1,4 @@
-"""Between bytes of Redis and the values of `values.py`: what keys hold, and the words that the scripts take."""
+"""Convert between Redis' bytes and the values of `values.py`; build the arguments of scripts."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ PROGRESS_FIELDS = ("epoch", "watermark", "unfinished", "anchors", *layout.COUNT_
 
 
 def progress_of(values: Sequence[bytes | None], epoch: bytes | None) -> Progress:
-    """values: those of PROGRESS_FIELDS."""
+    """Return the progress. values: of PROGRESS_FIELDS."""
     if epoch is None or values[0] != epoch:
         return Progress()
     counts = {name: int(value or 0) for name, value in zip(layout.COUNT_FIELDS, values[4:], strict=True)}
@@ -31,7 +31,7 @@ def progress_of(values: Sequence[bytes | None], epoch: bytes | None) -> Progress
 def is_lost_user(
     epoch: str, home: Home, entry: bytes | None, position: bytes | None, *, events: bool, seen: bool
 ) -> bool:
-    """Whether the table of users knows more than the user's own keys. events, seen: whether there are any."""
+    """Return whether the table of users is ahead of the user's own keys. events, seen: whether the user has any."""
     applied = layout.unpack_entry(entry, time.time())
     if applied is None:
         return False
@@ -42,7 +42,7 @@ def is_lost_user(
 def history_of(
     epoch: str, home: Home, entry: bytes | None, row: Sequence[bytes | None], *, has_seen: bool
 ) -> UserHistory:
-    """entry: in the table of users. row: the values of HISTORY_FIELDS."""
+    """Return the history. entry: in the table of users. row: the values of HISTORY_FIELDS."""
     position, events, ids = row
     is_lost = is_lost_user(epoch, home, entry, position, events=bool(events), seen=has_seen)
     found = layout.unpack_positions(epoch, position)
@@ -64,7 +64,7 @@ def history_of(
 def dumped_history(
     epoch: str, position: bytes | None, events: bytes | None, ids: bytes | None, seen: bytes | None
 ) -> PackedHistory | None:
-    """A user as the script DUMP answers; None where nothing of this epoch is stored."""
+    """Return a user from the answer of the script DUMP; None without data of this epoch."""
     found = layout.unpack_positions(epoch, position)
     if found is None:
         return None
@@ -79,7 +79,7 @@ def dumped_history(
 
 
 def state_of(values: Sequence[bytes | None], model_version: str, trace: bytes | None = None) -> StoredState | None:
-    """values: those of STATE_FIELDS. trace: of STATE_TRACE."""
+    """Return the state. values: of STATE_FIELDS. trace: of STATE_TRACE."""
     if None in values:
         return None
     components, gate, *texts = cast(list[bytes], values)
@@ -101,7 +101,7 @@ def state_of(values: Sequence[bytes | None], model_version: str, trace: bytes | 
 
 
 def state_words(state: StoredState) -> list[Any]:
-    """Fields and values of a state's hash, in turn: the inverse of `state_of`."""
+    """Return fields and values of a state's hash in turn: the inverse of `state_of`."""
     packed = state.query_state
     values: tuple[Any, ...] = (packed.components, packed.gate, packed.num_components, packed.component_width)
     values += (state.partition, state.offset, state.event_time_ms, state.applied_ms)
@@ -114,7 +114,7 @@ def state_words(state: StoredState) -> list[Any]:
 def apply_words(
     update: UserUpdate, epoch: str, watermarks: Mapping[int, int], *, ttl_seconds: int, max_seen: int
 ) -> tuple[list[str], list[Any]]:
-    """The keys and arguments of the script APPLY, which are those of REWRITE but for its last ones."""
+    """Return the keys and arguments of the script APPLY; REWRITE has the same and more at the end."""
     state, home = update.state, layout.home_of(update.user_id, epoch)
     keys = [
         layout.history_key(home),
@@ -151,8 +151,10 @@ def apply_words(
 def forget_moves(
     forgets: ForgetsApplied | None, homes: Sequence[Home], epoch: str
 ) -> tuple[list[tuple[str, str, str]], dict[int, str]]:
-    """The last arguments of the script REWRITE for users of these homes, one after the other, and the reader's progress
-    once all of them are written; empty words where whoever writes does not apply `forgets`."""
+    """Return the last arguments of the script REWRITE for users of these homes in order, and the reader's progress
+    after
+    them; empty words for a writer that does not apply `forgets`.
+    """
     if forgets is None:
         return [("", "", "")] * len(homes), {}
     texts, moves = dict(forgets.texts), []
@@ -165,7 +167,7 @@ def forget_moves(
 
 
 def popularity_words(step: PopularityStep | None, ttl_seconds: int) -> list[Any]:
-    """The last arguments of the script ADVANCE; none where nothing is popular."""
+    """Return the last arguments of the script ADVANCE; none without popular items."""
     if step is None or not (step.joins or step.goes):
         return []
     joins, goes = ([word for pair in some.items() for word in pair] for some in (step.joins, step.goes))

@@ -1,7 +1,7 @@
-"""Where this process stands in `interactions`, as the state store has it: epoch, watermarks, and which log it is.
+"""This process's progress in `interactions`, from the state store: epoch, watermarks, and the identity of the log.
 
-Progress lives in the state store alone; Kafka's committed offsets serve lag monitoring, and say up to where
-attributions went out before the state store was lost. It knows neither records' contents nor what is made of them.
+Only the state store has the progress. Kafka's committed offsets serve lag monitoring, and bound the attributions
+published before the state store was lost. Records' contents are not known here.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -21,7 +21,7 @@ log = structlog.get_logger()
 
 
 class Advance(NamedTuple):
-    """A partition was applied up to this offset, with these counts, and this became popular."""
+    """A partition was applied up to this offset, with these counts and changes of popularity."""
 
     offset: int
     counts: Mapping[str, int]
@@ -29,11 +29,11 @@ class Advance(NamedTuple):
 
 
 class StreamProgress:
-    """Holds what the state store last said; `resync` asks it again.
+    """Caches the state store's progress; `resync` reads it again.
 
-    epoch: the store's. watermarks: of the partitions that are applied here. tails_lost: how often a log had lost its
-    end, so that a new epoch was begun. model_version: of the process's own model. keep: the durable histories; None:
-    over a store that loses nobody.
+    epoch: the store's. watermarks: of the assigned partitions. tails_lost: number of new epochs because a log had lost
+    its
+    end. model_version: of the process's own model. keep: the durable histories; None for a store that loses nobody.
     """
 
     def __init__(self, store: Store, keep: KeepHistories | None, model_version: str) -> None:
@@ -46,17 +46,18 @@ class StreamProgress:
         self._committed: dict[int, int] = {}
         self._identity = LogIdentity()
         self._may_have_lost = False
-        # Models that the store knows by name.
+        # Model versions already added to the store.
         self._named: set[str] = set()
 
     def resync(self, stream: Reader) -> bool:
-        """Take epoch and watermarks from the store and seek the stream there; True when the epoch is new to us.
+        """Read epoch and watermarks from the store and seek the stream there. Return True if the epoch changed.
 
-        The stream's partitions are those that are applied from now on.
-        A store without an epoch gets one and everything is read again from the beginning; what was committed before
-        then yields no attributions a second time. Where a log has lost its end, the store is emptied and gets a new
-        epoch, too; attributions of that partition go out again (readers know them by their position).
-        Raises: PreconditionFailed when the topic is another one than the one whose records were applied.
+        From now on the stream's present partitions are applied. A store without an epoch gets one, and everything is
+        read from
+        the beginning; offsets committed before yield no attributions again. If a log lost its end, the store is emptied
+        and
+        gets a new epoch too; attributions of that partition are published again (readers deduplicate by position).
+        Raises: PreconditionFailed if the topic is not the one whose records were applied.
         """
         partitions = stream.partitions()
         epoch, _ = self._store.ensure_epoch(stream.num_partitions())
@@ -82,66 +83,68 @@ class StreamProgress:
         return changed
 
     def is_held(self) -> bool:
-        """Whether an import fills the store and the stream has to wait for it. Raises: DependencyUnavailable."""
+        """Return whether an import fills the store, so that the stream has to wait. Raises: DependencyUnavailable."""
         return self._store.is_held()
 
     def name_model(self, model_version: str) -> None:
-        """Before its first state is stored. Raises: DependencyUnavailable."""
+        """Add a model version to the store, before its first state is stored. Raises: DependencyUnavailable."""
         if model_version not in self._named:
             self._store.add_model(model_version)
             self._named.add(model_version)
 
     def is_new(self, record: SourceRecord) -> bool:
-        """Whether it lies behind the watermark."""
+        """Return whether the record lies after the watermark."""
         return record.offset > self.watermarks[record.partition]
 
     def yields_attributions(self, partition: int, offset: int) -> bool:
-        """Whether those of this record did not all go out in an earlier epoch."""
+        """Return whether this record's attributions were not all published in an earlier epoch."""
         return offset >= self._committed.get(partition, 0)
 
     def came(self, records: Sequence[SourceRecord]) -> None:
-        """Records were read; by them the log is known again."""
+        """Note that records were read; they identify the log."""
         self._identity.came(records)
 
     def check_log(self, stream: Reader, partitions: Collection[int]) -> None:
-        """Before records of these partitions are applied: whether they are the logs that they were.
+        """Check, before applying records of these partitions, that the logs are the same.
 
-        Raises: Conflict when one is not; DependencyUnavailable.
+        Raises: Conflict if one is not; DependencyUnavailable.
         """
         self._identity.check(stream, partitions)
 
     def unknown_logs(self, ends: Offsets) -> Offsets:
-        """The ends of those partitions of which nothing is remembered that would tell another log."""
+        """Return the ends of the partitions without anchors, whose log could change unnoticed."""
         return {partition: end for partition, end in ends.items() if partition not in self._identity.partitions}
 
     def check_epoch(self) -> None:
-        """Raises: Conflict when the store lost or changed its epoch, or went back; DependencyUnavailable."""
+        """Raises: Conflict if the store lost or changed its epoch, or lost progress; DependencyUnavailable."""
         epoch = self._store.epoch()
         if epoch != self.epoch:
             raise Conflict(f"the state store's epoch is {epoch}, not {self.epoch}")
         self.check_in_step()
-        # On a cluster models' names may be lost alone; a forget would leave the states of those models.
+        # A cluster may lose the list of models alone; a forget would then miss their states.
         self._named.clear()
         self.name_model(self._model_version)
 
     def check_in_step(self) -> None:
-        """After users were loaded: what is published of an emptied or older store's could not be taken back.
+        """Check the watermarks after users were loaded: what is published from an older store cannot be taken back.
 
-        Raises: Conflict when the store is not where this writer left it; DependencyUnavailable.
+        Raises: Conflict if the store's watermarks are not this writer's; DependencyUnavailable.
         """
         found = self._store.progress(self.watermarks.keys(), self.epoch)
         if other := sorted(number for number, at in self.watermarks.items() if found[number].watermark != at):
-            raise Conflict(f"the state store is not where it was left: partitions {other}")
+            raise Conflict(f"the state store's watermarks changed: partitions {other}")
 
     def wrote(self, homes: Collection[int]) -> None:
-        """Users at home there were written, each home as often as it is named."""
+        """Note written users by their homes, one home per user."""
         for home in homes:
             if home in self._unfinished:
                 self._unfinished[home] += 1
 
     def advance(self, applied: Mapping[int, Advance]) -> None:
-        """Move watermarks: by partition, up to where. Raises: Conflict when one of them is not where it was, or users
-        written since are missing; DependencyUnavailable."""
+        """Move watermarks, by partition.
+
+        Raises: Conflict if a watermark differs, or users written since are missing; DependencyUnavailable.
+        """
         self._move(
             [
                 AdvanceStep(
@@ -158,8 +161,10 @@ class StreamProgress:
         )
 
     def pass_over(self, positions: Offsets) -> None:
-        """Nothing readable is left before these positions (aborted transactions and their marks, say): move the
-        watermarks behind it. Raises: as `advance`."""
+        """Move watermarks over offsets without readable records (aborted transactions and their markers, for example).
+
+        Raises: as `advance`.
+        """
         steps = [
             AdvanceStep(
                 partition=partition,
@@ -175,7 +180,7 @@ class StreamProgress:
             self._move(steps)
 
     def committable(self) -> dict[int, int]:
-        """Offsets to commit: past the watermark, and never behind what was committed before."""
+        """Return the offsets to commit: one past the watermark, never less than the last commit."""
         return {
             partition: watermark + 1
             for partition, watermark in self.watermarks.items()
@@ -188,11 +193,13 @@ class StreamProgress:
         self._unfinished.update({step.partition: 0 for step in steps})
 
     def _begin_anew(self, stream: Reader, epoch: str, lost: LostTail) -> None:
-        """Everything is read again from a log that lost its end. Raises: DependencyUnavailable when it looks so for the
-        first time: a leader that was just elected may not know its end yet."""
+        """Begin a new epoch, because the log lost its end.
+
+        Raises: DependencyUnavailable the first time: a newly elected leader may not know its end yet.
+        """
         if not self._may_have_lost:
             self._may_have_lost = True
-            raise DependencyUnavailable(f"{lost}, before what was applied; it is looked at once more")
+            raise DependencyUnavailable(f"{lost}, before the watermark; checking once more")
         log.error("log_lost_its_tail", ends=dict(lost.ends), applied={p: self.watermarks[p] for p in lost.ends})
         stream.commit(dict.fromkeys(lost.ends, 0))
         self._identity.keep()

@@ -1,4 +1,4 @@
-"""What the state store gives and takes: views of a user, updates, progress. And what Redis' errors become."""
+"""Values of the state store: views of a user, updates, progress. Also maps Redis' errors."""
 
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -19,9 +19,9 @@ DEFAULT_MAX_SEEN = 2_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredState:
-    """A user's query state and what it reflects: the newest applied position, the newest event's time.
+    """A user's query state, the newest applied position in it, and the newest event's time.
 
-    traceparent: of the span that made it; "" where no event of it was traced, or nobody wants to know.
+    traceparent: of the span that made it; "" if no event was traced, or the reader does not ask for traces.
     """
 
     query_state: PackedQueryState
@@ -34,12 +34,13 @@ class StoredState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserView:
-    """What a recommendation needs to know of a user. seen: newest first. epoch None: no stream was applied yet.
+    """A user's data for a recommendation.
 
-    turned_down: the seen items that their newest event in the history speaks against.
-    watermark: of `partition`, the one that was asked for, else the user's home.
-    reaches_history: the state reflects the whole stored history; one of a model that was away for a while does not.
-    is_lost: the store lost some of what it held of the user, and the encoder process has not brought it back yet.
+    seen: newest first. epoch: None before anything was applied. turned_down: seen items that their newest event
+    rejects.
+    watermark: of `partition`, which is the requested one or else the user's home.
+    reaches_history: the state reflects the whole history; false after the model's process was unavailable for a while.
+    is_lost: the store lost some of the user's data, and the encoder process has not restored it yet.
     """
 
     state: StoredState | None
@@ -55,11 +56,10 @@ class UserView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserHistory:
-    """A user's stored history as the writer needs it; `expected` is the position text that `apply` compares.
+    """A user's stored history for the writer. `expected` is the position text that `apply` compares.
 
-    forgotten: per partition, the last offset that was erased with the user; empty for who was never forgotten.
-    is_lost: the store once held more of the user than this; known: the last offset of the home
-    partition that the table of users says (-1: not known).
+    forgotten: the last forgotten offset per partition, if any. is_lost: the store had more of the user before.
+    known: the last offset of the home partition in the table of users (-1: unknown).
     """
 
     events: list[StoredEvent] = field(default_factory=list)
@@ -73,7 +73,7 @@ class UserHistory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserKeys:
-    """What is stored of a user: how many events and seen items, and the model versions that have a state."""
+    """Numbers of stored events and seen items of a user, and the model versions with a state."""
 
     history_events: int
     seen_items: int
@@ -84,8 +84,8 @@ class UserKeys:
 class UserUpdate:
     """One user's next history, seen items and state, written together.
 
-    turned_down: as of `UserView`; what was stored before is replaced.
-    state_change: "set" writes `state`, "drop" removes what is stored for the model version, "keep" leaves it alone.
+    turned_down: as in `UserView`; replaces the stored items.
+    state_change: "set" writes `state`, "drop" deletes the stored state of the model version, "keep" changes nothing.
     """
 
     user_id: str
@@ -104,10 +104,10 @@ class UserUpdate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelState:
-    """A state of a model beside the writer's own, made of the history at these positions, as `UserHistory` has them.
+    """A state of another model, computed from the history at these positions (as in `UserHistory`).
 
-    change: as of `UserUpdate`; "keep" lets a state that reflected `before` (of `expected`) reflect the positions, "set"
-    without a state says that the model makes none of this history.
+    change: as in `UserUpdate`. "keep" lets a state that reflected `before` (an `expected`) reflect the positions. "set"
+    without a state records that the history has no state of this model.
     """
 
     user_id: str
@@ -121,10 +121,10 @@ class ModelState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far a partition is applied (-1: nothing yet), and what became of its records in this epoch.
+    """A partition's last applied offset (-1: none), and the counts of its records' outcomes in this epoch.
 
-    anchors: what the writer remembers of the partition's log, in its own form; "" where nothing is.
-    unfinished: how many users were written since the watermark moved.
+    anchors: the writer's text that identifies the partition's log; "" for none.
+    unfinished: users written since the watermark moved.
     """
 
     watermark: int = -1
@@ -135,9 +135,9 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dump:
-    """What the store holds of some users, read together, and progress as it was when that was read.
+    """Some users' data, and progress at the time of reading.
 
-    histories: of the users that it holds. lost: users of which it once held more.
+    histories: of the users in the store. lost: lost users.
     """
 
     histories: Mapping[str, PackedHistory]
@@ -155,7 +155,7 @@ class Popularity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PopularityStep:
-    """What records did to the popularity of items: levels (`algorithms.items.popularity`) that join, and that go."""
+    """A change of popularity: added and removed levels of items (`algorithms.items.popularity`)."""
 
     half_life_s: float
     joins: Mapping[str, float] = field(default_factory=dict)
@@ -164,9 +164,9 @@ class PopularityStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdvanceStep:
-    """Moves one partition's watermark, adding the counts of the records in between, and what they made popular.
+    """Moves one partition's watermark, adds the counts of the records in between and their change of popularity.
 
-    unfinished: how many users the writer wrote at home here since the watermark moved; None: it does not know.
+    unfinished: users with their home here that the writer wrote since the watermark moved; None if unknown.
     anchors: see `Progress`.
     """
 
@@ -181,8 +181,7 @@ class AdvanceStep:
 
 @dataclass(frozen=True, slots=True)
 class StoreUsage:
-    """removed: keys that the store has evicted or let expire since it started. memory_share: how much of its limit is
-    used, 1: full; 0 without a limit."""
+    """removed: keys evicted or expired since the store started. memory_share: of the memory limit, 0 without one."""
 
     removed: int
     memory_share: float
@@ -190,10 +189,10 @@ class StoreUsage:
 
 @dataclass(slots=True)
 class ForgetsApplied:
-    """A reader's progress in `forgets` as the store has it, a text per home partition: each write of the reader is
-    fenced by it and moves it on, so that a node that took over with users of before is told.
+    """A reader's stored progress in `forgets`, one text per home partition.
 
-    offsets: by partition, the last record that is applied to all its users; -1: none yet.
+    Each write compares and advances the text, so a node with users of before a failover is detected.
+    offsets: per partition, the last record that is applied to all its users (-1: none).
     """
 
     reader: str
@@ -206,7 +205,7 @@ class ForgetsApplied:
         return min(self.offsets.values(), default=-1)
 
     def of(self, partitions: Collection[int]) -> "ForgetsApplied":
-        """The same, of these partitions alone."""
+        """Return the progress of these partitions only."""
         return ForgetsApplied(
             self.reader, {p: self.offsets[p] for p in partitions}, {p: self.texts[p] for p in partitions}
         )
@@ -214,16 +213,16 @@ class ForgetsApplied:
 
 @contextmanager
 def redis_errors() -> Iterator[None]:
-    """Raises: DependencyUnavailable for what the client raises."""
+    """Map the client's errors. Raises: DependencyUnavailable."""
     try:
         yield
     except OutOfMemoryError as exc:
         raise DependencyUnavailable("Redis is full and takes no writes: give it more memory (maxmemory)") from exc
     except REDIS_ERRORS as exc:
-        said = advice_on(exc) or f"{type(exc).__name__}: {exc}"
-        raise DependencyUnavailable(f"Redis does not answer: {said}") from exc
+        reason = advice_on(exc) or f"{type(exc).__name__}: {exc}"
+        raise DependencyUnavailable(f"Redis does not answer: {reason}") from exc
 
 
 def now_ms() -> int:
-    """This machine's clock, Unix milliseconds."""
+    """Return this machine's time in Unix milliseconds."""
     return time.time_ns() // 1_000_000

@@ -1,6 +1,6 @@
-"""User states, written exactly once by the thread of the encoder; Redis errors are DependencyUnavailable.
+"""The port `Store` over Redis, for the encoder's thread.
 
-What keys look like is `layout.py`'s matter, and values that of `stored_values.py`. What states mean is not known here.
+`layout.py` defines the keys, `stored_values.py` the values. The content of states is not known here.
 """
 
 import time
@@ -41,7 +41,9 @@ from services.user_state.values import (
 
 
 class StateWriter:
-    """Writes users and progress for the encoder's thread. Connects when first used; not for use by two threads."""
+    """Implements `Store`. Connects on first use. Not thread-safe. Every method raises DependencyUnavailable if Redis
+    fails.
+    """
 
     def __init__(
         self,
@@ -57,53 +59,51 @@ class StateWriter:
         self._scripts = Scripts()
 
     def epoch(self) -> str | None:
-        """The current epoch, None when Redis has none. Raises: DependencyUnavailable."""
+        """Return the current epoch, None without one."""
         with redis_errors():
             found = cast(bytes | None, self._redis.get(layout.EPOCH_KEY))
         return found.decode() if found is not None else None
 
     def ensure_epoch(self, num_partitions: int) -> tuple[str, bool]:
-        """The current epoch, made when missing, and whether it was made now. num_partitions: of the stream.
-
-        Raises: DependencyUnavailable; PreconditionFailed when the store was filled by another version, or from a
-        stream with another number of partitions.
+        """See `Store.ensure_epoch`. Raises: PreconditionFailed for the store of another version or number of
+        partitions.
         """
         with redis_errors():
             made = bool(self._redis.set(layout.EPOCH_KEY, layout.new_epoch(num_partitions), nx=True))
             found = cast(bytes | None, self._redis.get(layout.EPOCH_KEY))
         if found is None:
-            raise Conflict("the epoch vanished while it was made")
+            raise Conflict("the epoch was deleted while it was created")
         epoch = found.decode()
         check_epoch(epoch, num_partitions)
         return epoch, made
 
     def hold(self, seconds: int) -> None:
-        """Ask whoever applies the stream to wait, for so long unless asked again. Raises: DependencyUnavailable."""
+        """Ask the stream's consumer to wait for this long. A new call extends the time."""
         with redis_errors():
             self._redis.set(layout.HOLD_KEY, "1", ex=seconds)
 
     def release(self) -> None:
-        """Take `hold` back. Raises: DependencyUnavailable."""
+        """End `hold`."""
         with redis_errors():
             self._redis.delete(layout.HOLD_KEY)
 
     def is_held(self) -> bool:
-        """Whether the stream is to wait. Raises: DependencyUnavailable."""
+        """Return whether the stream's consumer has to wait."""
         with redis_errors():
             return bool(self._redis.exists(layout.HOLD_KEY))
 
     def progress(self, partitions: Collection[int], epoch: str) -> dict[int, Progress]:
-        """Progress of the partitions in this epoch. Raises: DependencyUnavailable."""
+        """Return the partitions' progress in this epoch."""
         rows = self._progress_rows(partitions)
         return {p: progress_of(row, epoch.encode()) for p, row in zip(partitions, rows, strict=True)}
 
     def begin(self, partitions: Sequence[int], epoch: str) -> dict[int, Progress]:
-        """Progress of the partitions; where another epoch's stands, this one's begins in its place.
+        """Return the partitions' progress, and begin this epoch's in place of another's.
 
-        Raises: Conflict when the epoch is not the current one, or another writer was quicker; DependencyUnavailable.
+        Raises: Conflict if the epoch is not current, or another writer came first.
         """
         rows = self._progress_rows(partitions)
-        if self.epoch() != epoch:  # read after what is replaced: whatever else stands there is older
+        if self.epoch() != epoch:  # read after the progress, which is therefore older
             raise Conflict(f"the state store's epoch is not {epoch} any more")
         others = {p: row[0] or b"" for p, row in zip(partitions, rows, strict=True) if row[0] != epoch.encode()}
 
@@ -117,9 +117,9 @@ class StateWriter:
         return {p: progress_of(row, epoch.encode()) for p, row in zip(partitions, rows, strict=True)}
 
     def begin_anew(self, epoch: str) -> None:
-        """Erase every user and put a new epoch in the place of `epoch`; nothing where that is not the current one.
+        """Erase all users and replace `epoch` with a new one; do nothing if it is not the current epoch.
 
-        Until the end it may be done again: the old epoch stands. Raises: DependencyUnavailable.
+        The old epoch stays until the end, so the call can be repeated.
         """
         with redis_errors():
             if self._redis.get(layout.EPOCH_KEY) != epoch.encode():
@@ -134,7 +134,7 @@ class StateWriter:
             self._redis.eval(scripts.REPLACE_EPOCH, 1, layout.EPOCH_KEY, epoch, after)
 
     def load_users(self, user_ids: Collection[str], epoch: str) -> dict[str, UserHistory]:
-        """The users' histories in one round trip; an unknown user's is empty. Raises: DependencyUnavailable."""
+        """Return the users' histories in one round trip; an unknown user's is empty."""
         if not user_ids:
             return {}
         homes = [layout.home_of(user_id, epoch) for user_id in user_ids]
@@ -160,10 +160,7 @@ class StateWriter:
         }
 
     def are_whole(self, user_ids: Sequence[str], model_version: str, epoch: str) -> dict[str, bool]:
-        """Of those of them who have events: whether their state of this model reflects all, or is known not to exist.
-
-        Raises: DependencyUnavailable.
-        """
+        """Return, for the users with events, whether their state of this model is complete or known not to exist."""
         pipeline = self._redis.pipeline(transaction=False)
         for user_id in user_ids:
             home = layout.home_of(user_id, epoch)
@@ -179,11 +176,7 @@ class StateWriter:
         return found
 
     def find_lost(self, partitions: Collection[int], epoch: str) -> Iterator[Collection[str]]:
-        """Users at home in these partitions of whom the store lost keys, perhaps repeatedly. It looks at everybody,
-        at a thousand or so for each item: 7 microseconds of Redis each, of 100,000 users.
-
-        Raises: DependencyUnavailable.
-        """
+        """See `Store.find_lost`. Cost: 7 microseconds of Redis per user, at 100,000 users."""
         now_s = time.time()
         for partition in partitions:
             cursor = b""
@@ -204,12 +197,12 @@ class StateWriter:
                     )
                     users = dict(zip(found[::2], found[1::2], strict=True))
                     gone = [user for user, entry in users.items() if layout.unpack_entry(entry, now_s) is None]
-                    if gone:  # they expired, as they were to
+                    if gone:  # expired as intended
                         self._redis.hdel(layout.users_key(partition), *gone)
                 yield [user.decode() for user in users.keys() - gone]
 
     def usage(self) -> StoreUsage:
-        """What Redis says of its memory and keys. Raises: DependencyUnavailable."""
+        """Return Redis' memory share and number of removed keys."""
         with redis_errors():
             found = cast(Mapping[str, int], self._redis.info())
         share = found["used_memory"] / found["maxmemory"] if found["maxmemory"] else 0.0
@@ -222,14 +215,11 @@ class StateWriter:
         watermarks: Mapping[int, int],
         beside: Sequence[ModelState] = (),
     ) -> None:
-        """Write every update whose `expected` position still holds, each atomically, then `beside` as `store_states`
-        does, in one round trip.
+        """See `Store.apply`; each update is atomic, all take one round trip.
 
-        watermarks: of the partitions that this writer moves; a user at home in one of them is written only if it stands
-        where the writer thinks.
-        Raises: Conflict when another writer was quicker with some of them, or the store is not the one that the writer
-        knows (the others are written; merging the same records again then skips what is applied);
-        DependencyUnavailable.
+        Raises: Conflict if another writer changed some users, or the store lost progress. The others are written;
+        merging the
+        same records again skips them.
         """
 
         def queue(pipeline: Any, apply: str, write_state: str) -> None:
@@ -244,10 +234,7 @@ class StateWriter:
         _check_written(replies[: len(updates)])
 
     def store_states(self, states: Sequence[ModelState], epoch: str) -> int:
-        """Write each state whose history still is at its position; how many were written.
-
-        Raises: DependencyUnavailable.
-        """
+        """Write each state whose history's position is unchanged; return the number written."""
 
         def queue(pipeline: Any, sha: str) -> None:
             self._queue_states(pipeline, sha, states, epoch)
@@ -263,12 +250,9 @@ class StateWriter:
             pipeline.evalsha(sha, 2, *keys, position, one.before, self._ttl_seconds, one.change, *words)
 
     def rewrite(self, updates: Sequence[UserUpdate], epoch: str, forgets: ForgetsApplied | None = None) -> None:
-        """Erase all that is stored of each user, states of every model version included, and write the update in its
-        place, in one transaction per user; a user without positions, before and after, is only erased.
+        """See `Store.rewrite`; one transaction per user.
 
-        forgets: the progress of whoever applies `forgets`, moved on with each user.
-        Raises: Conflict when another writer was quicker with some of them, or the store is not where `forgets` says;
-        DependencyUnavailable.
+        Raises: Conflict if another writer changed some users, or the store has other progress than `forgets`.
         """
         homes = [layout.home_of(update.user_id, epoch) for update in updates]
         moves, texts = forget_moves(forgets, homes, epoch)
@@ -290,10 +274,7 @@ class StateWriter:
             forgets.texts = texts
 
     def dump(self, user_ids: Collection[str], partitions: Collection[int], epoch: str) -> Dump:
-        """All of these users but their states, then the progress of these partitions, in one round trip.
-
-        Raises: DependencyUnavailable.
-        """
+        """Return these users without states, then the progress of these partitions, in one round trip."""
         homes = [layout.home_of(user_id, epoch) for user_id in user_ids]
 
         def queue(pipeline: Any, sha: str) -> None:
@@ -317,7 +298,7 @@ class StateWriter:
         return Dump(histories=histories, lost=lost, progress=progress)
 
     def user_ids(self, partition: int, epoch: str) -> list[str]:
-        """Everybody in the table of a partition. Raises: DependencyUnavailable."""
+        """Return all users in the table of a partition."""
         with redis_errors():
             if self._redis.hget(layout.users_key(partition), layout.TABLE_EPOCH) != epoch.encode():
                 return []
@@ -325,9 +306,9 @@ class StateWriter:
             return sorted({user.decode() for user, _ in pages if user})
 
     def seed(self, partition: int, user_ids: Collection[str], epoch: str) -> None:
-        """Put users who are at home in this partition into its table; of whom nothing else is there is lost, not new.
+        """Add users to the table of their home partition; a user without other keys is lost, not new.
 
-        Raises: Conflict when the partition's progress is not of this epoch; DependencyUnavailable.
+        Raises: Conflict if the partition's progress has another epoch.
         """
         entry = layout.pack_entry(-1, int(time.time()) + self._ttl_seconds)
         keys = (layout.users_key(partition), layout.progress_key(partition))
@@ -335,16 +316,15 @@ class StateWriter:
             self._redis, (scripts.SEED,), lambda pipeline, sha: pipeline.evalsha(sha, 2, *keys, epoch, entry, *user_ids)
         )
         if 0 in seeded:
-            raise Conflict(f"the progress of partition {partition} is of another epoch")
+            raise Conflict(f"the progress of partition {partition} has another epoch")
 
     def add_model(self, model_version: str) -> None:
-        """Name a model version before its first state is stored, so that a forget finds them all. Idempotent."""
+        """Add a model version before its first state is stored, so that a forget finds its states. Idempotent."""
         with redis_errors():
             self._redis.sadd(layout.MODELS_KEY, model_version)
 
     def forgets_applied(self, reader: str, epoch: str) -> ForgetsApplied:
-        """How far `reader` applied `forgets` to each partition's users in this epoch; it lies with them. Raises:
-        DependencyUnavailable."""
+        """Return `reader`'s progress in `forgets` per home partition in this epoch."""
         pipeline = self._redis.pipeline(transaction=False)
         for partition in range(layout.num_partitions_of(epoch)):
             pipeline.hget(layout.forgets_key(partition), reader)
@@ -353,9 +333,9 @@ class StateWriter:
         return ForgetsApplied(reader, {p: layout.unpack_forgets(epoch, text)[0] for p, text in texts.items()}, texts)
 
     def note_forgets(self, forgets: ForgetsApplied, offset: int, epoch: str) -> None:
-        """Note that `forgets` is applied up to this offset, in these partitions.
+        """Note that `forgets` is applied up to this offset in its partitions.
 
-        Raises: Conflict when the store is not where `forgets` says; DependencyUnavailable.
+        Raises: Conflict if the store has other progress.
         """
         after = layout.forgets_text(epoch, offset)
 
@@ -364,13 +344,13 @@ class StateWriter:
                 pipeline.evalsha(sha, 1, layout.forgets_key(partition), forgets.reader, before, after)
 
         if 0 in self._scripts.run(self._redis, (scripts.NOTE_FORGETS,), queue):
-            raise Conflict("forgets were applied by another writer, or the store went back")
+            raise Conflict("forgets were applied by another writer, or the store lost progress")
         forgets.offsets, forgets.texts = dict.fromkeys(forgets.texts, offset), dict.fromkeys(forgets.texts, after)
 
     def advance(self, steps: Sequence[AdvanceStep], epoch: str) -> None:
-        """Move watermarks and add counts, once: a step whose from_watermark no longer holds is not taken.
+        """Move watermarks and add counts, once. A step whose from_watermark differs is not applied.
 
-        Raises: Conflict when some step was not taken; DependencyUnavailable.
+        Raises: Conflict if some step was not applied.
         """
 
         def queue(pipeline: Any, sha: str) -> None:
@@ -407,4 +387,4 @@ class StateWriter:
 def _check_written(replies: Sequence[int]) -> None:
     lost = sum(1 for reply in replies if reply != 1)
     if lost:
-        raise Conflict(f"{lost} of {len(replies)} users were changed by another writer, or the store went back")
+        raise Conflict(f"{lost} of {len(replies)} users were changed by another writer, or the store lost progress")

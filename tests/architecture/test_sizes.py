@@ -25,7 +25,6 @@ FILES = {
     "offline/evaluation/gpu/table.py": "it needs no package but NumPy, PyTorch, Triton, typer and rich",
     "offline/evaluation/engine/baselines.py": "seven baselines, side by side",
     "offline/evaluation/quality/table.py": "one comparison: what runs, in which order, and its verdicts",
-    "user_state/writer.py": "every write of a user's state",
 }
 OBJECTS = {
     "algorithms/indexes/mutable/index.py MutableIndex": "what one assignment swaps, and what a merge is at",

@@ -587,11 +587,11 @@ class Play:
         return "; ".join(repr(error) for error in errors if error is not None)
 
     def _operator_empties(self) -> None:
-        """The topic was made anew: nothing of it was applied over the old histories; then the message is followed."""
+        """The topic was recreated: nothing of it was applied over the old histories; then the message is followed."""
         if self._is_behind():
             self._check(
-                "made anew" in self._why() or "trips a bug" in self._why(),
-                f"a topic made anew is not refused by name: {self._why()}",
+                "recreated" in self._why() or "trips a bug" in self._why(),
+                f"a recreated topic is not refused by name: {self._why()}",
             )
             self.world.redis.restore({})
             # What was forgotten of the earlier topic.

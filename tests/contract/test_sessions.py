@@ -102,7 +102,7 @@ async def test_lists_take_a_tenth_of_the_memory_and_histories_have_the_rest(on_r
             await on_redis.sessions.push(PAGES, user, b"x" * 10_000, most=4, ttl_seconds=900)
 
     try:
-        with pytest.raises(PreconditionFailed, match="lists beside users take a tenth of Redis' memory"):
+        with pytest.raises(PreconditionFailed, match="sessions use their tenth of Redis' memory"):
             await fill()
         assert 0.9 * room < sum(sizes(on_redis, at_home[0])) <= room
         # Another partition's lists and every history go on.

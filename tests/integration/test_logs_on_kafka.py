@@ -145,9 +145,9 @@ def test_a_topic_that_was_deleted_and_filled_again_is_refused_by_name(
     make(kafka, name)
     write(kafka, name, "f", "e", "d", "c", "b")
     # The client's metadata is of the old topic for a moment.
-    with pytest.raises(Conflict, match="do not hold the records"):
+    with pytest.raises(Conflict, match="do not have the records"):
         _after_reconnecting(stream, lambda: handler.progress.check_log(stream, {0}))
-    with pytest.raises(PreconditionFailed, match="made anew"):
+    with pytest.raises(PreconditionFailed, match="recreated"):
         handler.resync(stream)
     assert [event.item_id for event in store.load_users(["ann"], handler.progress.epoch)["ann"].events] == [
         "a",

@@ -267,7 +267,7 @@ def test_a_forget_far_ahead_of_the_log_voids_nothing_that_comes_later() -> None:
     world.settle()
     process = world.process(ends=world.stream.end_offsets)
     world.forgets.append(forget(0, p0=10**9, p1=10**9))
-    with pytest.raises(DependencyUnavailable, match=r"forgets \[0\] name positions behind the log's end"):
+    with pytest.raises(DependencyUnavailable, match=r"forgets \[0\] name positions beyond the log's end"):
         process.turn()
     process.forgets.resync(process.apply.progress.epoch, {})  # the log is known to be the same
     voided = [one for one in world.outbox.attributions if isinstance(one, ForgetUpTo)]

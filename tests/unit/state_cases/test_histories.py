@@ -173,7 +173,7 @@ def test_an_altered_mark_is_refused_by_name_and_everybody_is_written_again() -> 
 
 
 def test_histories_of_another_log_are_not_believed() -> None:
-    """The store was emptied because the topic was made anew: offsets cannot tell, the remembered records can."""
+    """The store was emptied because the topic was recreated: offsets cannot tell, the remembered records can."""
     stream, store = kept_scene()
     stream.log[0].clear()
     append_all(stream, "fedcbaf", first=50)

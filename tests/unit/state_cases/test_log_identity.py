@@ -117,7 +117,7 @@ def test_a_topic_made_anew_under_a_running_process_is_refused_by_name() -> None:
     append_all(stream, "fedcb", first=10)
     with pytest.raises(Conflict):
         process.consumer.step()
-    with pytest.raises(PreconditionFailed, match=r"other records than those that were applied.*made anew"):
+    with pytest.raises(PreconditionFailed, match=r"other records than those that were applied.*recreated"):
         process.consumer.step()
     store.wipe()
     process.settle()
@@ -134,7 +134,7 @@ def test_a_topic_made_anew_between_two_looks_is_noticed_at_the_next_one() -> Non
     process.consumer._next_log_check[0] = float("inf")
     process.settle()
     append_all(stream, "a", first=20)
-    with pytest.raises(PreconditionFailed, match="made anew"):
+    with pytest.raises(PreconditionFailed, match="recreated"):
         EncoderProcess(stream, store).consumer.step()
 
 
