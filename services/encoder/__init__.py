@@ -1,1 +1,1 @@
-"""The encoder process: the stream of interactions in, query states out; and query states on demand."""
+"""The encoder process: computes query states from the stream of interactions, and on request."""

@@ -1,4 +1,4 @@
-"""Puts the encoder process together: the only module that names concrete adapters."""
+"""Assemble the encoder process. Only this module names concrete adapters."""
 
 import asyncio
 from collections.abc import Sequence
@@ -54,23 +54,23 @@ from services.user_state.writer import StateWriter
 
 log = structlog.get_logger()
 
-# The generated stubs carry no types.
+# The generated stubs have no types.
 _add_servicer: Any = encoder_pb2_grpc.add_EncoderServiceServicer_to_server
 
-# The broker answers at once when a forget comes; this is how long it holds the question otherwise.
+# The broker answers at once when a forget arrives, and otherwise after this time.
 DESCRIBE_TIMEOUT_S = 1.0
 _MAX_FORGETS = 10_000
-# Bytes of a session of ONNX Runtime, in those of its graph.
+# Memory of an ONNX Runtime session as a multiple of its graph's size.
 _TIMES_ONNX = 3
-# Of each partition at a time, some 250 events: what one of them has gathered is read in turns with the others.
+# Bytes per partition and fetch, some 250 events, so that partitions with a backlog are read in turn.
 _TURN_BYTES = 1 << 15
 
 
 def vocabulary_of(bundle: Bundle) -> Vocabulary:
-    """What the bundle's model knows by number."""
+    """Return the vocabulary of the bundle's model."""
     return Vocabulary(
         model_version=bundle.model_version,
-        # A dictionary: each event looks up all of its user's history.
+        # A dictionary: each event looks up all items of its user's history.
         item_index=dict(zip(bundle.item_ids, range(bundle.num_items), strict=True)),
         user_index=bundle.user_index,
         max_history=bundle.max_history,
@@ -88,14 +88,14 @@ def vocabulary_of(bundle: Bundle) -> Vocabulary:
 
 
 def model_encoder(settings: EncoderSettings, bundle: Bundle) -> InProcessEncoder | InferenceServerEncoder:
-    """The bundle's model where the settings say that it runs."""
+    """Return the bundle's model in the configured engine."""
     if settings.engine == "in-process":
         return in_process_encoder(settings, bundle)
     return inference_encoder(settings, bundle)
 
 
 def in_process_encoder(settings: EncoderSettings, bundle: Bundle) -> InProcessEncoder:
-    """The bundle's model inside this process."""
+    """Return the bundle's model in this process."""
     has_step = ENCODER_STEP_ONNX in bundle.manifest.files
     return InProcessEncoder(
         bundle.file(ENCODER_ONNX),
@@ -106,9 +106,9 @@ def in_process_encoder(settings: EncoderSettings, bundle: Bundle) -> InProcessEn
 
 
 def open_model(settings: EncoderSettings, folder: Path) -> Model:
-    """Another version set's model: it runs in this process, whatever the settings say of the own one.
+    """Open the model of another version set, always in this process.
 
-    Raises: BundleError; MemoryError naming what it needs and what there is.
+    Raises: BundleError; MemoryError with the needed and the available memory.
     """
     bundle = load_bundle(folder)
     needs = _TIMES_ONNX * bundle.file(ENCODER_ONNX).stat().st_size + (settings.cache_mib << 20)
@@ -117,13 +117,13 @@ def open_model(settings: EncoderSettings, folder: Path) -> Model:
 
 
 def close_model(model: Model) -> None:
-    """Give up what `open_model` opened."""
+    """Release what `open_model` opened."""
     if isinstance(model.encoder, InProcessEncoder):
         model.encoder.close()
 
 
 def inference_encoder(settings: EncoderSettings, bundle: Bundle) -> InferenceServerEncoder:
-    """The bundle's model on the inference server."""
+    """Return the bundle's model on the inference server."""
     head = bundle.manifest.head
     return InferenceServerEncoder(
         settings.inference_server,
@@ -137,7 +137,7 @@ def inference_encoder(settings: EncoderSettings, bundle: Bundle) -> InferenceSer
 
 
 def _reader(settings: EncoderSettings, topic: str, name: str, **options: Any) -> TopicReader:
-    """Reads a topic in the process's group; missing topics are made when it is first read."""
+    """Return a reader in the process's group; the first read creates a missing topic."""
     return TopicReader(
         settings.kafka,
         topic,
@@ -151,7 +151,7 @@ def _reader(settings: EncoderSettings, topic: str, name: str, **options: Any) ->
 def kafka_stream(
     settings: EncoderSettings, partitions: Sequence[int] | None = None, *, max_partition_bytes: int = 1 << 20
 ) -> TopicReader:
-    """These partitions of `interactions`, or all."""
+    """Return a reader of these partitions of `interactions`, or of all."""
     return _reader(
         settings,
         INTERACTIONS,
@@ -164,17 +164,17 @@ def kafka_stream(
 
 
 def forget_log(settings: EncoderSettings) -> ForgetTopic:
-    """The topic `forgets`, which every process reads whole."""
+    """Return a reader of the topic `forgets`, which every process reads in full."""
     return ForgetTopic(_reader(settings, FORGETS, "-forgets", max_poll_records=_MAX_FORGETS, rest_ms=1_000))
 
 
 def state_writer(settings: EncoderSettings) -> StateWriter:
-    """User states and progress in Redis."""
+    """Return the writer of user states and progress in Redis."""
     return StateWriter(settings.redis, ttl_seconds=settings.user_ttl_seconds, max_seen=settings.max_seen_items)
 
 
 def pseudonym_keys(settings: EncoderSettings) -> list[bytes]:
-    """The present key, then those of before. Raises: as `pseudonym_key`."""
+    """Return the current pseudonym key, then the earlier ones. Raises: as `pseudonym_key`."""
     key = pseudonym_key(settings)
     earlier = [one.encode() for one in settings.earlier_pseudonym_keys.get_secret_value().split()]
     return [key, *(one for one in earlier if one != key)]
@@ -182,7 +182,7 @@ def pseudonym_keys(settings: EncoderSettings) -> list[bytes]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stream:
-    """What applies the stream: records, forgets, and the loop that knows when."""
+    """The handlers of the stream and their loop."""
 
     consumer: Consumer
     records: ApplyRecords
@@ -198,11 +198,10 @@ def make_stream(
     health: HealthState | None = None,
     tracing: Tracing = OFF,
 ) -> Stream:
-    """The process's share of `interactions` and all of `forgets`, applied with its own model until `hold` says of
-    others. health: is told when the stream moves."""
+    """Assemble the stream with the own model; `hold` adds others. health: set when the stream is ready."""
     outbox = KafkaOutbox(BulkProducer(settings.kafka, client_id="freshet-encoder"), tracing=tracing)
     vocabulary, keys, forgotten = own.vocabulary, pseudonym_keys(settings), Forgotten()
-    # Lost users' records are read from the beginning, beside the stream.
+    # A second reader: lost users' records are read from the beginning.
     log_again = _reader(settings, INTERACTIONS, "-restore", max_poll_records=10_000)
     histories = _reader(settings, HISTORIES, "-histories", max_poll_records=2_000)
     keep = KeepHistories(
@@ -274,7 +273,7 @@ async def run(settings: EncoderSettings) -> None:
     """Serve and apply the stream until a signal.
 
     Raises: ConfigError as `pseudonym_key`, BundleError for an unusable bundle, PortTaken for a taken port. Kafka, Redis
-    and the inference server may be away at start: the process is NOT_SERVING until each was reached once.
+    and the inference server may be unavailable at start: the process is NOT_SERVING until each was reached once.
     """
     keys = pseudonym_keys(settings)
     bundle = await asyncio.to_thread(load_bundle, settings.bundle)
@@ -294,13 +293,13 @@ async def run(settings: EncoderSettings) -> None:
     served = ServedModels(own, health)
 
     def changed(others: tuple[Model, ...]) -> None:
-        # Before `Encode` answers for a model, the stream has it; before one is closed, the batch that used it is over.
+        # The stream uses a model before `Encode` serves it; a model is closed after the batch that used it.
         stream.records.encode_batch.hold(others)
         asyncio.run_coroutine_threadsafe(served.take(others), loop).result()
 
     models = Models(own, open_model=partial(open_model, settings), changed=changed, close=close_model)
     stream.forgets.encoder = models
-    # The stream begins with all models: a record that one of them misses has no attribution of that model.
+    # The stream begins with all models: a record applied without a model has no attribution of that model.
     sets = OperationFollower(
         version_sets.OPERATIONS,
         operation_reader(

@@ -1,4 +1,4 @@
-"""The encoder process's settings: the shared ones, the consumer's sizes, the bounds of what is kept per user."""
+"""Settings of the encoder process: shared ones, sizes of the consumer, limits of data per user."""
 
 from typing import Literal
 
@@ -7,44 +7,45 @@ from pydantic import Field, SecretStr, field_validator
 from services.contracts.pseudonyms import PseudonymSettings
 from services.user_state.values import DEFAULT_MAX_SEEN, DEFAULT_TTL_SECONDS
 
-# So that a user's pseudonyms are no longer together than an id may be.
+# So that a user's joined pseudonyms fit into an id.
 MAX_EARLIER_KEYS = 2
 MAX_SEEN = 19_000
 
 
 class EncoderSettings(PseudonymSettings):
-    """Variables are named per field; times are milliseconds unless the name says otherwise."""
+    """Each field names its variable. Times are milliseconds unless the name says otherwise."""
 
     port: int = Field(default=50051, ge=0, le=65535, validation_alias="FRESHET_ENCODER_PORT")
     group_id: str = Field(default="freshet-encoder", min_length=1, validation_alias="FRESHET_ENCODER_GROUP")
-    # The processes of a group share the partitions of `interactions`. One that is not heard of for so long has lost its
-    # own to the others.
+    # The processes of a group share the partitions of `interactions`. A process that does not renew for this long loses
+    # its partitions.
     lease_ms: int = Field(default=1000, ge=200, le=60_000, validation_alias="FRESHET_ENCODER_LEASE_MS")
     # The broker gathers events this long before it answers a fetch: the batching window.
     window_ms: int = Field(default=20, ge=1, le=1000, validation_alias="FRESHET_ENCODER_WINDOW_MS")
     max_poll_records: int = Field(default=4096, ge=1, le=100_000, validation_alias="FRESHET_ENCODER_MAX_POLL_RECORDS")
-    # Where the model runs: ONNX Runtime in this process, or the inference server.
+    # ONNX Runtime in this process, or the inference server.
     engine: Literal["in-process", "inference-server"] = Field(
         default="inference-server", validation_alias="FRESHET_ENCODER_ENGINE"
     )
-    # Keys and values of recent users that this process keeps; 640 kB are a full window of 8 blocks at L = 200.
+    # Cache of recent users' keys and values; a full window of 8 blocks at L = 200 has 640 kB.
     cache_mib: int = Field(default=256, ge=0, le=1_000_000, validation_alias="FRESHET_ENCODER_CACHE_MIB")
-    # At most so often are the histories that changed written to `histories`. What is lost in between is read from the
-    # log behind the last mark: longer is cheaper per event, and slower for a lost user.
+    # Least time between two rounds of writing changed histories. A longer time costs less per event, and restoring a
+    # lost
+    # user reads more of the log.
     history_every_s: float = Field(default=120.0, ge=0.1, le=3600, validation_alias="FRESHET_ENCODER_HISTORY_EVERY_S")
-    # Bounds of what is kept per user.
+    # Limits of data per user.
     user_ttl_seconds: int = Field(
         default=DEFAULT_TTL_SECONDS, ge=60, validation_alias="FRESHET_ENCODER_USER_TTL_SECONDS"
     )
-    # The upper limit leaves room for a request's own history in what a search may be told to leave out.
+    # The upper limit leaves room for a request's own history in a search's list of excluded items.
     max_seen_items: int = Field(
         default=DEFAULT_MAX_SEEN, ge=1, le=MAX_SEEN, validation_alias="FRESHET_ENCODER_MAX_SEEN_ITEMS"
     )
-    # After so long an event counts half as much for what is popular. Another value begins anew.
+    # Half-life of an event in the popularity of items. A change clears the popularity.
     popularity_half_life_hours: float = Field(
         default=7 * 24, ge=0.1, le=10 * 365 * 24, validation_alias="FRESHET_ENCODER_POPULARITY_HALF_LIFE_HOURS"
     )
-    # Earlier keys, two at most, with white space between: a forget reaches what came under them.
+    # Earlier keys, at most two, separated by white space: a forget also covers their pseudonyms.
     earlier_pseudonym_keys: SecretStr = Field(default=SecretStr(""), validation_alias="FRESHET_PSEUDONYM_KEYS_BEFORE")
 
     @field_validator("earlier_pseudonym_keys")

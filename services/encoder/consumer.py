@@ -1,8 +1,6 @@
-"""The thread that keeps the stream applied: take over partitions, forget, poll, apply, commit; resynchronise after a
-failure.
+"""The thread that applies the stream: acquire partitions, forget, poll, apply, commit; resynchronise after a failure.
 
-It runs apart from the event loop, so that the gRPC side answers while a batch is merged. Which record does what is
-`handlers/apply_records.py`'s; this module only knows when.
+It is separate from the event loop, so that gRPC answers during a batch. `handlers/apply_records.py` applies records.
 """
 
 import time
@@ -25,14 +23,14 @@ from services.user_state.values import now_ms
 
 log = structlog.get_logger()
 
-# One look at the log (8 partitions: 6 ms of processor time, 15 ms in all) to so many at the store. What another topic
-# brings in between is found out all the same (`log_identity.py`).
+# Log checks are rarer than store checks by this factor (8 partitions: 6 ms of processor time, 15 ms in all).
+# `log_identity.py` also detects records of another topic that were applied in between.
 _LOG_CHECK_EVERY = 5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConsumerLimits:
-    """Sizes and times of the loop. Polls grow from min_ to max_records while they come back full (catching up)."""
+    """Sizes and times of the loop. Polls grow from min_ to max_records while they are full (catching up)."""
 
     poll_ms: int = 200
     min_records: int = 512
@@ -41,22 +39,24 @@ class ConsumerLimits:
     max_backoff_s: float = 1.0
     commit_every_s: float = 1.0
     check_every_s: float = 1.0
-    # A look at every user, a microsecond of Redis each; whenever keys were evicted it looks at once.
+    # A scan of all users, a microsecond of Redis each. Evictions trigger a scan at once.
     look_for_lost_every_s: float = 60.0
     lag_every_s: float = 1.0
 
 
 class _Shared:
-    """Which partitions of a stream are this process's, as leases have it; None: all."""
+    """Assigns the leased partitions to the stream. leases: None for all partitions."""
 
     def __init__(self, stream: Reader, leases: Leases | None) -> None:
         self._stream, self._leases = stream, leases
-        # Before the leases were asked: None.
+        # None before the first call.
         self._partitions: list[int] | None = None
 
     def follow(self) -> bool:
-        """Give back what others should have: nothing of it is under way between two turns. True when the stream is
-        assigned anew; `resync` says where each partition goes on."""
+        """Release surplus leases and assign the leased partitions; between two turns none is in use.
+
+        Returns True if the assignment changed. `resync` then sets the offsets.
+        """
         if self._leases is None:
             return False
         if self._partitions is None:
@@ -70,7 +70,7 @@ class _Shared:
             return False
         self._stream.assign(dict.fromkeys(partitions, 0))
         self._partitions = partitions
-        log.info("partitions_held", partitions=partitions)
+        log.info("partitions_assigned", partitions=partitions)
         return True
 
     def close(self) -> None:
@@ -79,10 +79,11 @@ class _Shared:
 
 
 class Consumer(Follower):
-    """Applies the stream until stopped; ready when store, topics and model were all reached.
+    """Applies the stream until stopped; ready after store, topics and model were all reached.
 
-    A partition that another process works on, too, for a moment (one was paused beyond its lease) costs a conflict:
-    each write says where the partition has to stand, and what is published is known by its position.
+    Two processes may work on one partition for a moment, if one was paused beyond its lease. That costs a Conflict:
+    each
+    write compares the partition's watermark, and readers deduplicate by position.
     """
 
     def __init__(
@@ -98,7 +99,7 @@ class Consumer(Follower):
         on_stall: Callable[[], None] = lambda: None,
         turns: TurnClock | None = None,
     ) -> None:
-        """leases: say which partitions of the stream are this process's; None: all."""
+        """leases: this process's partitions of the stream; None for all."""
         super().__init__(
             "interactions-consumer",
             on_ready=on_ready,
@@ -111,19 +112,19 @@ class Consumer(Follower):
         self._stream, self._shared = stream, _Shared(stream, leases)
         self._handler, self._forgets, self._metrics, self._limits = handler, forgets, metrics, limits
         metrics.watch_turns(self.turns)
-        # False while poll position and store may differ, and after an error: the next turn starts with a resync.
+        # False while poll position and store may differ, also after an error: the next turn then starts with a resync.
         self._in_step = False
-        # While an import holds the stream, users are its to write.
+        # During an import only the import writes users.
         self._is_held = False
         self._poll_records = limits.min_records
         self._committed: dict[int, int] = {}
         self._commit_due, self._check_due = Due(limits.commit_every_s), Due(limits.check_every_s)
         self._look_due = Due(limits.look_for_lost_every_s)
-        # By partition: one whose records come seldom is looked at before they are applied, whatever others had.
+        # By partition, so that one with rare records is checked before they are applied.
         self._next_log_check: dict[int, float] = {}
 
     def finish(self) -> None:
-        """Keep histories, commit, give the partitions back. Whatever is unfinished is simply read again."""
+        """Write histories, commit, release the partitions. Unfinished work is read again."""
         try:
             if self._in_step:
                 if not self._is_held:
@@ -136,7 +137,7 @@ class Consumer(Follower):
             part.close()
 
     def turn(self) -> int:
-        """Get in step with the store if need be, poll, apply. Returns the number of records and of restored users."""
+        """Resynchronise if needed, poll, apply. Returns the number of records and restored users."""
         if self._shared.follow():
             self._in_step = False
         if not self._in_step:
@@ -171,7 +172,7 @@ class Consumer(Follower):
 
     @contextmanager
     def _stepping(self) -> Iterator[None]:
-        """From here on until it is done, an error leaves poll position and store out of step."""
+        """An error inside leaves poll position and store out of step."""
         self._in_step = False
         yield
         self._in_step = True
@@ -188,7 +189,7 @@ class Consumer(Follower):
         self._metrics.tails_lost.inc(progress.tails_lost - lost_before)
         self._is_held = progress.is_held()
         if not self._is_held:
-            # A log that is known to be the same may have lost records that a forget names.
+            # A log that passed as the same may still have lost records that a forget names.
             ends = progress.unknown_logs(self._stream.end_offsets())
             self._metrics.forgets.inc(self._forgets.resync(progress.epoch, ends, progress.watermarks.keys()))
         self._in_step = True
@@ -219,7 +220,7 @@ class Consumer(Follower):
         return total
 
     def _check_store(self, now: float) -> None:
-        """Notice an emptied store, lost users, and an import: nothing is polled while one holds the stream."""
+        """Detect an emptied store, lost users and an import; during an import nothing is polled."""
         was_held, progress = self._is_held, self._handler.progress
         with self._stepping():
             self._is_held = progress.is_held()
@@ -234,7 +235,7 @@ class Consumer(Follower):
             log.info("stream_held" if self._is_held else "stream_released", watermarks=progress.watermarks)
 
     def _check_log(self, now: float, records: Sequence[SourceRecord]) -> None:
-        """Notice, before records are applied, that they are another topic's; a stream at rest asks nothing."""
+        """Check, before records are applied, that the topic is the same. An idle stream checks nothing."""
         partitions = {record.partition for record in records}
         if all(now < self._next_log_check.get(partition, 0.0) for partition in partitions):
             return
@@ -250,11 +251,11 @@ class Consumer(Follower):
             self._committed = offsets
 
     def lost(self, exc: Exception) -> None:
-        """The next turn starts with a resync."""
+        """Start the next turn with a resync."""
         self._in_step = False
         self._metrics.failures.labels(type(exc).__name__).inc()
 
     def report_lag(self, *, asks: bool) -> None:
-        """Where the partitions stand."""
+        """Report watermarks and lag."""
         ends = self._stream.end_offsets() if asks else self._stream.known_end_offsets()
         self._metrics.progress(self._handler.progress.watermarks, ends)

@@ -1,4 +1,4 @@
-"""A batch's users, what the model is asked for them, and what it answers.
+"""Users of a batch, jobs for the model, and its answers.
 
 Letters: n events of one sequence, M states wanted of it, P_q query components, P component pairs, d component width.
 """
@@ -15,12 +15,11 @@ from services.user_state.values import UserHistory
 
 @dataclass(frozen=True, slots=True)
 class EncodeJob:
-    """One sequence for the model. Shapes: item_index (n,) dense, with its action where the model reads them
+    """One sequence for the model. Shapes: item_index (n,) dense, with its action if the model reads actions
     (`algorithms.encoding.actions`), event_time (n,) seconds, oldest first.
 
-    positions: the M positions (increasing, below n) whose states are wanted. user_index: -1 = unknown to training.
-    cache_key: of whom the next sequence will likely begin as this one does (0 or more), so that what was computed is
-    worth keeping under it; None: keep nothing.
+    positions: the M positions (increasing, below n) whose states are wanted. user_index: -1 if unknown to training.
+    cache_key: 0 or more if the user's next sequence will likely begin like this one; None: do not cache.
     """
 
     item_index: npt.NDArray[np.int64]
@@ -40,8 +39,10 @@ class EncodedStates:
 
 @dataclass(slots=True)
 class UserWork:
-    """One user within a batch: arrivals, their merge, and which states are wanted (sequence number -> prefix lengths).
-    attributed: numbers of the arrivals whose attributions go out. is_traced: one of the arrivals came with a trace."""
+    """One user in a batch: arrivals, their merge, and the wanted states (sequence number -> prefix lengths).
+
+    attributed: numbers of the arrivals whose attributions are published. is_traced: an arrival has a trace.
+    """
 
     arrivals: list[Arrival]
     merged: Merge

@@ -1,7 +1,7 @@
-"""From histories to encode jobs, and from the model's arrays to stored states.
+"""Convert histories to encode jobs, and the model's arrays to stored states.
 
-The model knows dense indices; everything outside knows string ids. An item that training never saw becomes its hash
-bucket here, and only here; where the model has no buckets it is left out.
+The model uses dense indices, everything else string ids. Only this module maps an item unknown to training to its hash
+bucket; a model without buckets leaves the item out.
 
 Letters: M states wanted of one sequence, P_q query components, P component pairs, d component width.
 """
@@ -28,11 +28,11 @@ UNKNOWN = -1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Vocabulary:
-    """What the model knows by number, and how much of a history it takes.
+    """The model's indices of items and users, and its sequence length.
 
-    untrained: items of `item_index` that the bundle holds without training having seen them. schema: what types of
-    events mean. actions: rows of the model's action embedding, where it has one. aversion: leads states away from what
-    was turned down; None: they stay. absence: what the model knows of absences; None: nothing.
+    untrained: items of `item_index` that training did not see. schema: the meaning of event types. actions: rows of the
+    model's action embedding, if any. aversion: moves states away from rejected items; None: off. absence: the model's
+    absence rows, if any.
     """
 
     model_version: str
@@ -47,7 +47,7 @@ class Vocabulary:
     absence: AbsenceRows | None = None
 
     def row(self, item_id: str) -> int:
-        """What stands for an item inside a history: its dense index, else its bucket's, else UNKNOWN."""
+        """Return the row of an item in a history: its dense index, else its bucket's, else UNKNOWN."""
         index = self.item_index.get(item_id, UNKNOWN)
         if self.num_item_buckets and (index == UNKNOWN or item_id in self.untrained):
             return len(self.item_index) + item_bucket(item_id, self.num_item_buckets)
@@ -55,8 +55,7 @@ class Vocabulary:
 
 
 def rows_of(vocabulary: Vocabulary, events: Sequence[StoredEvent]) -> npt.NDArray[np.int64]:
-    """What stands for each event (n,), its item's row with its action's; UNKNOWN for those that the encoder does not
-    read: items that it does not know, and types of events."""
+    """Return each event's row (n,), item and action; UNKNOWN for items and event types that the encoder ignores."""
     get = vocabulary.item_index.get
     numbers = [get(event[4], UNKNOWN) for event in events]
     if vocabulary.num_item_buckets and (vocabulary.untrained or UNKNOWN in numbers):
@@ -73,8 +72,10 @@ def rows_of(vocabulary: Vocabulary, events: Sequence[StoredEvent]) -> npt.NDArra
 
 
 def cache_key(user_id: str) -> int:
-    """A user's key in the encoders' caches, 63 bits. What is cached is compared with what is asked for, so two users
-    with one key would cost time, never a wrong state."""
+    """Return a user's key in the encoders' caches, 63 bits. A cache entry is compared with the job, so a collision
+    costs
+    time and never gives a wrong state.
+    """
     return int.from_bytes(blake2b(user_id.encode(), digest_size=8, person=b"encoder-cache").digest(), "little") >> 1
 
 
@@ -86,11 +87,12 @@ def encode_job(
     *,
     cached: bool = False,
 ) -> tuple[EncodeJob | None, dict[int, int]]:
-    """A job for the states after the first n events, for each n in `wanted`.
+    """Return a job for the states after the first n events, for each n in `wanted`.
 
-    `cached` says that this user's next job will likely begin as this one does (the stream's do).
-    Returns the job (None when no wanted prefix holds an item that can be encoded), and for each n that has a state its
-    row in the job's answer.
+    cached: the user's next job will likely begin like this one, as in the stream.
+    The job is None if no wanted prefix has an item that the encoder reads. The dictionary gives, for each n with a
+    state,
+    its row in the job's answer.
     """
     lengths = sorted(set(wanted))
     longest = lengths[-1] if lengths else 0
@@ -122,7 +124,7 @@ def encode_job(
 def user_state(
     vocabulary: Vocabulary, states: EncodedStates, row: int, events: Sequence[StoredEvent]
 ) -> PackedQueryState:
-    """The state after `events`, to ask with: what the encoder made of them, led away from what was turned down."""
+    """Return the state after `events` for retrieval: the encoder's, moved away from rejected items."""
     against = _turned_down(vocabulary, events) if vocabulary.aversion is not None else {}
     if vocabulary.aversion is not None and against:
         gate = None if states.gate is None else states.gate[row]
@@ -135,8 +137,7 @@ def user_state(
 def attributed_state(
     vocabulary: Vocabulary, states: EncodedStates, row: int, last_event_ms: int, at_ms: int
 ) -> PackedQueryState:
-    """The state before an event at `at_ms`, whose own last event was at `last_event_ms` (Unix milliseconds): what the
-    encoder made, after the absence in between."""
+    """Return the state before an event at `at_ms`, after the absence since `last_event_ms` (Unix milliseconds)."""
     state, _ = after_absence(
         pack_state(states, row, vocabulary.model_version), vocabulary.absence, last_event_ms, at_ms
     )
@@ -144,7 +145,7 @@ def attributed_state(
 
 
 def _turned_down(vocabulary: Vocabulary, events: Sequence[StoredEvent]) -> dict[int, float]:
-    """Rows of items that the last events speak against, and how much; of several events for one item the newest."""
+    """Return rows of items that recent events reject, with weights. An item's newest event counts."""
     schema, found, spoken = vocabulary.schema, dict[int, float](), set[str]()
     if not any(event.type in schema.can_speak_against for event in events[-WINDOW:]):
         return found
@@ -160,7 +161,7 @@ def _turned_down(vocabulary: Vocabulary, events: Sequence[StoredEvent]) -> dict[
 
 
 def pack_state(states: EncodedStates, row: int, model_version: str) -> PackedQueryState:
-    """One state in half precision, as it is stored and sent. model_version: of the model that made it."""
+    """Return one state in half precision, as stored and sent."""
     components = states.components[row]
     return PackedQueryState(
         model_version=model_version,

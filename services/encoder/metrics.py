@@ -1,5 +1,4 @@
-"""The encoder's own figures beside those of the gRPC kit: records by outcome, lag, freshness, batches, encode time, and
-what incremental encoding found kept."""
+"""The encoder's metrics: records by outcome, lag, freshness, batches, encode time, cache."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
@@ -17,7 +16,7 @@ _MAX_TYPES, OTHER_TYPES = 20, "(others)"
 
 
 class _CacheCollector(Collector):
-    """The cache counts by itself; it is asked when somebody scrapes."""
+    """Exports the cache counts at scrape time."""
 
     def __init__(self, counts: Callable[[], CacheCounts]) -> None:
         self._counts = counts
@@ -45,21 +44,18 @@ class _CacheCollector(Collector):
 
 
 class EncoderMetrics:
-    """Label values are few and known beforehand, but for the first types of events that the schema does not name; the
-    partition is the only number among them."""
+    """Label values are few and known, apart from partitions and the first event types unknown to the schema."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         self._figures = figures = Figures(registry)
-        text = "Records of the interactions topic by what became of them (those after dead_lettered are also applied)."
+        text = "Records of the interactions topic by outcome (those after dead_lettered are also applied)."
         records = figures.counter("freshet_encoder_records", text, "outcome")
         self._records = {outcome: records.labels(outcome) for outcome in COUNT_FIELDS}
         self._unknown_types = figures.counter(
             "freshet_encoder_unknown_types", "Events of types that the event schema does not name, by type.", "type"
         )
         self._named_types: set[str] = set()
-        self.restored = figures.counter(
-            "freshet_encoder_restored_users", "Users of whom the state store lost something, and who came back."
-        )
+        self.restored = figures.counter("freshet_encoder_restored_users", "Lost users that were restored.")
         self.store_memory = figures.gauge(
             "freshet_encoder_store_memory_share", "Share of the state store's memory limit in use; 0 without a limit."
         )
@@ -88,12 +84,12 @@ class EncoderMetrics:
         )
         self.forgets = figures.counter("freshet_encoder_forgets", "Records of the forgets topic applied.")
         self.tails_lost = figures.counter(
-            "freshet_encoder_log_tails_lost", "Times a log had lost its end, so that histories were built anew."
+            "freshet_encoder_log_tails_lost", "Times a log had lost its end, so that histories were rebuilt."
         )
         self.rewinds = figures.counter("freshet_encoder_rewinds", "Times the stream was read again from the beginning.")
 
     def batch(self, records: int, seconds: float, applied: Applied, freshness_seconds: Iterable[float]) -> None:
-        """One poll was applied."""
+        """Record an applied poll."""
         self._batch_records.observe(records)
         self._batch_users.observe(applied.users)
         self._batch_seconds.observe(seconds)
@@ -109,15 +105,15 @@ class EncoderMetrics:
             self._freshness.observe(wait)
 
     def watch_cache(self, counts: Callable[[], CacheCounts]) -> None:
-        """Export what a model adapter counts."""
+        """Export a model adapter's cache counts."""
         self._figures.registry.register(_CacheCollector(counts))
 
     def watch_turns(self, turns: TurnClock) -> None:
-        """Export the age of the loop's last good turn as it is when somebody scrapes."""
+        """Export the age of the loop's last good turn, computed at scrape time."""
         self._figures.turn_age("freshet_encoder_turn_age_seconds", turns)
 
     def progress(self, watermarks: Mapping[int, int], ends: Mapping[int, int]) -> None:
-        """Where this process's partitions stand. ends: one past each partition's last record, as far as known."""
+        """Set watermarks and lag of this process's partitions. ends: one past each partition's last known record."""
         self._held.set(len(watermarks))
         self._watermark.clear()
         self._lag.clear()

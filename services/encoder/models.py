@@ -1,4 +1,4 @@
-"""The models that one process encodes with: its own, and those of other version sets, which come and go."""
+"""The models of one process: its own, and those of other version sets, which may change."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,16 +18,16 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Model:
-    """What it knows by number, and what computes."""
+    """A model's vocabulary and encoder."""
 
     vocabulary: Vocabulary
     encoder: SequenceEncoder
 
 
 class Models:
-    """own: the process's. open_model: makes another one ready, by its bundle's folder and memory that is there.
+    """own: the process's model. open_model: opens another one from its bundle's folder.
 
-    changed: called with the others whenever they change. `apply` belongs to one thread; the rest may be asked by any.
+    changed: called with the other models after a change. `apply` belongs to one thread; the rest is thread-safe.
     """
 
     def __init__(
@@ -42,13 +42,15 @@ class Models:
         self._open, self._changed, self._close = open_model, changed, close
 
     def drop(self, cache_keys: Sequence[int]) -> None:
-        """Forget what any model keeps under these keys. Raises: as the own encoder, which is told last: what the others
-        keep in this process goes though an inference server is unavailable."""
+        """Drop these cache keys in all models. Raises: as the own encoder, which comes last so that the others drop
+        theirs even
+        if the inference server is unavailable.
+        """
         for model in (*self.others, self.own):
             model.encoder.drop(cache_keys)
 
     def apply(self, sets: VersionSets) -> None:
-        """Hold the models of these sets from now on. One that cannot be held is left out and logged with why."""
+        """Open the models of these sets and close all others. A model that fails to open is left out and logged."""
         held = {one.vocabulary.model_version: one for one in self.others}
         wanted = {one.model_version: one for one in sets.sets.values()}
         wanted.pop(self.own.vocabulary.model_version, None)
@@ -57,7 +59,7 @@ class Models:
             try:
                 others.append(held.get(version) or self._opened(one))
             except Exception as exc:
-                # Whatever it is: the stream and the other models go on.
+                # Any error: the stream and the other models continue.
                 log.error("version_set_not_held", set=one.name, reason=str(exc), error=type(exc).__name__)
         gone = [one for version, one in held.items() if version not in wanted]
         self.others = tuple(others)
@@ -66,7 +68,7 @@ class Models:
             self._close(left)
 
     def _opened(self, one: VersionSet) -> Model:
-        """Raises: BundleError; ValueError for a model that cannot stand beside the own one."""
+        """Raises: BundleError; ValueError for a model that does not fit the own one."""
         model, own = self._open(Path(one.bundle)), self.own.vocabulary
         found = model.vocabulary
         for what, theirs, wanted in (
@@ -82,7 +84,7 @@ class Models:
 
 
 class ServedModels:
-    """On-demand encoding for each model that the process holds, by model version."""
+    """On-demand encoding by model version."""
 
     def __init__(self, own: Model, health: HealthState) -> None:
         self._health, self._own_version = health, own.vocabulary.model_version
@@ -90,7 +92,7 @@ class ServedModels:
         self._add(own)
 
     async def take(self, others: tuple[Model, ...]) -> None:
-        """Serve these, too, and no longer those that went."""
+        """Serve these models and no others, apart from the own one."""
         versions = {one.vocabulary.model_version: one for one in others}
         for version in versions.keys() - self.handlers.keys():
             self._add(versions[version])
@@ -99,7 +101,7 @@ class ServedModels:
             await self.handlers.pop(version).close()
 
     async def close(self) -> None:
-        """Finish what is queued."""
+        """Finish queued requests."""
         for handler in self.handlers.values():
             await handler.close()
 

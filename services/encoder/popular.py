@@ -1,4 +1,4 @@
-"""What a batch does to what is popular in its partitions: pure functions of users' events before and after it."""
+"""A batch's changes of item popularity per partition: pure functions of users' events before and after it."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -12,13 +12,17 @@ from services.platform.stream.position import Position
 from services.user_state.merging import Outcome
 from services.user_state.values import PopularityStep
 
-# What counts for what is popular. A late event does not: what the person did with the item before is not known.
+# Outcomes that count. A late event does not: the user's earlier events with the item are unknown.
 _TAKEN = (Outcome.APPLIED, Outcome.KEPT_OUT, Outcome.KEPT_OUT_UNSEEN)
 
 
 def popularity_steps(work: Iterable[UserWork], schema: EventSchema, half_life_s: float) -> dict[int, PopularityStep]:
-    """By partition what joins and what goes: of each person's events with an item the strongest counts, as far as the
-    person's window and recent ids reach. What was taken back goes where the window still held it (the rest fades)."""
+    """Return each partition's added and removed levels.
+
+    Of a user's events with an item, the strongest in the window and the recent ids counts. An undone event is
+    subtracted if
+    the window still had it; otherwise it fades.
+    """
     made: dict[int, tuple[dict[str, float], dict[str, float]]] = {}
     for user in work:
         _add_user(made, user, schema, half_life_s)
@@ -31,7 +35,7 @@ def popularity_steps(work: Iterable[UserWork], schema: EventSchema, half_life_s:
 def _add_user(
     made: dict[int, tuple[dict[str, float], dict[str, float]]], user: UserWork, schema: EventSchema, half_life_s: float
 ) -> None:
-    # What is delivered again is stored already: the person's events before it are those at lower offsets.
+    # Redelivered records are stored already: the events before the batch have lower offsets.
     first = {arrival.partition: arrival.offset for arrival in reversed(user.arrivals)}
     items = {arrival.interaction.item_id for arrival in user.arrivals}
     items.update(undone.item_id for undone in user.merged.undone.values())
@@ -40,7 +44,7 @@ def _add_user(
         for event in user.history.events
         if event.item_id in items and event.offset < first.get(event.partition, math.inf)
     }
-    # Those that the window does not hold: their weights are not known.
+    # Events outside the window, whose weights are unknown.
     others = {
         (one.item_id, one.outcome == Outcome.APPLIED)
         for one in user.history.recent
@@ -70,7 +74,7 @@ def _add_user(
 def _strongest(
     item_id: str, events: Mapping[Position, Interaction | StoredEvent], schema: EventSchema, half_life_s: float
 ) -> float:
-    """The highest level of these events with the item; -inf where none speaks for it."""
+    """Return the highest level of these events with the item; -inf if none is positive."""
     weighed = (
         (schema.weight_for(event.type, event.value), event.event_time_ms)
         for event in events.values()

@@ -1,7 +1,7 @@
-"""What the encoder process needs from outside, besides readers of topics and the state store: other topics, the model.
+"""Ports of the encoder process, besides topic readers and the state store: other topics, the model.
 
-Each port has a real adapter and an in-memory one. All raise the error tree of `services.platform.errors`. Everything is
-synchronous: the consumer has a thread of its own, and on-demand encoding runs in a batcher's worker thread.
+Each has a real and an in-memory adapter. All raise the errors of `services.platform.errors`. All are synchronous,
+except `UserReader`: the consumer has its own thread, and on-demand encoding runs in the batcher's worker thread.
 """
 
 from collections.abc import Sequence
@@ -15,8 +15,9 @@ from services.user_state.values import Popularity, UserKeys
 
 
 class Outbox(Protocol):
-    """What the consumer writes to other topics. Returns once everything is acknowledged; a failure may leave some of
-    it written, so readers must know records by their source position."""
+    """Writes to other topics. Returns after all acknowledgements. A failure may leave some records written, so readers
+    deduplicate by source position.
+    """
 
     def publish(
         self,
@@ -24,35 +25,36 @@ class Outbox(Protocol):
         dead_letters: Sequence[DeadLetter],
         clicks: Sequence[ClickRecord] = (),
     ) -> None:
-        """Write all of them, what belongs to one item in the order given, clicks in the order given; a voided user into
-        every partition of attributions."""
+        """Write all records, in order per item; clicks in the order given; a voided user to every partition of
+        attributions.
+        """
 
     def close(self) -> None:
-        """Give the connections up; the next call makes new ones."""
+        """Close the connections; the next call connects again."""
 
 
 class UserReader(Protocol):
-    """What is stored of a user, for an event loop (the real one: `services.user_state.reader`)."""
+    """Reads what is stored of a user, in an event loop (`services.user_state.reader`)."""
 
     async def read_keys(self, user_id: str) -> UserKeys:
-        """What is stored of the user. Raises: DependencyUnavailable."""
+        """Return what is stored of the user. Raises: DependencyUnavailable."""
 
     async def read_popular(self) -> Sequence[Popularity]:
-        """What is popular in each partition that something was applied of. Raises: DependencyUnavailable."""
+        """Return the popular items of each partition with progress. Raises: DependencyUnavailable."""
 
 
 class Keeper(Protocol):
-    """What keeps something of users to go on from."""
+    """A cache of users' encodings."""
 
     def drop(self, cache_keys: Sequence[int]) -> None:
-        """Forget what is kept under these keys (see `EncodeJob`)."""
+        """Drop these cache keys (see `EncodeJob`)."""
 
 
 class SequenceEncoder(Keeper, Protocol):
     """The model."""
 
     def check(self) -> None:
-        """Return when the model is ready to be asked. Raises: DependencyUnavailable, PreconditionFailed."""
+        """Return when the model is ready. Raises: DependencyUnavailable, PreconditionFailed."""
 
     def encode(self, jobs: Sequence[EncodeJob]) -> Sequence[EncodedStates]:
-        """The wanted states of each job, in order."""
+        """Return the wanted states of each job, in order."""

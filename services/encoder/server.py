@@ -26,7 +26,7 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
         metrics: EncoderMetrics,
         model_version: str,
     ) -> None:
-        """handlers: by model version, live; `model_version` is the process's own."""
+        """handlers: by model version, updated while serving. model_version: the process's own."""
         self._handlers = handlers
         self._describe_user = describe_user
         self._metrics = metrics

@@ -1,1 +1,1 @@
-"""The real things behind the ports: Kafka, Redis, the inference server; and in-memory ones for the tests."""
+"""Adapters of the ports: Kafka, Redis, the inference server."""

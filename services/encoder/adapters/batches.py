@@ -1,7 +1,6 @@
-"""How jobs share a call of the model: few padded shapes, bounded calls, like lengths together.
+"""Batch jobs for the model: few padded shapes, bounded calls, similar lengths together.
 
-One long history must not make every short one long, and no call may hold the model for long. Both model adapters cut
-and pad alike.
+A long history must not pad many short ones, and no call may occupy the model for long. Both model adapters use this.
 
 Letters: B batch, L padded length, M positions wanted.
 """
@@ -15,20 +14,20 @@ from services.encoder.domain import EncodeJob
 
 PADDING_ITEM = -1
 
-# So few share a call as they come.
+# Up to this many jobs are batched in the order given.
 _TOGETHER = 8
 
 IntArray = npt.NDArray[np.int64]
 
 
 def length_buckets(max_history: int) -> list[int]:
-    """The lengths that sequences are padded to: few shapes, and below a third more work than unpadded."""
+    """Return the lengths to pad sequences to: few shapes, less than a third more work than unpadded."""
     quarter = max_history // 4
     return sorted({max(4, quarter // 2), max(4, quarter), 2 * quarter, 3 * quarter, max_history})
 
 
 def pad_jobs(jobs: Sequence[EncodeJob], buckets: Sequence[int]) -> dict[str, IntArray]:
-    """The model's inputs for some jobs: left-aligned, padded at the end.
+    """Return the model's inputs for some jobs: left-aligned, padded at the end.
 
     Shapes: item_index (B, L), event_time (B, L), user_index (B, 1), position (B, M).
     """
@@ -51,7 +50,7 @@ def pad_jobs(jobs: Sequence[EncodeJob], buckets: Sequence[int]) -> dict[str, Int
 
 
 def calls(jobs: Sequence[EncodeJob], numbers: Sequence[int], max_rows: int) -> Iterator[list[int]]:
-    """The jobs of these numbers, cut into calls of at most `max_rows`: shortest first where there are many."""
+    """Split the jobs with these numbers into calls of at most `max_rows`, shortest first if there are many."""
     ordered = list(numbers)
     if len(ordered) > _TOGETHER:
         ordered.sort(key=lambda number: len(jobs[number].item_index))

@@ -1,8 +1,7 @@
-"""The model port inside this process: ONNX Runtime over the bundle's graphs, on one thread, without PyTorch.
+"""The model port in this process: ONNX Runtime over the bundle's graphs, on one thread, without PyTorch.
 
-A job with a cache key costs one step of the step graph for each of its new events; every other job is encoded whole,
-batched as for the inference server. A bundle without a step graph (SASRec, or exported before there was one) has all
-its jobs encoded whole. Thread-safe; sessions are made when first used.
+A job with a cache key costs one step of the step graph per new event. Other jobs are encoded in full, in batches. So
+are all jobs if the bundle has no step graph (SASRec, or an old export). Thread-safe; sessions load on first use.
 
 Letters: B batch, L padded length, M positions wanted, P_q query components, P component pairs, d component width.
 """
@@ -22,9 +21,9 @@ from services.platform.errors import PreconditionFailed
 
 
 class InProcessEncoder:
-    """Encodes with the files of one bundle: `encoder_onnx`, and `step_onnx` where it has one.
+    """Encodes with the files of one bundle: `encoder_onnx`, and `step_onnx` if it has one.
 
-    cache_bytes bounds the keys and values that are kept. max_rows: sequences per run of the full graph.
+    cache_bytes: limit of cached keys and values. max_rows: sequences per run of the full graph.
     """
 
     def __init__(
@@ -38,13 +37,15 @@ class InProcessEncoder:
         self._incremental: IncrementalEncoder | None = None
 
     def check(self) -> None:
-        """Load, and encode one event. Raises: PreconditionFailed when ONNX Runtime or a file is missing or unusable."""
+        """Load the graphs and encode one event. Raises: PreconditionFailed if ONNX Runtime or a file is missing or
+        unusable.
+        """
         one = np.zeros(1, dtype=np.int64)
         self.encode([EncodeJob(item_index=one, event_time=one, user_index=-1, positions=[0])])
 
     def encode(self, jobs: Sequence[EncodeJob]) -> list[EncodedStates]:
-        """The wanted states of each job, in order. Raises: PreconditionFailed."""
-        # One reference for the whole call: somebody may close the encoder meanwhile.
+        """Return the wanted states of each job, in order. Raises: PreconditionFailed."""
+        # Local references, because another thread may close the encoder meanwhile.
         session, incremental = self._load()
         results: list[EncodedStates | None] = [None] * len(jobs)
         whole = []
@@ -65,19 +66,19 @@ class InProcessEncoder:
         return found
 
     def drop(self, cache_keys: Sequence[int]) -> None:
-        """Forget what is kept under these keys."""
+        """Drop the cache entries of these keys."""
         incremental = self._incremental
         if incremental is not None:
             for key in cache_keys:
                 incremental.drop(key)
 
     def cache_counts(self) -> CacheCounts:
-        """What jobs found kept, and how much is held."""
+        """Return cache hits, misses and size."""
         incremental = self._incremental
         return CacheCounts() if incremental is None else incremental.counts()
 
     def close(self) -> None:
-        """Give memory back once running calls have ended; the next call loads again."""
+        """Free the memory after running calls end. The next call loads the graphs again."""
         with self._loading:
             self._session = self._incremental = None
 

@@ -1,7 +1,7 @@
-"""The model port over the inference server (model "encoder"): sends padded batches, translates errors. Thread-safe.
+"""The model port over the inference server (model "encoder"). Sends padded batches and translates errors. Thread-safe.
 
-A job with a cache key goes to a model that keeps keys and values (the Python-backend one) with its key, and only its
-new events are encoded there; a model that keeps nothing (the native backend's) is sent the same job without it.
+A model with a cache (the Python backend's) gets each job's cache key and encodes only new events. A model without one
+(the native backend's) gets the job without its key.
 
 Letters: B batch, L padded length, M positions wanted, P_q query components, P component pairs, d component width.
 """
@@ -33,10 +33,10 @@ KEPT = "kept"
 
 
 class InferenceServerEncoder:
-    """Encodes through the inference server. Connects when first used.
+    """Encodes through the inference server. Connects on first use.
 
-    model_version, uses_user_index, has_gate: of the bundle's model. components_shape: its (P_q, d), which answers
-    must have.
+    model_version, uses_user_index, has_gate: of the bundle's model. components_shape: the (P_q, d) that answers must
+    have.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class InferenceServerEncoder:
         self._uses_user_index = uses_user_index
         self._max_rows = max_rows
         self._timeout_s = timeout_s
-        # Whether the server's model keeps anything: asked when first needed, and again after an error.
+        # Whether the server's model has a cache: asked on first use, and again after an error.
         self._keeps: bool | None = None
         self._counts = CacheCounts()
         self._counts_lock = threading.Lock()
@@ -76,9 +76,9 @@ class InferenceServerEncoder:
         )
 
     def check(self) -> None:
-        """Prove connection, model version and shapes: states of another model must not be stored under ours.
+        """Check connection, model version and shapes, so that no other model's states are stored under this version.
 
-        Raises: PreconditionFailed naming both versions; as `encode`.
+        Raises: PreconditionFailed with both versions; as `encode`.
         """
         config = self._config()
         found = config.parameters["model_version"].string_value
@@ -91,9 +91,9 @@ class InferenceServerEncoder:
         self.encode([EncodeJob(item_index=one, event_time=one, user_index=-1, positions=[0])])
 
     def encode(self, jobs: Sequence[EncodeJob]) -> list[EncodedStates]:
-        """The wanted states of each job, in order.
+        """Return the wanted states of each job, in order.
 
-        Raises: DependencyUnavailable, DeadlineExceeded; PreconditionFailed when the server's model is another one.
+        Raises: DependencyUnavailable, DeadlineExceeded; PreconditionFailed if the server has another model.
         """
         keyed = [number for number, job in enumerate(jobs) if job.cache_key is not None]
         if keyed and not self._model_keeps():
@@ -103,7 +103,7 @@ class InferenceServerEncoder:
         for numbers in calls(jobs, plain, self._max_rows):
             for number, states in zip(numbers, self._call([jobs[n] for n in numbers], keyed=False), strict=True):
                 results[number] = states
-        # In the order given: what one user's last job leaves is what the next begins with.
+        # In the order given: a user's next job continues from the cache entry of the last one.
         for start in range(0, len(keyed), self._max_rows):
             numbers = keyed[start : start + self._max_rows]
             for number, states in zip(numbers, self._call([jobs[n] for n in numbers], keyed=True), strict=True):
@@ -111,22 +111,22 @@ class InferenceServerEncoder:
         return [states for states in results if states is not None]
 
     def drop(self, cache_keys: Sequence[int]) -> None:
-        """Have the server forget what it keeps under these keys. Raises: as `encode`."""
+        """Drop the server's cache entries of these keys. Raises: as `encode`."""
         if not cache_keys or not self._model_keeps():
             return
-        # An empty window takes the place of what was kept.
+        # An empty window replaces the cache entry.
         empty = np.full(1, PADDING_ITEM, dtype=np.int64)
         jobs = [EncodeJob(empty, np.zeros(1, dtype=np.int64), -1, [0], cache_key=key) for key in cache_keys]
         for start in range(0, len(jobs), self._max_rows):
             list(self._call(jobs[start : start + self._max_rows], keyed=True))
 
     def cache_counts(self) -> CacheCounts:
-        """What this process's jobs found kept, and how much the server's model holds."""
+        """Return this process's cache hits and misses, and the size of the server's cache."""
         with self._counts_lock:
             return self._counts
 
     def close(self) -> None:
-        """Close the connection: calls that run or come are DependencyUnavailable."""
+        """Close the connection. Running and later calls raise DependencyUnavailable."""
         self._closed = True
         self._client.close()
 
@@ -184,14 +184,14 @@ class InferenceServerEncoder:
     def _error(self, exc: Exception) -> Exception:
         if isinstance(exc, InferenceServerException):
             return _translated(exc, self._address, self._timeout_s)
-        # gRPC's own for a channel that was closed.
+        # gRPC raises ValueError for a closed channel.
         return DependencyUnavailable(f"the connection to {self._address} is closed") if self._closed else exc
 
     def _count(self, jobs: Sequence[EncodeJob], kept: IntArray | None) -> None:
-        """kept (B, 2): events not encoded again, and the bytes that the model holds afterwards."""
+        """kept (B, 2): events not encoded again, and the bytes in the model's cache afterwards."""
         if kept is None:
             return
-        # Empty windows, which only drop what was kept, were not asked for by anybody's history.
+        # Without empty windows, which only drop cache entries.
         asked = [row for row, job in enumerate(jobs) if job.item_index[0] != PADDING_ITEM]
         lengths = [len(jobs[row].item_index) for row in asked]
         with self._counts_lock:

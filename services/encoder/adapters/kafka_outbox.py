@@ -1,5 +1,8 @@
-"""The outbox port over Apache Kafka: attributions keyed by item, a voided user into every partition, search clicks,
-histories where the user's interactions lie, dead letters."""
+"""The outbox port over Kafka.
+
+Attributions are keyed by item. A voided user goes into every partition of `attributions`, a history into the user's
+home partition.
+"""
 
 from collections.abc import Iterator, Sequence
 
@@ -12,12 +15,12 @@ from services.platform.stream.kafka import BulkProducer, Record
 from services.platform.stream.record import DeadLetter
 from services.platform.tracing import OFF, Headers, Tracing
 
-# What an import publishes at once would not fit into the producer's buffer (32 MiB; a state has 1-3 kB).
+# More would not fit into the producer's buffer during an import (32 MiB; a state has 1-3 kB).
 MAX_TOGETHER = 5_000
 
 
 class KafkaOutbox:
-    """Publishes and waits for the acknowledgement of everything."""
+    """Publishes records and waits for all acknowledgements."""
 
     def __init__(self, producer: BulkProducer, *, timeout_s: float = 15.0, tracing: Tracing = OFF) -> None:
         self._producer = producer

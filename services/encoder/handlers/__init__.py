@@ -1,1 +1,1 @@
-"""What the encoder process does: apply the stream, encode a history on demand."""
+"""Handlers of the encoder process: apply the stream, encode a history on request."""

@@ -1,9 +1,9 @@
-"""Apply records of `interactions` to user states, with an exactly-once effect.
+"""Apply records of `interactions` to user states, with exactly-once effect.
 
-The order within a batch is what makes a crash harmless at every point: attributions and search clicks (in the order of
-the records that they come from) and dead letters are published first (readers know them by source position), then each
-user is written under the condition that nobody wrote it in between, then the watermark moves under the same condition.
-Whatever is delivered again finds the positions stored and is counted as it was the first time.
+The order within a batch makes a crash harmless at every point. First, attributions, search clicks (in the order of
+their records) and dead letters are published; readers deduplicate by source position. Then each user is written if
+nobody changed it since it was read. Then the watermark moves, if nobody moved it. A redelivered record finds its
+position stored and is counted as the first time.
 """
 
 from collections import Counter
@@ -56,8 +56,9 @@ _COUNTED_AS = {
 
 @dataclass(slots=True)
 class Applied:
-    """What a batch did: counts as stored, types of events that the schema does not name, users encoded, seconds in the
-    model, and when the broker got the news."""
+    """Result of a batch: stored counts, event types unknown to the schema, users encoded, seconds in the model, and the
+    broker's times of the records.
+    """
 
     counts: Counter[str] = field(default_factory=Counter)
     unknown_types: Counter[str] = field(default_factory=Counter)
@@ -66,7 +67,7 @@ class Applied:
     recorded_ms: list[int] = field(default_factory=list)
 
     def add(self, other: "Applied") -> None:
-        """Sum up."""
+        """Add another batch's result."""
         self.counts += other.counts
         self.unknown_types += other.unknown_types
         self.users += other.users
@@ -75,7 +76,7 @@ class Applied:
 
 
 class ApplyRecords:
-    """Applies batches of records. progress: where the stream stands; lost: who is brought back between batches."""
+    """Applies batches of records. progress: of the stream. lost: restores users between batches."""
 
     def __init__(
         self,
@@ -95,11 +96,12 @@ class ApplyRecords:
         tracing: Tracing = OFF,
         clock_ms: Callable[[], int] = now_ms,
     ) -> None:
-        """forgotten: who was forgotten up to where; whoever follows `forgets` adds to it. restore_users: brings back
-        whom the store lost; None: over a store that loses nobody. stores_states: False when only the attributions are
-        wanted (a model's, over a store of their own). attributes: False when no attributions are wanted.
-        records_per_user: at most so many of one user are applied together. popularity_half_life_s: after it an event
-        counts half as much for what is popular."""
+        """forgotten: the forgotten positions; the follower of `forgets` adds to it. restore_users: None for a store
+        that loses
+        nobody. stores_states: False if only attributions are wanted. attributes: False if no attributions are wanted.
+        records_per_user: most records of a user applied together. popularity_half_life_s: half-life of an event in the
+        popularity of items.
+        """
         self.progress = StreamProgress(store, keep, vocabulary.model_version)
         self.lost = LostUsers(store, self.progress, restore_users, clock_ms)
         self.encode_batch = EncodeBatch(
@@ -115,17 +117,17 @@ class ApplyRecords:
         self._half_life_s = popularity_half_life_s
 
     def resync(self, stream: Reader) -> bool:
-        """Get in step with the store; as `StreamProgress.resync`."""
+        """Resynchronise with the store; see `StreamProgress.resync`."""
         is_new_epoch = self.progress.resync(stream)
         self.lost.resynced(is_new_epoch=is_new_epoch)
         return is_new_epoch
 
     def check_model(self) -> None:
-        """Return when the own model is ready to be asked. Raises: DependencyUnavailable, PreconditionFailed."""
+        """Return when the own model is ready. Raises: DependencyUnavailable, PreconditionFailed."""
         self.encode_batch.own.encoder.check()
 
     def turn(self) -> int:
-        """A slice of what is done between two polls: lost users come back, histories are kept. How much was done."""
+        """Do a slice of the work between two polls: restore lost users, write histories. Return the amount done."""
         done = 0
         if self.lost.is_busy:
             done = self.lost.turn()
@@ -136,12 +138,12 @@ class ApplyRecords:
         return done
 
     def finish(self) -> None:
-        """The process ends in step with the store: keep what changed."""
+        """Write changed histories at shutdown."""
         if self._keep is not None:
             self._keep.finish(self.progress.watermarks)
 
     def close(self) -> None:
-        """Give the connections up."""
+        """Close the connections."""
         if self.lost.restore is not None:
             self.lost.restore.close()
         if self._keep is not None:
@@ -149,10 +151,11 @@ class ApplyRecords:
         self._outbox.close()
 
     def apply(self, records: Sequence[SourceRecord]) -> Applied:
-        """Apply records in stream order; those at or below the watermark are skipped.
+        """Apply records in stream order; skip those at or below the watermark.
 
-        Raises: Conflict (resync, then go on), DependencyUnavailable and DeadlineExceeded (back off, resync);
-        nothing is lost or applied twice by either.
+        Raises: Conflict (resync, then continue), DependencyUnavailable and DeadlineExceeded (back off, resync). Neither
+        loses
+        a record or applies it twice.
         """
         records = [record for record in records if self.progress.is_new(record)]
         self.progress.came(records)
@@ -170,13 +173,13 @@ class ApplyRecords:
         return total
 
     def rehearse(self, record: SourceRecord) -> None:
-        """Do with a record what `apply` does, up to where something would be written. Raises: as `apply`."""
+        """Process a record like `apply`, without writing. Raises: as `apply`."""
         arrival = read_arrival(record)
         if isinstance(arrival, DeadLetter):
             return
         user_id = arrival.interaction.user_id
         history = self._store.load_users([user_id], self.progress.epoch)[user_id]
-        # Without what says that a record was applied before: one that was is tried, too.
+        # Without positions, so that an applied record is processed too.
         history = replace(history, positions={}, recent=[])
         events = self._merged(user_id, history, [arrival]).events
         if events:
@@ -185,13 +188,13 @@ class ApplyRecords:
                 self.encode_batch.own.encoder.encode([job])
 
     def reject(self, record: SourceRecord, reason: str) -> Applied:
-        """Dead-letter a record that proved to be poison (`services.platform.stream.poison`)."""
+        """Dead-letter a poison record (`services.platform.stream.poison`)."""
         return self._apply_together([DeadLetter(record, reason)])
 
     def _apply_together(
         self, entries: Sequence[Arrival | DeadLetter], traced: Collection[tuple[int, int]] = (), span: str = ""
     ) -> Applied:
-        """traced: where entries lie that came with a trace. span: the traceparent of what their states are made in."""
+        """traced: positions of entries with a trace. span: the traceparent for their states."""
         arrivals = [entry for entry in entries if isinstance(entry, Arrival)]
         work = self._merge(arrivals, traced)
         own, beside = self.encode_batch(work, span)
@@ -238,7 +241,7 @@ class ApplyRecords:
         return work
 
     def _load(self, user_ids: Collection[str]) -> Mapping[str, UserHistory]:
-        """The users' histories; those whom the store lost are brought back first."""
+        """Return the users' histories; restore lost users first."""
         progress = self.progress
         histories = self._store.load_users(user_ids, progress.epoch)
         lost = [user_id for user_id, history in histories.items() if history.is_lost]
@@ -249,7 +252,7 @@ class ApplyRecords:
 
     def _merged(self, user_id: str, history: UserHistory, arrivals: Sequence[Arrival]) -> Merge:
         words, void = self._words, self._forgotten.up_to(user_id)
-        # The store may know of a forget that another process applied a moment ago.
+        # The store may have a newer forget from another process.
         if history.forgotten:
             void = furthest(void, history.forgotten)
         return merge(history, arrivals, words.max_history, words.schema, void)
@@ -271,7 +274,7 @@ class ApplyRecords:
                 self._outbox.publish(attributions, dead_letters, clicks)
 
     def _clicks(self, user_id: str, user: UserWork) -> Iterator[SearchClick]:
-        """Search clicks that count. One too late for the history is left out, since it could not be taken back."""
+        """Yield search clicks that count. A late one is left out, since it could not be undone."""
         chosen = [n for n in user.merged.preceding if user.arrivals[n].interaction.type == SEARCH_CLICK]
         if not chosen:
             return
@@ -283,7 +286,7 @@ class ApplyRecords:
                 yield SearchClick(query=interaction.query, value=interaction.value, **fields)
 
     def _undos(self, user_id: str, user: UserWork) -> Iterator[Undo]:
-        """Every event that was taken back: only its id is known, not its type, so attributions and clicks have each."""
+        """Yield an undo per undone event. The event's type is unknown, so attributions and clicks both get it."""
         if not user.merged.undone:
             return
         pseudonym = pseudonym_of(user_id, self.encode_batch.pseudonym_key)
@@ -293,7 +296,7 @@ class ApplyRecords:
                 yield Undo(undoes=undone.position, **fields)
 
     def _write(self, work: Mapping[str, UserWork], own: Made, beside: Mapping[str, Made | None]) -> int:
-        """Write users who have news; how many."""
+        """Write the users with new records; return their number."""
         progress = self.progress
         updates = [
             self._update(user_id, user, own.states.get(user_id)) for user_id, user in work.items() if user.merged.news
@@ -302,7 +305,7 @@ class ApplyRecords:
             _state_beside(update, version, made)
             for update in updates
             for version, made in beside.items()
-            # A model that failed leaves the states of histories that changed behind: their position says so.
+            # A failed model leaves old states behind, as their position shows.
             if made is not None or update.state_change == "keep"
         ]
         homes = [home_of(update.user_id, progress.epoch).partition for update in updates]
@@ -373,7 +376,7 @@ class ApplyRecords:
 
 
 def _state_beside(update: UserUpdate, model_version: str, made: Made | None) -> ModelState:
-    """What becomes of the state of another model with an update."""
+    """Return the change of another model's state that follows from an update."""
     state = None if made is None else made.states.get(update.user_id)
     return ModelState(
         user_id=update.user_id,

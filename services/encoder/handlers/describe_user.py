@@ -1,4 +1,4 @@
-"""What is held of a user, here and in the state store: for the preview and the report of a forget."""
+"""Describe what is stored of a user, for the preview and the report of a forget."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,9 +13,9 @@ from services.user_state.values import UserKeys
 
 @dataclass(frozen=True, slots=True)
 class UserDescription:
-    """pseudonym: what stands for the user in `attributions`, under every known key, with `PSEUDONYMS_BETWEEN` them.
-    in_model: training gave the user a component of its own. forgotten_up_to: partition -> offset, as far as the user is
-    erased; empty: never."""
+    """pseudonym: the user's pseudonyms under every known key, joined with `PSEUDONYMS_BETWEEN`. in_model: training gave
+    the user a component. forgotten_up_to: partition -> erased offset; empty if never forgotten.
+    """
 
     pseudonym: str
     stored: UserKeys
@@ -25,7 +25,7 @@ class UserDescription:
 
 @dataclass(kw_only=True, eq=False)
 class DescribeUser:
-    """The handler; for an event loop. pseudonym_keys: the present one, then those of before."""
+    """The handler, for an event loop. pseudonym_keys: the current one, then the earlier ones."""
 
     reader: UserReader
     vocabulary: Vocabulary
@@ -33,9 +33,9 @@ class DescribeUser:
     applied_up_to: Callable[[str], Mapping[int, int]]
 
     async def __call__(self, user_id: str) -> UserDescription:
-        """Raises: InvalidRequest; DependencyUnavailable when the state store does not answer."""
+        """Raises: InvalidRequest; DependencyUnavailable if the state store does not answer."""
         validate_id("user_id", user_id)
-        # Before the store is read: what is said to be applied then shows in what is found.
+        # Before the store is read, so that the data found reflects the reported forget.
         forgotten = self.applied_up_to(user_id)
         return UserDescription(
             pseudonym=PSEUDONYMS_BETWEEN.join(pseudonyms_of(user_id, self.pseudonym_keys)),

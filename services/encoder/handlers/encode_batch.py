@@ -1,7 +1,7 @@
-"""What models make of a batch: every wanted state in one call, and the attributions and stored states of them.
+"""Encode a batch with each model: all wanted states in one call, then attributions and stored states.
 
-Histories are the same for every model, so one process makes the states and attributions of several: its own, for which
-the stream waits, and those beside it, whose failures cost their states and attributions alone.
+Histories do not depend on the model, so one process serves several models: its own, which the stream waits for, and
+those of other version sets, whose failures cost only their own states and attributions.
 """
 
 import threading
@@ -26,13 +26,13 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class _Encoded:
-    """What a model answered to a batch: by user and sequence number, the states, and prefix length -> row of them."""
+    """A model's answer to a batch: by user and sequence number, the states, and prefix length -> row."""
 
     vocabulary: Vocabulary
     found: Mapping[tuple[str, int], tuple[EncodedStates, Mapping[int, int]]]
 
     def after(self, user_id: str, prefix: Prefix) -> tuple[EncodedStates, int] | None:
-        """The state after a prefix, as states and a row of them; None where there is none."""
+        """Return the state after a prefix as states and a row, if any."""
         states, rows = self.found.get((user_id, prefix.sequence), (None, {}))
         row = rows.get(prefix.num_events)
         return None if states is None or row is None else (states, row)
@@ -40,8 +40,9 @@ class _Encoded:
 
 @dataclass(slots=True)
 class Made:
-    """What a model makes of a batch. states: of users whose history changed, where the model knows any of it.
-    encode_seconds: 0 where there was nothing to encode."""
+    """A model's result for a batch. states: of users whose history changed and has an item known to the model.
+    encode_seconds: 0 if there was nothing to encode.
+    """
 
     attributions: list[Attribution] = field(default_factory=list)
     states: dict[str, StoredState] = field(default_factory=dict)
@@ -50,9 +51,11 @@ class Made:
 
 @dataclass(kw_only=True, eq=False)
 class EncodeBatch:
-    """own: the process's model. others: of other version sets, made beside; `hold` replaces them. cached: users' next
-    jobs will likely begin as theirs do. failed: a model beside the own one failed in a batch, and left its part of it
-    out. running: held while a batch uses the models."""
+    """own: the process's model. others: of other version sets; `hold` replaces them. cached: users' next jobs will
+    likely
+    begin like theirs. failed: called when another model fails in a batch. running: locked while a batch uses the
+    models.
+    """
 
     own: Model
     pseudonym_key: bytes
@@ -62,18 +65,20 @@ class EncodeBatch:
     failed: Callable[[], None] = lambda: None
     others: tuple[Model, ...] = field(default=(), init=False)
     running: threading.Lock = field(default_factory=threading.Lock, init=False)
-    # Kinds of failures, by model, that were logged.
+    # Logged failures, as (model version, error class).
     _logged: set[tuple[str, str]] = field(default_factory=set, init=False)
 
     def hold(self, others: tuple[Model, ...]) -> None:
-        """Have these models beside the own one from the next batch on. Returns when the batch at hand, which may use
-        those of before, is over. From any thread."""
+        """Replace the other models from the next batch on. Returns after the present batch. Thread-safe."""
         with self.running:
             self.others = others
 
     def __call__(self, work: Mapping[str, UserWork], span: str) -> tuple[Made, dict[str, Made | None]]:
-        """What the own model makes, and by version the others; None: it failed, so that its states are made when they
-        are asked for. span: the traceparent of what makes states. Raises: as the own encoder."""
+        """Return the own model's result, and the others' by version. None: the model failed; requests compute its
+        states.
+
+        span: the traceparent for the states. Raises: as the own encoder.
+        """
         own = self._make(self.own, work, span)
         return own, {model.vocabulary.model_version: self._beside(model, work, span) for model in self.others}
 
@@ -81,7 +86,7 @@ class EncodeBatch:
         try:
             return self._make(model, work, span)
         except Exception as exc:
-            # Whatever it is, the model that answers must not wait for it.
+            # Any error, because the own model must not wait for it.
             kind = (model.vocabulary.model_version, type(exc).__name__)
             if kind not in self._logged:
                 self._logged.add(kind)
@@ -133,7 +138,7 @@ class EncodeBatch:
 
 
 def _state(user_id: str, user: UserWork, encoded: _Encoded, applied_ms: int, traceparent: str) -> StoredState | None:
-    """The new state of a user whose history changed."""
+    """Return the new state of a user whose history changed."""
     merged = user.merged
     if merged.changed_by is None:
         return None
@@ -154,7 +159,7 @@ def _state(user_id: str, user: UserWork, encoded: _Encoded, applied_ms: int, tra
 def states_of(
     model: Model, histories: Mapping[str, UserHistory], epoch: str, clock_ms: Callable[[], int] = now_ms
 ) -> dict[str, StoredState]:
-    """The states after whole histories, of those users of whose history the model knows any. Raises: as its encoder."""
+    """Return the states after whole histories that have an item known to the model. Raises: as its encoder."""
     jobs: list[EncodeJob] = []
     row_of: dict[str, int] = {}
     for user_id, history in histories.items():

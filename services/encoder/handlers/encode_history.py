@@ -1,6 +1,6 @@
-"""Encode a history given in a request: the same window rule, vocabulary and model as the stream's.
+"""Encode a history from a request, with the stream's window rule, vocabulary and model.
 
-Concurrent requests share one call of the model through the batcher. It stores nothing and reads no state.
+Concurrent requests share one call of the model through the batcher. It reads and writes no stored state.
 """
 
 import math
@@ -24,7 +24,7 @@ MAX_EVENTS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class RequestEvent:
-    """One event of a request's history. event_time_ms: Unix milliseconds, at least 0. type: empty for the usual one."""
+    """One event of a request's history. event_time_ms: Unix milliseconds, at least 0. type: "" for the default."""
 
     item_id: str
     event_time_ms: int
@@ -34,7 +34,7 @@ class RequestEvent:
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """state: None when the history holds no known item. Seconds: waiting for a batch, and inside the model."""
+    """state: None without a known item. Seconds: in the queue, and in the model."""
 
     state: PackedQueryState | None
     unknown_items: int
@@ -43,7 +43,7 @@ class Encoded:
 
 
 class EncodeHistory:
-    """Encodes histories on demand; close it to end its worker thread."""
+    """Encodes histories on request. Close it to end its worker thread."""
 
     def __init__(
         self, *, encoder: SequenceEncoder, vocabulary: Vocabulary, max_batch: int = 64, max_queue: int = 256
@@ -55,9 +55,9 @@ class EncodeHistory:
         )
 
     async def encode(self, user_id: str, history: Sequence[RequestEvent]) -> Encoded:
-        """The state after `history` (oldest first; its newest window counts).
+        """Return the state after `history`, of which the newest window counts. history: oldest first.
 
-        Raises: InvalidRequest naming field, value and range; Overloaded; what the model's adapter raises.
+        Raises: InvalidRequest with field, value and range; Overloaded; the model adapter's errors.
         """
         if user_id:
             validate_id("user_id", user_id)
@@ -85,7 +85,7 @@ class EncodeHistory:
         return Encoded(user_state(self._vocabulary, states, 0, window), unknown, queued, seconds)
 
     async def close(self) -> None:
-        """Finish what is queued."""
+        """Finish queued requests."""
         await self._batcher.close()
 
     def _encode(self, jobs: list[EncodeJob]) -> list[tuple[EncodedStates, float]]:

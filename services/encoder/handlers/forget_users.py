@@ -1,11 +1,11 @@
-"""Forget users: whole users out of the state store, and the word of it into every partition of `attributions`.
+"""Forget users: erase them from the state store and publish the forget to every partition of `attributions`.
 
-Each encoder process reads `forgets` whole when it starts, before it applies anything, and follows it. It erases the
-users who are at home in its partitions, and notes that for these partitions: whoever takes one over goes on from there.
-The order makes a crash harmless: first nothing more is made of what is void (`Forgotten`, which `apply_records` asks),
-then the voided user is published (readers know it by its id), then the user's keys go in one transaction that leaves
-the applied positions, then the progress is noted in the state store, so that a store that comes back older is cleaned
-again. What is to stay is written to `histories` before, so that no history that the store lost brings the user back.
+Each encoder process reads `forgets` in full before it applies records, and follows it. It erases the users of its home
+partitions and stores the progress per partition, from which the next owner continues. The order makes a crash harmless:
+first, nothing new is made of void records (`Forgotten`); then the forget is published (readers deduplicate by id);
+then each user's keys are deleted in one transaction that retains the applied positions; then the progress is stored,
+so that a store that loses progress is cleaned again. The rest of the history is written to `histories` first, so that
+no restore brings forgotten data back.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -38,9 +38,11 @@ log = structlog.get_logger()
 
 @dataclass(kw_only=True, eq=False)
 class ForgetUsers:
-    """Applies `forgets`. pseudonym_keys: the present one, then those of before, under which there may be something of
-    users still. reader: names all who share the stream in the progress that they note. keep: the durable histories.
-    check_in_step: raises Conflict where the store is not the one whose records were applied."""
+    """Applies `forgets`.
+
+    pseudonym_keys: the current one, then earlier ones that may still have data. reader: name of this group's progress.
+    keep: the durable histories. check_in_step: raises Conflict if the store's watermarks differ.
+    """
 
     known: KnownForgets
     store: Store
@@ -54,16 +56,16 @@ class ForgetUsers:
     schema: EventSchema = field(default_factory=default_schema)
     # Of this process's partitions.
     _progress: ForgetsApplied = field(default_factory=lambda: ForgetsApplied("", {}, {}), init=False)
-    # The epoch, and how far those of all partitions were when the store was asked last. Replaced as a whole: other
-    # threads read it.
+    # The epoch, and the last known progress of all partitions. Replaced as a whole, because other threads read it.
     _applied: tuple[str, Mapping[int, int]] = field(default=("", {}), init=False)
 
     def resync(self, epoch: str, ends: Offsets, partitions: Collection[int] | None = None) -> int:
-        """Read on, then apply whatever this store has not seen; the number of forgets applied.
+        """Read the topic, apply what this store has not seen, and return the number of forgets applied.
 
-        ends: one past the last record of each assigned partition of `interactions`. partitions: whose users are erased;
-        None: all.
-        Raises: PreconditionFailed when a forget names a position that the topic does not have (it is another one).
+        ends: one past the last record of each assigned partition of `interactions`. partitions: home partitions to
+        erase in;
+        None for all.
+        Raises: PreconditionFailed if a forget names a position that the topic does not have.
         """
         self.known.read()
         check_same_log(self.known.named, ends)
@@ -73,11 +75,11 @@ class ForgetUsers:
         return self._apply(self.known.behind(self._progress.offset))
 
     def follow(self) -> int:
-        """Apply what came since; the number of forgets applied. After an error only `resync` goes on."""
+        """Apply new forgets; return their number. After an error, call `resync`."""
         return self._apply(self.known.read())
 
     def check(self) -> None:
-        """Raises: Conflict when the store lost what was applied to it; DependencyUnavailable."""
+        """Raises: Conflict if the store lost applied forgets; DependencyUnavailable."""
         epoch, _ = self._applied
         found = self.store.forgets_applied(self.reader, epoch)
         if found.of(self._progress.texts) != self._progress:
@@ -85,8 +87,10 @@ class ForgetUsers:
         self._applied = epoch, found.offsets
 
     def applied_up_to(self, user_id: str) -> Mapping[int, int]:
-        """Per partition the last forgotten offset, once the user is erased; another process's work is known within a
-        second. From any thread."""
+        """Return the last forgotten offset per partition once the user is erased.
+
+        Progress of other processes is up to a second old. Thread-safe.
+        """
         epoch, offsets = self._applied
         found = self.known.of(user_id)
         if found is None or not offsets:
@@ -95,7 +99,7 @@ class ForgetUsers:
         return up_to if offset <= offsets[home_of(user_id, epoch).partition] else {}
 
     def close(self) -> None:
-        """Give the connection up."""
+        """Close the connection."""
         self.known.topic.close()
 
     def _apply(self, records: Sequence[ForgetRecord]) -> int:
@@ -105,7 +109,7 @@ class ForgetUsers:
         forgets = [record.forget for record in records if record.forget is not None and self._is_ours(record)]
         latest = {forget.user_id: forget for forget in forgets}
         histories = self.store.load_users(latest.keys(), epoch)
-        # What an emptied or older store says of users must not go into `histories`.
+        # Users of an emptied or older store must not be written to `histories`.
         self.check_in_step()
         voided = [one for forget in forgets for one in self._voided(forget)]
         messages: list[Attributed] = [*voided]
@@ -118,9 +122,9 @@ class ForgetUsers:
                 continue
             rest = erase(history, up_to)
             seen = seen_in(rest.events)
-            # Later events have no state until the next one comes or somebody asks for one.
+            # Later events have no state until the next event or a request.
             updates.append(whole_update(user_id, self.model_version, rest, seen, self.schema, expected=rest.expected))
-            if not history.is_lost:  # what restores the user erases, too
+            if not history.is_lost:  # restoring a user also erases
                 kept[user_id] = packed(rest, seen) if rest.positions else None
             messages += self._tainted(forget, history, rest)
         dead_letters = [DeadLetter(one.record, one.reason) for one in unreadable if self._is_ours(one)]
@@ -128,7 +132,7 @@ class ForgetUsers:
         if self.keep is not None:
             self.keep.write(kept)
         self.store.rewrite(updates, epoch, self._progress)
-        # Of everybody: a partition may have been this process's until a moment ago.
+        # All users: a partition may have been this process's until a moment ago.
         self._drop_cached({record.forget.user_id for record in records if record.forget is not None})
         offsets = [record.record.offset for record in (*records, *unreadable)]
         self.store.note_forgets(self._progress, max(offsets), epoch)
@@ -144,11 +148,11 @@ class ForgetUsers:
         try:
             self.encoder.drop([cache_key(user_id) for user_id in users])
         except FreshetError as exc:
-            # Its cache is bounded, in memory, and never decides what a state is: no reason to hold a forget up.
+            # The cache is bounded, in memory, and never decides a state, so the forget continues.
             log.warning("encoder_cache_not_dropped", users=len(users), reason=exc.message)
 
     def _voided(self, forget: Forget) -> list[ForgetUpTo]:
-        """What goes out of a forget: under each pseudonym that the user ever had."""
+        """Return a forget's messages, one per pseudonym of the user."""
         return [
             ForgetUpTo(
                 forget_id=forget.forget_id,
@@ -160,13 +164,16 @@ class ForgetUsers:
         ]
 
     def _tainted(self, forget: Forget, history: UserHistory, rest: UserHistory) -> list[Undo]:
-        """Interactions that came while the forget was on its way: the query states that went out with them were made
-        of what is void now, so they are taken back, also where either has left the window since. They stay in the
-        user's own history, and search clicks among them stay: words hold nothing of what came before."""
+        """Undo the attributions of interactions that arrived while the forget was in flight.
+
+        Their query states were made of void records. The interactions stay in the user's history, and their search
+        clicks
+        stay, since words reveal nothing of earlier events.
+        """
         void = any(is_covered(rest.forgotten, entry.partition, entry.offset) for entry in history.recent)
         if not void and len(rest.events) == len(history.events):
             return []
-        # Of what is void, and of what was undone, `rest` names no item.
+        # `rest` has no item of void or undone records.
         items = {Position(entry.partition, entry.offset): entry.item_id for entry in rest.recent if entry.item_id}
         items |= {Position(event.partition, event.offset): event.item_id for event in rest.events}
         pseudonym = pseudonym_of(forget.user_id, self.pseudonym_keys[0])

@@ -191,7 +191,7 @@ def test_what_one_knows_of_its_own_partitions_survives_a_change_of_others() -> N
     assert other.keep.topic.marks.keys() == {2, 3}
     # Who took over found the others in the log.
     assert other.keep.changed.users == changed - left
-    assert [entry["partitions"] for entry in logs if entry["event"] == "partitions_held"][-1] == [2, 3]
+    assert [entry["partitions"] for entry in logs if entry["event"] == "partitions_assigned"][-1] == [2, 3]
 
 
 def test_a_lost_user_is_not_brought_back_by_a_process_that_does_not_read_her_log_any_more() -> None:
