@@ -1,1 +1,1 @@
-"""The refresher process: attributions in, refreshed item states out (PEFA)."""
+"""The refresher process: folds attributions into refreshed item states (PEFA)."""

@@ -1,4 +1,4 @@
-"""Puts the refresher process together: the only module that names concrete adapters."""
+"""Assemble the refresher process. Only this module names concrete adapters."""
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
@@ -41,29 +41,30 @@ from services.user_state.leases import RedisLeases
 
 log = structlog.get_logger()
 
-# The generated stubs carry no types.
+# The generated stubs have no types.
 _add_servicer: Any = refresher_pb2_grpc.add_RefresherServiceServicer_to_server
 
 _GROUP = "freshet-refresher"
 # Interactions of unknown items, per partition of `attributions`.
 _MAX_PENDING = 65_536
-# A publication goes out as one request, which every reader gets in one answer: longer than handing it over takes.
+# Longer than sending a publication takes, so that it is one request and each reader gets it in one answer.
 _LINGER_MS = 50
 _MAX_GATHER_MS = 1_000
-# Of a checkpoint's parts, each a megabyte at most; what the client asks ahead at an end holds the next one up so long.
+# Bytes of checkpoint parts per fetch, each part at most a megabyte. The client's prefetch at the log's end delays the
+# next read by the wait.
 _READ_TOGETHER, _PARTS_WAIT_MS = 16 << 20, 10
-_AGAIN_WAIT_MS = 20  # somebody waits for what is read again
+_AGAIN_WAIT_MS = 20  # short, because a caller waits for the records
 
 
 def model_items(bundle: Bundle) -> ModelItems:
-    """The bundle's items as the refresher needs them."""
+    """Return the bundle's items in the refresher's form."""
     encoder = bundle.manifest.encoder
     uses_users = encoder is not None and encoder.uses_user_index
     return ModelItems(
         model_version=bundle.model_version,
         num_query_components=bundle.num_query_components,
         states=bundle.item_states,
-        # A dictionary: each record asks for its items more than once.
+        # A dictionary: each record looks up its items several times.
         index=dict(zip(bundle.item_ids, range(bundle.num_items), strict=True)),
         untrained=bundle.untrained,
         pair_gate=bundle.pair_gate,
@@ -72,11 +73,11 @@ def model_items(bundle: Bundle) -> ModelItems:
 
 
 def fold_rules(settings: RefresherSettings, bundle: Bundle) -> Rules:
-    """How records become a state, by the settings."""
+    """Return the fold rules from the settings."""
     return Rules(
         items=model_items(bundle),
         feedback=bundle.event_schema.feedback,
-        # They weigh the same, whatever their age.
+        # Interactions weigh the same at any age.
         decay=ForwardDecay(half_life_seconds=0),
         max_remembered=settings.max_remembered,
         max_pending=_MAX_PENDING,
@@ -84,7 +85,7 @@ def fold_rules(settings: RefresherSettings, bundle: Bundle) -> Rules:
 
 
 def new_item_policy(settings: RefresherSettings, bundle: Bundle) -> SharePolicy | None:
-    """How far new items may go: the setting's word, else what training measured on this model; None: neither."""
+    """Return the policy for new items: from the setting, else measured in training; None without either."""
     if settings.new_item_model_weight:
         return SharePolicy.parse(settings.new_item_model_weight)
     length = bundle.manifest.new_item_length
@@ -92,7 +93,7 @@ def new_item_policy(settings: RefresherSettings, bundle: Bundle) -> SharePolicy 
 
 
 def kafka_log(settings: RefresherSettings, bundle: Bundle, tracing: Tracing = OFF) -> KafkaLog:
-    """The log on Kafka; missing topics are made when it is first read."""
+    """Return the log on Kafka. The first read creates missing topics."""
     head = bundle.manifest.head
 
     def reader(client_id: str, window_ms: int, *topics: str) -> TopicReader:
@@ -107,7 +108,7 @@ def kafka_log(settings: RefresherSettings, bundle: Bundle, tracing: Tracing = OF
         )
 
     return KafkaLog(
-        # What is read sooner than it is published only costs a turn of its own.
+        # Reading earlier than publishing only costs an extra turn.
         reader("freshet-refresher", min(settings.publish_ms, _MAX_GATHER_MS), ATTRIBUTIONS, ITEMS),
         reader("freshet-refresher-again", _AGAIN_WAIT_MS, ATTRIBUTIONS),
         QueryShape(
@@ -121,9 +122,9 @@ def kafka_log(settings: RefresherSettings, bundle: Bundle, tracing: Tracing = OF
 
 
 def content_states(settings: RefresherSettings, bundle: Bundle) -> ContentStates | None:
-    """States from texts, fitted on the bundle's own items; None where no text encoder is configured.
+    """Return states from texts, fitted on the bundle's items; None without a text encoder.
 
-    Raises: ConfigError when the encoder's weights are not installed.
+    Raises: ConfigError if the encoder's weights are not installed.
     """
     if not settings.text_encoder:
         return None
@@ -151,7 +152,7 @@ def content_states(settings: RefresherSettings, bundle: Bundle) -> ContentStates
 
 
 def checkpoint_topic(settings: RefresherSettings, model_version: str) -> CheckpointTopic:
-    """Where a model's checkpoints lie: in the topic, and restored ones in a folder. Two models share no checkpoint."""
+    """Return a model's checkpoints: in the topic, and restored ones in a folder. Models share no checkpoint."""
     return CheckpointTopic(
         TopicReader(
             settings.kafka,
@@ -171,8 +172,8 @@ def checkpoint_topic(settings: RefresherSettings, model_version: str) -> Checkpo
 async def run(settings: RefresherSettings) -> None:
     """Serve and fold until a signal.
 
-    Raises: BundleError for an unusable bundle, PortTaken for a taken port. Kafka and Redis may be away at start: the
-    process is NOT_SERVING until each was reached once.
+    Raises: BundleError for an unusable bundle, PortTaken for a taken port. Kafka and Redis may be unavailable at start:
+    the process is NOT_SERVING until each was reached once.
     """
     bundle = await asyncio.to_thread(load_bundle, settings.bundle)
     rules = await asyncio.to_thread(fold_rules, settings, bundle)

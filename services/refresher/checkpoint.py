@@ -1,8 +1,8 @@
-"""A checkpoint as bytes: its parts (`squeeze`), and a whole one as a file under one checksum, so that half of one is
-never taken.
+"""Encode a checkpoint: its parts (`squeeze`), and a complete one as a file under one checksum, which detects torn
+files.
 
-Layout of a file: magic, SHA-256 of all that follows, header length, a JSON header (values, and each array's type, shape
-and bounds), the arrays. No pickle. It knows neither files nor what the arrays mean.
+Layout of a file: magic, SHA-256 of the rest, header length, a JSON header (values, and each array's type, shape and
+bounds), the arrays. No pickle. The meaning of the arrays is not known here.
 """
 
 import hashlib
@@ -19,18 +19,18 @@ _SHA_BYTES = 32
 _PREFIX = len(MAGIC) + _SHA_BYTES
 _ALIGNMENT = 8
 
-# What reading bytes raises that are whole, but another program's.
+# Exceptions from reading intact bytes of another program.
 MALFORMED = (KeyError, ValueError, IndexError, TypeError, AttributeError, OverflowError, RecursionError)
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
 
 class CheckpointError(ValueError):
-    """A checkpoint is torn, was altered, or is of another format."""
+    """A checkpoint is torn, altered or of another format."""
 
 
 def pack(values: Mapping[str, Any], arrays: Arrays) -> bytes:
-    """One checkpoint. `values` must be JSON; arrays of the types above. Raises: ValueError for another type."""
+    """Encode one checkpoint. values: JSON. arrays: of the types above. Raises: ValueError for another type."""
     where: dict[str, Any] = {}
     pieces: list[bytes] = []
     end = 0
@@ -49,7 +49,7 @@ def pack(values: Mapping[str, Any], arrays: Arrays) -> bytes:
 
 
 def unpack(data: bytes) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
-    """Values and arrays (read-only views of `data`). Raises: CheckpointError saying what is wrong."""
+    """Return values and arrays (read-only views of `data`). Raises: CheckpointError with the defect."""
     if not data.startswith(MAGIC) or len(data) < _PREFIX + 8:
         raise CheckpointError(f"no checkpoint of this format: {len(data)} bytes that begin with {data[:8]!r}")
     body = memoryview(data)[_PREFIX:]
@@ -78,7 +78,7 @@ def _array(data: bytes, start: int, dtype: str, shape: list[int], begin: int, en
 
 
 def to_file(values: Mapping[str, Any], parts: Mapping[str, bytes]) -> bytes:
-    """All parts of a checkpoint as one file."""
+    """Encode all parts of a checkpoint as one file."""
     return pack(values, {name: np.frombuffer(data, np.uint8) for name, data in parts.items()})
 
 
@@ -89,7 +89,7 @@ def from_file(data: bytes) -> tuple[dict[str, Any], dict[str, bytes]]:
 
 
 def squeeze(arrays: Arrays) -> bytes:
-    """Arrays without a checksum, whole numbers in as few bytes as their range, or that of their steps, needs."""
+    """Encode arrays without a checksum; integers take the bytes that the range of values or differences needs."""
     where: dict[str, Any] = {}
     pieces: list[bytes] = []
     end = 0
@@ -120,8 +120,9 @@ def unsqueeze(data: bytes) -> dict[str, npt.NDArray[Any]]:
 
 
 def _squeezed(array: npt.NDArray[np.int64]) -> tuple[int, int | None, npt.NDArray[Any]]:
-    """(base, first value or None, small numbers): the array is base + small, or from the first value on the running sum
-    of that."""
+    """Return (base, first value or None, small numbers). The array is base + small, or its running sum from the first
+    value.
+    """
     best: tuple[int, int | None, npt.NDArray[Any]] = (0, None, array)
     if not len(array):
         return best
@@ -134,7 +135,7 @@ def _squeezed(array: npt.NDArray[np.int64]) -> tuple[int, int | None, npt.NDArra
 
 
 def pack_text(words: list[str]) -> npt.NDArray[np.uint8]:
-    """Words without NUL as one array."""
+    """Encode words without NUL as one array."""
     return np.frombuffer("\0".join(words).encode(), np.uint8) if words else np.zeros(0, np.uint8)
 
 

@@ -1,8 +1,7 @@
-"""The thread that keeps the index fresh: take over partitions, poll, fold, publish, keep checkpoints.
+"""The thread that keeps the index fresh: acquire partitions, poll, fold, publish, save checkpoints.
 
-It runs apart from the event loop, and holds the lock of what is held while it changes it, so that the gRPC side sees
-whole states only. What a record does is `handlers/fold.py`'s, what readers are told `handlers/publish.py`'s, when they
-are told `handlers/publication.py`'s; this module turns them.
+It is separate from the event loop and locks the registry during changes, so that gRPC reads consistent states.
+`handlers/fold.py` folds a record, `handlers/publish.py` decides the deltas, `handlers/publication.py` their time.
 """
 
 import time
@@ -34,7 +33,7 @@ from services.refresher.ports import Checkpoints, Log, Outbox
 
 log = structlog.get_logger()
 
-# The longest wait between two slices of what goes on beside the stream: forgotten users, sweeps.
+# The longest wait between two slices of background work: forgotten users, sweeps.
 _SLICE_MS = 100
 
 
@@ -46,11 +45,11 @@ class RefresherLimits:
     checkpoint_s: float = 30.0
     sweep_s: float = 30.0
     snapshot_s: float = 3600.0
-    # Records end a wait at once. What else turns do (leases) waits for the next one.
+    # Records end a wait at once. Other work of a turn (leases) waits until the next one.
     poll_ms: int = 500
     # Changes per publication, all partitions together.
     max_changes: int = 2_000
-    # A publication may take at most this share of the time while more waits to be folded.
+    # The largest share of time for publication while records wait to be folded.
     publish_share: float = 0.2
     house_s: float = 1.0
     backoff_s: float = 0.05
@@ -58,10 +57,11 @@ class RefresherLimits:
 
 
 class Refresher(Follower):
-    """Folds and publishes until stopped; ready when log, leases and outbox were all reached.
+    """Folds and publishes until stopped; ready after log, leases and outbox were all reached.
 
-    A bug may leave half a change behind: all partitions go back to what their checkpoints say, and are then folded
-    record by record up to where it was (`handlers/careful_fold.py`).
+    An unexpected exception may leave half a change. Then all partitions return to their checkpoints and are folded
+    record
+    by record up to the failure (`handlers/careful_fold.py`).
     """
 
     def __init__(
@@ -83,8 +83,10 @@ class Refresher(Follower):
         turns: TurnClock | None = None,
         tracing: Tracing = OFF,
     ) -> None:
-        """`withdrawn` is filled here from topic `items`; `publisher` reads the same one. keeper: saves checkpoints
-        beside the folding; None: the folding waits."""
+        """withdrawn: filled here from topic `items`; `publisher` reads the same mapping. keeper: saves checkpoints in
+        the
+        background; None: folding waits for them.
+        """
         super().__init__(
             "attributions-consumer",
             on_ready=on_ready,
@@ -122,14 +124,14 @@ class Refresher(Follower):
         self._fold = CarefulFold(self._records, self._hold, registry, self._publication, self.poison)
         self._num_partitions = 0
         self._terms: dict[int, int] = {}
-        # False when what was polled and what was folded may differ, or other partitions are held: assign again.
+        # False if polled and folded records may differ, or the partitions changed: assign again.
         self._in_step = False
-        # Partitions that went back to their beginning in this turn.
+        # Partitions reset to their beginning in this turn.
         self._rebuilding: set[int] = set()
         self._sweep_due, self._snapshot_due = Due(limits.sweep_s), Due(limits.snapshot_s, after_s=limits.snapshot_s)
 
     def finish(self) -> None:
-        """Publish what can be, keep checkpoints, give everything back."""
+        """Publish, save checkpoints, release all partitions."""
         try:
             self._let_go(list(self._registry.partitions))
         except FreshetError as exc:
@@ -142,8 +144,8 @@ class Refresher(Follower):
     def turn(self) -> int:
         """Poll, fold, publish. Returns the number of records folded.
 
-        Raises: what handlers and ports raise; the states are right for their positions, and the next turn reads on
-        from there.
+        Raises: errors of handlers and ports. The states stay correct for their positions; the next turn continues
+        there.
         """
         if not self._num_partitions:
             self._begin()
@@ -166,7 +168,7 @@ class Refresher(Follower):
         return folded
 
     def _wait_ms(self) -> int:
-        """How long to wait for records: what is to be published waits no longer than it must."""
+        """Return how long to wait for records: at most until the next publication."""
         if not self._publication.has_news:
             goes_on = any(
                 state.leaving or state.returning or state.outgoing.to_sweep
@@ -174,8 +176,6 @@ class Refresher(Follower):
             )
             return min(self._limits.poll_ms, _SLICE_MS) if goes_on else self._limits.poll_ms
         return int(max(0.0, min(self._limits.poll_ms, 1000 * (self._publication.at_s - time.monotonic()))))
-
-    # Partitions.
 
     def _begin(self) -> None:
         self._note(self._log.listings())
@@ -188,7 +188,7 @@ class Refresher(Follower):
         lost = [
             number
             for number, term in self._terms.items()
-            # The next term is ours again: nobody had the partition in between.
+            # Only one term later: nobody else had the partition in between.
             if number not in holding.terms or holding.terms[number] > term + 1
         ]
         if lost:
@@ -222,7 +222,7 @@ class Refresher(Follower):
         )
 
     def _let_go(self, numbers: Collection[int]) -> None:
-        """Publish and keep what is there, then let others take these."""
+        """Publish and save these partitions, then release them."""
         self._publication.publish(self._terms)
         for number in numbers:
             self._checkpoints.keep(self._registry.partitions[number])
@@ -246,8 +246,6 @@ class Refresher(Follower):
         with self._registry.lock:
             self._registry.partitions[state.number] = self._hold.rebuilt(state)
         self._rebuilding.add(state.number)
-
-    # Records.
 
     def _note(self, listings: Sequence[Listing]) -> None:
         self._withdrawn.update({listing.item_id: listing.withdrawn for listing in listings})
@@ -319,7 +317,7 @@ class Refresher(Follower):
         self._checkpoints.look()
 
     def report_lag(self, *, asks: bool) -> None:
-        """What is held, and how far its partitions are behind."""
+        """Report the partitions and their lag."""
         states = self._registry.partitions
         ends = self._log.known_ends()
         if asks and states:
@@ -329,7 +327,7 @@ class Refresher(Follower):
             self._metrics.holds(states, self._registry.ends)
 
     def lost(self, exc: Exception) -> None:
-        """The next turn assigns again; after a bug every partition goes back to its checkpoint."""
+        """Assign again in the next turn; after an unexpected exception, restart from the checkpoints."""
         self._in_step = False
         if not isinstance(exc, FreshetError):
             self._give_up(list(self._registry.partitions))

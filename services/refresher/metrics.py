@@ -1,4 +1,4 @@
-"""The refresher's own figures beside those of the gRPC kit: records by outcome, lag, freshness, bytes, publications."""
+"""The refresher's metrics: records by outcome, lag, freshness, bytes, publications."""
 
 from collections.abc import Iterable, Mapping
 
@@ -10,12 +10,12 @@ from services.refresher.domain.partition import COUNTS, Partition
 
 
 class RefresherMetrics:
-    """Label values are few and known beforehand; the partition is the only number among them."""
+    """Label values are few and known, apart from partitions."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         self._figures = figures = Figures(registry)
         records = figures.counter(
-            "freshet_refresher_records", "Records of the attributions topic by what became of them.", "outcome"
+            "freshet_refresher_records", "Records of the attributions topic by outcome.", "outcome"
         )
         self._records = {outcome: records.labels(outcome) for outcome in COUNTS}
         self._freshness = figures.histogram(
@@ -32,46 +32,46 @@ class RefresherMetrics:
         deltas = figures.counter("freshet_refresher_deltas", "Index deltas published.", "kind")
         self._item_deltas, self._memory_deltas = deltas.labels("item"), deltas.labels("memory")
         self.checkpoint_seconds = figures.histogram(
-            "freshet_refresher_checkpoint_seconds", "Seconds to write a partition's checkpoint, beside the folding."
+            "freshet_refresher_checkpoint_seconds", "Seconds to write a partition's checkpoint in the background."
         )
         self.checkpoint_pause_seconds = figures.histogram(
-            "freshet_refresher_checkpoint_pause_seconds", "Seconds that folding waits for a checkpoint to be taken."
+            "freshet_refresher_checkpoint_pause_seconds", "Seconds that folding waits for a checkpoint's snapshot."
         )
         self._folded = figures.gauge("freshet_refresher_folded", "Last folded offset.", "partition")
         self._lag = figures.gauge("freshet_refresher_lag_records", "Records not yet folded.", "partition")
-        self._held = figures.gauge("freshet_refresher_partitions", "Partitions held.")
+        self._held = figures.gauge("freshet_refresher_partitions", "Partitions that this process folds.")
         self._items = figures.gauge("freshet_refresher_items", "Items with sums.")
         self._remembered = figures.gauge("freshet_refresher_remembered", "Remembered queries.")
-        self._bytes = figures.gauge("freshet_refresher_bytes", "Bytes of all that is held.")
+        self._bytes = figures.gauge("freshet_refresher_bytes", "Bytes of sums, memory and ledger.")
         self._per_item = figures.gauge("freshet_refresher_bytes_per_item", "Bytes of one item's sums.")
         self._per_entry = figures.gauge("freshet_refresher_bytes_per_remembered", "Bytes of one remembered query.")
         self.failures = figures.counter("freshet_refresher_failures", "Failed attempts, by error class.", "error")
         self._rebuilt = figures.counter(
             "freshet_refresher_folded_anew",
-            "Partitions folded again from the beginning of their log, by why.",
+            "Partitions folded again from the beginning of their log, by reason.",
             "reason",
         )
 
     def folded(self, records: int, seconds: float, counts: Mapping[str, int]) -> None:
-        """Records of one poll were folded."""
+        """Record a folded poll."""
         self._batch.observe(records)
         self._fold_seconds.observe(seconds)
         for outcome, count in counts.items():
             self._records[outcome].inc(count)
 
     def published(self, items: int, entries: int, seconds: float) -> None:
-        """A publication was acknowledged."""
+        """Record an acknowledged publication."""
         self._item_deltas.inc(items)
         self._memory_deltas.inc(entries)
         self._publish_seconds.observe(seconds)
 
     def fresh(self, lags_seconds: Iterable[float]) -> None:
-        """Interactions are in the index's topic, so many seconds after the broker had them."""
+        """Record the seconds from the broker to the index's topic."""
         for lag in lags_seconds:
             self._freshness.observe(lag)
 
     def holds(self, states: Mapping[int, Partition], ends: Mapping[int, int]) -> None:
-        """What is held now. ends: one past each partition's last record, as far as known."""
+        """Set the gauges of the state. ends: one past each partition's last known record."""
         self._held.set(len(states))
         self._folded.clear()
         self._lag.clear()
@@ -86,9 +86,9 @@ class RefresherMetrics:
         self._per_entry.set(0 if first is None else first.remembered.memory.bytes_per_entry)
 
     def watch_turns(self, turns: TurnClock) -> None:
-        """Export the age of the loop's last good turn as it is when somebody scrapes."""
+        """Export the age of the loop's last good turn, computed at scrape time."""
         self._figures.turn_age("freshet_refresher_turn_age_seconds", turns)
 
     def rebuilt(self, reason: str) -> None:
-        """A partition is folded from the beginning: "no checkpoint", "torn", "other rules", "other topic", ..."""
+        """Count a rebuild by reason: "no checkpoint", "torn", "other rules", "other topic", ..."""
         self._rebuilt.labels(reason).inc()

@@ -1,8 +1,7 @@
-"""What the refresher needs from outside: the log, the topics it writes, and where checkpoints are kept; leases are
-`services.platform.leases`.
+"""Ports of the refresher: the log, the topics it writes, and checkpoints. Leases are in `services.platform.leases`.
 
-Each port has a real adapter and an in-memory one. All raise the error tree of `services.platform.errors`. Everything is
-synchronous: the refresher has a thread of its own.
+Each has a real and an in-memory adapter. All raise the errors of `services.platform.errors`. All are synchronous,
+because the refresher has its own thread.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -16,9 +15,9 @@ from services.refresher.domain.records import Entry, Interaction, Listing
 
 @dataclass(slots=True)
 class Polled:
-    """What one poll brought: entries per partition of `attributions`, in order, and listings of `items`.
+    """The result of one poll: entries per partition of `attributions`, in order, and listings of `items`.
 
-    traceparents: of the spans that wrote them, as far as they are traced.
+    traceparents: of the spans that wrote them, if traced.
     """
 
     entries: dict[int, list[Entry]] = field(default_factory=dict)
@@ -27,53 +26,54 @@ class Polled:
 
 
 class Log(Protocol):
-    """`attributions` and `items`. For one thread."""
+    """`attributions` and `items`. Not thread-safe."""
 
     def partitions(self) -> Sequence[int]:
-        """All partitions of `attributions`."""
+        """Return all partitions of `attributions`."""
 
     def listings(self) -> Sequence[Listing]:
-        """Everything that `items` holds now; polls go on behind it."""
+        """Return all items in `items`; polls continue after them."""
 
     def assign(self, offsets: Mapping[int, int]) -> None:
-        """Poll these partitions alone from now on, each from its offset; `items` goes on where it is."""
+        """Poll only these partitions from now on, each from its offset; `items` continues."""
 
     def poll(self, timeout_ms: int) -> Polled:
-        """The next records; empty when none came in time. What retention took is skipped."""
+        """Return the next records, none after the timeout. Skips what retention deleted."""
 
     def bounds(self, partitions: Collection[int]) -> Mapping[int, tuple[int, int]]:
-        """First offset still there, and one past the last record."""
+        """Return the first offset, and one past the last record."""
 
     def known_ends(self) -> Mapping[int, int]:
-        """One past the last record of each assigned partition as far as polling has told, without asking."""
+        """Return one past the last record of each assigned partition as known from polling."""
 
     def read_again(self, partition: int, offsets: Sequence[int]) -> Mapping[int, Interaction]:
-        """The interactions that lie at these offsets.
+        """Return the interactions at these offsets.
 
-        Raises: PreconditionFailed when one of them is not there any more or holds no interaction;
-        DependencyUnavailable.
+        Raises: PreconditionFailed if one is gone or is not an interaction; DependencyUnavailable.
         """
 
     def close(self) -> None:
-        """Give the connections up; the next call makes new ones."""
+        """Close the connections; the next call connects again."""
 
 
 class Outbox(Protocol):
-    """What the refresher writes. Returns once everything is acknowledged; a failure may leave some of it written."""
+    """Writes the refresher's topics. Returns after all acknowledgements. A failure may leave some records written."""
 
     def publish(
         self, deltas: Sequence[IndexDelta], unreadable: Sequence[DeadLetter], tombstones: Sequence[bytes] = ()
     ) -> None:
-        """Write the tombstones of these keys, then deltas in order, and what could not be read to the dead letters."""
+        """Write the tombstones of these keys, then deltas in order, then dead letters."""
 
     def close(self) -> None:
-        """Give the connections up; the next call makes new ones."""
+        """Close the connections; the next call connects again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A checkpoint that is kept. name: for messages. read: its values and parts, whole; raises CheckpointError saying
-    what is wrong where, or DependencyUnavailable. is_base: once read, its parts may be named in `Checkpoints.save`."""
+    """A stored checkpoint. name: for messages. read: returns its values and parts; raises CheckpointError with the
+    defect
+    and its place, or DependencyUnavailable. is_base: after reading, `Checkpoints.save` may name its parts.
+    """
 
     name: str
     read: Callable[[], tuple[Mapping[str, Any], Mapping[str, bytes]]]
@@ -81,18 +81,20 @@ class Kept:
 
 
 class Checkpoints(Protocol):
-    """Where checkpoints are kept. Methods may be called from several threads."""
+    """Stores checkpoints. Thread-safe."""
 
     def save(self, partition: int, values: Mapping[str, Any], parts: Mapping[str, bytes | None]) -> None:
-        """Keep this as the newest; the one before stays as the older one. A part that is None is as it was in what this
-        object saved last, or read last. values: JSON.
+        """Save the newest checkpoint; the previous one stays. A part that is None is unchanged since this object's last
+        save
+        or read. values: JSON.
 
-        Raises: DependencyUnavailable; Conflict when another one has opened the partition meanwhile: then nothing of
-        what was kept may be named any more.
+        Raises: DependencyUnavailable; Conflict if another process opened the partition meanwhile: its parts may then no
+        longer
+        be named.
         """
 
     def load(self, partition: int) -> Iterator[Kept]:
-        """Open a partition: whoever had it open cannot save any more. What is kept, newest first."""
+        """Open a partition and return its checkpoints, newest first. A previous owner can no longer save."""
 
     def close(self) -> None:
-        """Give the connections up; the next call makes new ones."""
+        """Close the connections; the next call connects again."""

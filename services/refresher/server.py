@@ -1,4 +1,4 @@
-"""RefresherService: the gRPC edge. Protobuf stops here; reading what is held happens in a thread, under its lock."""
+"""RefresherService: the gRPC edge. Protobuf stops here. Handlers run in a thread and lock the registry."""
 
 import asyncio
 from dataclasses import asdict
@@ -21,7 +21,7 @@ class RefresherServicer(refresher_pb2_grpc.RefresherServiceServicer):
         self._describe = describe
 
     async def GetStatus(self, request: refresher_pb2.GetStatusRequest, context: Any) -> refresher_pb2.GetStatusResponse:
-        """What is folded, how far, with digests."""
+        """Return the folded partitions with digests."""
         status = await asyncio.to_thread(self._describe.status)
         return refresher_pb2.GetStatusResponse(
             model_version=status.model_version,
@@ -34,7 +34,7 @@ class RefresherServicer(refresher_pb2_grpc.RefresherServiceServicer):
     async def DescribeItem(
         self, request: refresher_pb2.DescribeItemRequest, context: Any
     ) -> refresher_pb2.DescribeItemResponse:
-        """The evidence behind one item."""
+        """Return one item's evidence."""
         validate_id("item_id", request.item_id)
         found = await asyncio.to_thread(self._describe.item, request.item_id)
         return refresher_pb2.DescribeItemResponse(**asdict(found))
@@ -42,7 +42,7 @@ class RefresherServicer(refresher_pb2_grpc.RefresherServiceServicer):
     async def DescribeContributions(
         self, request: refresher_pb2.DescribeContributionsRequest, context: Any
     ) -> refresher_pb2.DescribeContributionsResponse:
-        """What a user contributed here."""
+        """Return a user's contributions to this process's partitions."""
         validate_id("user_pseudonym", request.user_pseudonym)
         found = await asyncio.to_thread(self._describe.user, request.user_pseudonym)
         response = refresher_pb2.DescribeContributionsResponse(
@@ -56,9 +56,9 @@ class RefresherServicer(refresher_pb2_grpc.RefresherServiceServicer):
 
 
 def _partition(status: PartitionStatus) -> refresher_pb2.RefreshedPartition:
-    said = asdict(status)
-    newest_ms = said.pop("newest_recorded_ms")
-    message = refresher_pb2.RefreshedPartition(**said)
+    fields = asdict(status)
+    newest_ms = fields.pop("newest_recorded_ms")
+    message = refresher_pb2.RefreshedPartition(**fields)
     if newest_ms is not None:
         set_ms(message.newest_recorded_time, newest_ms)
     return message

@@ -1,1 +1,1 @@
-"""The real things behind the ports: Kafka, Redis, files; and in-memory ones for the tests."""
+"""Adapters of the ports: Kafka, Redis, files."""

@@ -1,8 +1,9 @@
-"""The checkpoint port over the topic `refresher-checkpoints`: any host takes a partition over, no folder is shared.
+"""The checkpoint port over the topic `refresher-checkpoints`, so that any host can continue a partition.
 
-A checkpoint is there once its head is: parts are written and acknowledged before. Who opens a partition writes a claim
-before reading, and whoever finds a later claim of another one saves nothing more; so what a head names is removed only
-by the one who may, after two later heads of its own. Any whole checkpoint is right for its position, whoever wrote it.
+The head is written after its parts are acknowledged; it makes the checkpoint valid. A refresher writes a claim before
+it reads a partition. Once it finds a later claim of another one, it saves no more. So only the claim's owner removes
+what a head names, after two later heads of its own. Any complete checkpoint is correct for its position, whoever wrote
+it.
 """
 
 import secrets
@@ -34,18 +35,22 @@ from services.refresher.ports import Kept
 _TOPIC = REFRESHER_CHECKPOINTS
 _CLAIM = "claim"
 _KEPT_HEADS = 2
-# Records between two wanted ones are read and thrown away up to this many.
+# Up to this many records between two wanted ones are read and skipped.
 _GAP_RECORDS = 8
 _WRITTEN_TOGETHER = 16
 _WRITE_S = 15.0
-# What a refresher may have written without a head when it was killed.
+# Most parts without a head that a killed refresher may have left.
 _ORPHANS = 256
 
 
 @dataclass(slots=True)
 class _Open:
-    """A partition that this process has opened. base: the parts that `save` may name; heads: the keys of those that are
-    kept, oldest first, each with the keys of its pieces; orphans: pieces that no head names."""
+    """A partition opened by this process.
+
+    base: the parts that `save` may name. heads: the keys of valid heads, oldest first, each with the keys of its
+    pieces.
+    orphans: pieces that no head names.
+    """
 
     base: Mapping[str, tuple[Piece, ...]] = field(default_factory=dict)
     heads: list[tuple[str, set[str]]] = field(default_factory=list)
@@ -54,7 +59,7 @@ class _Open:
 
 
 class CheckpointTopic:
-    """Checkpoints of one model. `reader` reads the topic from the beginning; `files`: what is looked at last."""
+    """Checkpoints of one model. reader: of the topic. files: read last."""
 
     def __init__(
         self,
@@ -68,10 +73,10 @@ class CheckpointTopic:
         self._files = files
         self._owner = secrets.token_hex(8)
         self._next_piece = 0
-        # Of everything below: the refresher's thread opens while another one saves.
+        # Guards everything below: the refresher's thread opens while another thread saves.
         self._lock = threading.RLock()
         self._next_head = 0
-        # Key -> offset and value of the newest record; partition -> who opened it last.
+        # Key -> offset and value of the newest record; partition -> last owner.
         self._heads: dict[str, tuple[int, bytes]] = {}
         self._owners: dict[int, str] = {}
         self._opened: dict[int, _Open] = {}
@@ -82,7 +87,7 @@ class CheckpointTopic:
             return iter(self._kept(partition, is_base=True))
 
     def look(self, partition: int) -> Iterator[Kept]:
-        """What is kept, newest first, without opening the partition."""
+        """Return the checkpoints, newest first, without opening the partition."""
         with self._lock:
             self._follow()
             return iter(self._kept(partition, is_base=False))
@@ -101,7 +106,7 @@ class CheckpointTopic:
             opened.orphans -= head.keys
             opened.base, opened.saves = named, opened.saves + 1
             opened.heads.append((key, head.keys))
-            # Nothing of another one's is taken away.
+            # Do not delete another owner's records.
             self._require_owner(partition)
             self._clean(partition, opened)
 
@@ -128,7 +133,7 @@ class CheckpointTopic:
             opened.orphans -= keys
 
     def _of(self, partition: int) -> list[tuple[str, tuple[int, bytes]]]:
-        """The heads of a partition with their keys, newest first."""
+        """Return the keys and heads of a partition, newest first."""
         prefix = prefix_of(self._model, partition)
         found = [(key, head) for key, head in self._heads.items() if key.startswith(prefix)]
         return sorted(found, key=lambda one: -one[1][0])
@@ -141,7 +146,7 @@ class CheckpointTopic:
         return found if self._files is None else [*found, *self._files.load(partition)]
 
     def _follow(self) -> None:
-        """Read what was added to the heads."""
+        """Read new heads and claims."""
         prefix = f"{self._model}/"
         self._reader.assign({HEADS: self._next_head}, _TOPIC)
         records = self._reader.read_to_end(_TOPIC)
@@ -152,7 +157,7 @@ class CheckpointTopic:
                 continue
             partition, _, rest = key.removeprefix(prefix).partition("/")
             if rest == _CLAIM:
-                if partition.isdecimal():  # else it is nobody's
+                if partition.isdecimal():  # otherwise it is invalid
                     self._owners[int(partition)] = (record.value or b"").decode(errors="replace")
             elif record.value:
                 self._heads[key] = (record.offset, record.value)
@@ -164,8 +169,6 @@ class CheckpointTopic:
         if self._owners.get(partition) != self._owner:
             del self._opened[partition]
             raise Conflict(f"another refresher has opened the checkpoints of partition {partition}")
-
-    # Parts.
 
     def _partition_of(self, partition: int) -> int:
         return 1 + partition % (self._producer.num_partitions(_TOPIC) - 1)
@@ -191,7 +194,7 @@ class CheckpointTopic:
                     ]
                 )
                 if -1 in offsets:
-                    continue  # the broker has them but does not say where: written once more
+                    continue  # acknowledged without an offset: write again
                 for key, offset, (name, data) in zip(keys, offsets, batch, strict=True):
                     written[name].append(Piece(key, offset, len(data), digest_of(data)))
                 batch = []
@@ -201,7 +204,7 @@ class CheckpointTopic:
         return [offset for _, offset in self._producer.send_many(records, _WRITE_S)]
 
     def _clean(self, partition: int, opened: _Open) -> None:
-        """Remove the heads before the last two, and the pieces that none of those names."""
+        """Remove all but the last two heads, and the pieces that neither names."""
         gone, opened.heads = opened.heads[:-_KEPT_HEADS], opened.heads[-_KEPT_HEADS:]
         if not gone:
             return

@@ -1,7 +1,7 @@
-"""Kafka's bytes to the refresher's records, every limit checked: the only module that knows `Attribution` and `Item`.
+"""Decode Kafka's records and check every limit. Only this module knows `Attribution` and `Item`.
 
-A record that breaks a limit becomes a `DeadLetter`, with the field named; nothing here raises, so that one careless
-producer cannot stop the stream. Ids are not repeated in reasons, since those end up in logs.
+A record that breaks a limit becomes a `DeadLetter` with the field's name. Nothing here raises, so that one producer
+cannot stop the stream. Reasons do not contain ids, since they are logged.
 """
 
 import math
@@ -27,7 +27,7 @@ _HALF_BYTES = 2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QueryShape:
-    """What a query state of our model looks like; others are not looked at. num_pairs: P, 0 without a gate."""
+    """The shape of the own model's query states; others are not checked. num_pairs: P, 0 without a gate."""
 
     model_version: str
     num_components: int
@@ -36,7 +36,7 @@ class QueryShape:
 
 
 def decode_attribution(record: SourceRecord, shape: QueryShape) -> Entry:
-    """One record of `attributions`."""
+    """Decode one record of `attributions`."""
     try:
         return _decode(record, shape)
     except InvalidRequest as exc:
@@ -44,7 +44,7 @@ def decode_attribution(record: SourceRecord, shape: QueryShape) -> Entry:
 
 
 def decode_listing(record: SourceRecord) -> Listing | DeadLetter:
-    """One record of `items`."""
+    """Decode one record of `items`."""
     try:
         item = decode_item(record.key, record.value)
     except InvalidRequest as exc:

@@ -1,8 +1,7 @@
-"""The log port over two topic readers: progress is kept in the checkpoints.
+"""The log port over two topic readers. Checkpoints have the progress.
 
-One reader follows the stream; the other, connected when first needed, reads single records again (a forgotten user's,
-say) without disturbing it. A record of `items` that cannot be read is only logged: the candidates process puts it to
-the dead letters.
+One reader follows the stream. The other connects on first use and reads single records again, for example a forgotten
+user's. An unreadable record of `items` is only logged: the candidates process dead-letters it.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -22,12 +21,12 @@ from services.refresher.ports import Polled
 
 log = structlog.get_logger()
 
-# Records between two wanted ones are read and thrown away up to this many: cheaper than another fetch.
+# Up to this many records between two wanted ones are read and skipped, which is cheaper than another fetch.
 _GAP_RECORDS = 200
 
 
 class KafkaLog:
-    """`reader` has `attributions` and `items`, `again` a reader of `attributions` of its own."""
+    """reader: of `attributions` and `items`. again: a second reader of `attributions`."""
 
     def __init__(self, reader: Reader, again: Reader, shape: QueryShape, tracing: Tracing = OFF) -> None:
         self._reader, self._again, self._shape, self._tracing = reader, again, shape, tracing

@@ -1,4 +1,4 @@
-"""The outbox port over Apache Kafka: index deltas in order, and dead letters of both topics."""
+"""The outbox port over Kafka: index deltas in order, and dead letters of both topics."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from services.platform.tracing import OFF, Tracing
 
 
 class KafkaOutbox:
-    """Publishes and waits for the acknowledgement of everything."""
+    """Publishes records and waits for all acknowledgements."""
 
     def __init__(
         self,

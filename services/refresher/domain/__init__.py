@@ -1,1 +1,1 @@
-"""What a partition of `attributions` makes of its records: pure, no Kafka, no Redis, no files, no Protobuf."""
+"""The state of a partition of `attributions`: pure, without Kafka, Redis, files or Protobuf."""

@@ -1,4 +1,4 @@
-"""What interactions add to the sums of their items, by the rules: weights by feedback and age, gates, contributions.
+"""Compute what interactions add to their items' sums: weights by feedback and age, gates, contributions.
 
 Letters: n rows, P_x item components, d component width.
 """
@@ -13,13 +13,13 @@ from services.algorithms.scoring.states import QueryStates
 from services.refresher.domain.records import Interaction
 from services.refresher.domain.rules import Rules
 
-# Rows whose contributions are computed together: a few megabytes of float64 at 8 x 4 x 64.
+# Rows computed together: a few megabytes of float64 at 8 x 4 x 64.
 _ROWS = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class ContributionRows:
-    """n interactions that say something. Shapes: weights (n,), contributions (n, P_x, d), seconds (n,)."""
+    """n interactions with a weight. Shapes: weights (n,), contributions (n, P_x, d), seconds (n,)."""
 
     interactions: Sequence[Interaction]
     item_ids: list[str]
@@ -29,7 +29,7 @@ class ContributionRows:
 
 
 def weights_of(rules: Rules, interactions: Sequence[Interaction]) -> list[float]:
-    """How much each counts (n,), its age apart; 0: it says nothing."""
+    """Return the weight of each interaction (n,), without its age; 0: no feedback."""
     weight = rules.feedback.weight
     return [weight(interaction.type, interaction.value) for interaction in interactions]
 
@@ -37,7 +37,7 @@ def weights_of(rules: Rules, interactions: Sequence[Interaction]) -> list[float]
 def contributions_of(
     rules: Rules, interactions: Sequence[Interaction], weights: Sequence[float]
 ) -> list[ContributionRows]:
-    """What those with a weight add to their items."""
+    """Return the contributions of the interactions with a weight."""
     pairs = [(one, weight) for one, weight in zip(interactions, weights, strict=True) if weight]
     return [_rows_of(rules, pairs[start : start + _ROWS]) for start in range(0, len(pairs), _ROWS)]
 

@@ -1,10 +1,9 @@
-"""Who contributed what: every interaction that counts, and up to where users were forgotten.
+"""Which interactions count, and the forgotten positions of users.
 
-It is what makes folding exactly-once (a source position is folded once), forgetting exact (it names the attributions
-to read again and subtract), and a later rebuild equal. Rows lie in blocks of arrays in the order in which they came,
-36 bytes each, and a row that counts no more is blanked: so a checkpoint takes the blocks that changed and copies
-nothing, and no call looks at users one by one. It knows positions, users (64 bits of their pseudonyms' hashes) and
-items' numbers.
+The ledger makes folding exactly-once (a source position is folded once), forgetting exact (it has the offsets of the
+attributions to subtract), and a rebuild equal. Rows lie in blocks of arrays in order of arrival, 36 bytes each. A row
+that no longer counts is blanked, so a checkpoint copies only changed blocks, and no call loops over users. A user is 64
+bits of the pseudonym's hash, an item a number.
 
 Letters: n rows.
 """
@@ -23,12 +22,12 @@ from services.refresher.domain.records import IntArray, hash_text
 
 UNDONE_CHUNK = 1 << 16
 FORGOTTEN_SHARDS = 64
-# Blocks whose positions are kept sorted beside them, for duplicates of long ago: 12 bytes a row.
+# Blocks with a sorted index of positions, for old duplicates: 12 bytes a row.
 _SORTED_BLOCKS = 32
 
 
 class Standing(Enum):
-    """What a position is to the ledger."""
+    """The status of a position in the ledger."""
 
     NEW = "new"
     COUNTED = "counted"
@@ -45,26 +44,27 @@ class Ledger:
         self.undone: array[int] = array("q")
         self._undone: set[int] = set()
         self._num_positions = 0
-        # Rows of the last block by position, and the newest position of each partition of `interactions`: most of what
-        # comes is newer.
+        # Rows of the last block by position, and the newest position of each partition of `interactions`: most records
+        # are
+        # newer.
         self._tail: dict[int, int] = {}
         self._newest: dict[int, int] = {}
         self._sorted: dict[int, tuple[IntArray, IntArray]] = {}
         self._mix = Mix()
-        # Rows of the last block that are in the mix.
+        # Number of the last block's rows in the mix.
         self._mixed = 0
 
     def __len__(self) -> int:
-        """Interactions that count."""
+        """Number of counted interactions."""
         return self._num_positions
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the rows, blank ones included, and of the undone positions, without the forgotten users."""
+        """Bytes of the rows, blank ones included, and the undone positions, without the forgotten users."""
         return ROW_BYTES * BLOCK_ROWS * len(self.blocks) + 8 * len(self._undone)
 
     def standing(self, user: str, position: int) -> Standing:
-        """What `position` of `user` is. Cost: constant for a new one, else O(blocks) and a binary search."""
+        """Return the status of a user's position. Cost: constant for a new one, else O(blocks) and a binary search."""
         if position in self._undone:
             return Standing.VOID
         up_to = self._forgotten[hash_text(user) % FORGOTTEN_SHARDS].get(user)
@@ -73,7 +73,7 @@ class Ledger:
         return Standing.NEW if self._find(position) is None else Standing.COUNTED
 
     def add(self, user: str, position: int, offset: int, item: int = NO_ITEM, second: int = 0) -> None:
-        """Count a position that stands as NEW; its attribution lies at `offset`. item, second: of the sums."""
+        """Count a NEW position. offset: of its attribution. item, second: as in the sums."""
         if not self.blocks or self.blocks[-1].count == BLOCK_ROWS:
             self._mix_tail()
             self.blocks.append(Block.empty())
@@ -91,30 +91,33 @@ class Ledger:
             self._newest[source] = position
 
     def settle(self, position: int, item: int, second: int) -> None:
-        """The sums hold a counted position from now on."""
+        """Note that the sums now contain a counted position."""
         block, row = self._at(position)
         block.write(row, item=item, second=second)
 
     def offset_of(self, position: int) -> int | None:
-        """Where the attribution of a counted position lies; None when it does not count."""
+        """Return the attribution offset of a counted position; None if it does not count."""
         found = self._find(position)
         return None if found is None else int(self.blocks[found[0]].offsets[found[1]])
 
     def undo(self, position: int) -> None:
-        """Void a position that does not count, whether it did or comes later."""
+        """Void a position that does not count, whether it counted before or arrives later."""
         if position not in self._undone:
             self._undone.add(position)
             self.undone.append(position)
             self._mix.add_one(0, position, 0)
 
     def user_of(self, position: int) -> int:
-        """The hash of the user of a counted position."""
+        """Return the user's hash of a counted position."""
         block, row = self._at(position)
         return int(block.users[row])
 
     def release(self, item: int, first: int) -> tuple[int, list[int]]:
-        """The sums hold nothing of an item any more: strike what lies below the offset `first`, which is not to be read
-        again. Returns how many those were, and the offsets of the others, which go on counting."""
+        """Remove an item's rows after its sums were dropped. Rows below the offset `first` cannot be read again and are
+        struck.
+
+        Returns the number of struck rows, and the attribution offsets of the others, which still count.
+        """
         rows, left = self.of_item(item), list[int]()
         for position, offset in zip(rows["positions"].tolist(), rows["offsets"].tolist(), strict=True):
             if offset < first:
@@ -125,7 +128,7 @@ class Ledger:
         return len(rows["positions"]) - len(left), left
 
     def covered(self, user: str, up_to: Mapping[int, int]) -> list[tuple[int, int]]:
-        """(position, attribution offset) of what counts and lies at or below these offsets of its partition."""
+        """Return (position, attribution offset) of the user's counted positions at or below these offsets."""
         return [
             (position, offset)
             for position, offset, _ in self._rows_of(user)
@@ -133,8 +136,7 @@ class Ledger:
         ]
 
     def give(self, position: int, user: str) -> int:
-        """A counted position is this user's from now on: a pseudonym of the same person made with another key. Returns
-        the hash of whose it was."""
+        """Assign a counted position to another pseudonym of the same person. Returns the previous user's hash."""
         number, row = self._find_or_raise(position)
         block, after = self.blocks[number], hash_text(user)
         before = int(block.users[row])
@@ -146,7 +148,7 @@ class Ledger:
         return before
 
     def strike(self, position: int) -> tuple[int, int]:
-        """Blank a counted position's row; returns its user's hash, and its item as `add` or `settle` gave it."""
+        """Blank a counted position's row. Returns its user's hash, and its item from `add` or `settle`."""
         number, row = self._find_or_raise(position)
         block = self.blocks[number]
         user, item = int(block.users[row]), int(block.items[row])
@@ -158,7 +160,7 @@ class Ledger:
         return user, item
 
     def forget(self, user: str, up_to: Mapping[int, int]) -> None:
-        """Void what comes later of a user at or below these offsets; what counts already is struck by the caller."""
+        """Void later arrivals of a user at or below these offsets. The caller strikes the counted ones."""
         shard = hash_text(user) % FORGOTTEN_SHARDS
         before = self._forgotten[shard].get(user, {})
         after = furthest(before, up_to)
@@ -169,16 +171,16 @@ class Ledger:
         self.forgotten_versions[shard] += 1
 
     def forgotten_up_to(self, user: str) -> dict[int, int]:
-        """Up to where the user was forgotten, per partition of `interactions`; empty: never."""
+        """Return the user's forgotten offsets per partition of `interactions`; empty if never forgotten."""
         return dict(self._forgotten[hash_text(user) % FORGOTTEN_SHARDS].get(user, {}))
 
     def of_user(self, user: str) -> tuple[list[int], set[int]]:
-        """The user's positions that count, ascending, and the items whose sums hold something of the user."""
+        """Return the user's counted positions, ascending, and the items whose sums contain the user."""
         rows = list(self._rows_of(user))
         return sorted(position for position, _, _ in rows if position >= 0), {item for _, _, item in rows} - {NO_ITEM}
 
     def of_item(self, item: int) -> dict[str, npt.NDArray[np.generic]]:
-        """The rows that the sums of an item hold, in the order in which they came. Cost: O(n)."""
+        """Return the rows in an item's sums, in order of arrival. Cost: O(n)."""
         parts = [
             {name: values[rows] for name, values in block.rows().items()}
             for block in self.blocks
@@ -190,29 +192,27 @@ class Ledger:
         }
 
     def counted(self) -> tuple[IntArray, IntArray]:
-        """Every position that counts with its attribution's offset, both (n,), in the order in which they came."""
+        """Return every counted position and its attribution's offset, both (n,), in order of arrival."""
         positions = np.concatenate([np.empty(0, np.int64), *(block.positions[: block.count] for block in self.blocks)])
         offsets = np.concatenate([np.empty(0, np.int64), *(block.offsets[: block.count] for block in self.blocks)])
         return positions[positions >= 0], offsets[positions >= 0]
 
     def digest(self) -> bytes:
-        """16 bytes of the content, whatever the order in which it came."""
+        """Return 16 bytes of the content, independent of the order of arrival."""
         self._mix_tail()
         return b"".join(word.to_bytes(8, "little") for word in self._mix.words)
 
-    # To a checkpoint and back.
-
     def forgotten(self, shard: int) -> dict[str, Mapping[int, int]]:
-        """One shard's users and up to where each is forgotten; a copy."""
+        """Return a copy of one shard: users and their forgotten offsets."""
         return dict(self._forgotten[shard])
 
     def share(self, number: int) -> dict[str, npt.NDArray[np.generic]]:
-        """Views of a block's rows for whoever reads them later: what is changed in them is changed in a copy."""
+        """Return views of a block's rows; later changes copy the block first."""
         self.blocks[number].is_shared = True
         return self.blocks[number].rows()
 
     def mix(self) -> list[int]:
-        """What `restored` takes."""
+        """Return the mix for `restored`."""
         self._mix_tail()
         return list(self._mix.words)
 
@@ -225,7 +225,7 @@ class Ledger:
         mix: Sequence[int],
         newest: Mapping[int, int],
     ) -> "Ledger":
-        """The ledger whose parts these are. Raises: ValueError when they do not fit each other."""
+        """Return the ledger with these parts. Raises: ValueError if they do not fit each other."""
         ledger = cls()
         for number, rows in enumerate(blocks):
             count = len(rows["positions"])
@@ -267,7 +267,7 @@ class Ledger:
             self._mixed = block.count
 
     def _rows_of(self, user: str) -> Iterator[tuple[int, int, int]]:
-        """(position, offset, item) of every row of a user."""
+        """Yield (position, offset, item) of a user's rows."""
         mark = np.uint64(hash_text(user))
         for block in self.blocks:
             rows = np.flatnonzero(block.users[: block.count] == mark)
@@ -290,7 +290,7 @@ class Ledger:
         return found
 
     def _find(self, position: int) -> tuple[int, int] | None:
-        """Block and row of a counted position."""
+        """Return block and row of a counted position."""
         source, at = unpack_position(position)
         if position > self._newest.get(source, -1):
             return None

@@ -1,4 +1,4 @@
-"""The ledger's rows in arrays, and the sum of a hash of each, which tells two ledgers apart whatever their order.
+"""The ledger's rows as arrays, and a sum of row hashes, which identifies a ledger independent of order.
 
 Letters: n rows.
 """
@@ -30,9 +30,9 @@ ROW_BYTES = 36
 
 @dataclass(slots=True)
 class Block:
-    """Up to `BLOCK_ROWS` rows. positions: packed, -1 in a blank row; items: NO_ITEM where the sums hold nothing of it.
+    """Up to `BLOCK_ROWS` rows. positions: packed, -1 in a blank row. items: NO_ITEM for rows that no sums contain.
 
-    changes: counts what was changed in rows that were there before. is_shared: a checkpoint reads the arrays.
+    changes: number of changes of existing rows. is_shared: a checkpoint reads the arrays.
     """
 
     users: npt.NDArray[np.uint64]
@@ -52,7 +52,7 @@ class Block:
 
     @classmethod
     def of(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> "Block":
-        """A block that has these arrays, each of `BLOCK_ROWS`."""
+        """Return a block with these arrays, each of `BLOCK_ROWS`."""
         users, positions, offsets, items, seconds = (
             np.ascontiguousarray(arrays[name], dtype) for name, dtype in DTYPES.items()
         )
@@ -60,11 +60,11 @@ class Block:
 
     @property
     def version(self) -> tuple[int, int]:
-        """Another one whenever the content is."""
+        """Changes with the content."""
         return self.count, self.changes
 
     def rows(self) -> dict[str, npt.NDArray[np.generic]]:
-        """Views of the rows that are there."""
+        """Return views of the used rows."""
         return {name: getattr(self, name)[: self.count] for name in DTYPES}
 
     def write(

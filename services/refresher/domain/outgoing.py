@@ -1,4 +1,4 @@
-"""What readers hold of one partition, and what they are still to be told."""
+"""What a partition has published, and what it still has to publish."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Outgoing:
-    """dirty_items: what has to be published again, True where something was taken out of it since. dirty_entries:
-    likewise of the memory. published: the model weight of each item state that readers hold from here. dropped: keys of
-    `index-deltas` that the last batch dropped. quiet_until: an earlier life may have published up to this offset; below
-    it nothing is published, so that readers never see an item go back. to_sweep: published items that the sweep at hand
-    has not looked at yet.
+    """dirty_items: items to publish; True if something was subtracted since the last publication. dirty_entries: memory
+    entries to publish. published: the published model weight per item. dropped: keys of `index-deltas` that the last
+    batch
+    dropped. quiet_until: nothing is published below this offset, because an earlier process may have published up to
+    it,
+    and readers must not see an item go back. to_sweep: published items that the present sweep has not checked.
     """
 
     dirty_items: dict[str, bool] = field(default_factory=dict)
@@ -22,14 +23,14 @@ class Outgoing:
 
     @property
     def num_changes(self) -> int:
-        """Items and entries that are still to be published."""
+        """Number of items and entries to publish."""
         return len(self.dirty_items) + len(self.dirty_entries)
 
     def touch(self, item_id: str, *, removed: bool = False) -> None:
-        """An item has changed; removed: something was taken out of it."""
+        """Mark an item as changed. removed: something was subtracted."""
         self.dirty_items[item_id] = removed or self.dirty_items.get(item_id, False)
 
     def touch_all(self, item_ids: Iterable[str]) -> None:
-        """These items have changed, by additions alone."""
+        """Mark items as changed by additions only."""
         for item_id in item_ids:
             self.dirty_items.setdefault(item_id, False)

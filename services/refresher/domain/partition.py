@@ -1,9 +1,8 @@
-"""One partition of `attributions` folded: sums, memory, ledger, and what has changed since it was last published.
+"""The folded state of one partition of `attributions`: sums, memory, ledger, and unpublished changes.
 
-The state is a function of the records up to `folded_offset` and of which items are known (in the bundle, or listed):
-the same after a crash, on another machine, or from zero. Interactions of unknown items are kept as offsets to read
-again, 8 bytes each, and folded once their item is listed. Reading records again is the handlers' work; here nothing
-waits for anything.
+The state depends only on the records up to `folded_offset` and the known items (in the bundle, or listed): it is the
+same after a crash, on another machine, or from zero. Interactions of unknown items are stored as offsets, 8 bytes each,
+and folded once the item is listed. Handlers read records again; nothing here blocks.
 """
 
 import hashlib
@@ -30,17 +29,16 @@ from services.refresher.domain.records import Interaction, hash_text
 from services.refresher.domain.remembered import Remembered, entry_id_of
 from services.refresher.domain.rules import Rules
 
-# What is asked how long new items may become: so many items, of so many interactions each.
+# Items in the choice of the new items' length, and the least interactions of each.
 _JUDGED = 1000
 _WELL_USED = 20
-# Items whose sums are one part of a checkpoint, written again when one of them has changed.
+# Items per checkpoint part; the part is written again if one of their sums changed.
 SHARD_ITEMS = 64
 COUNTS = ("folded", "duplicates", "undone", "forgotten", "void", "other_model", "unknown_item", "dead_lettered")
 
 
 class ItemNumbers:
-    """Every item that ever had sums, in order: the ledger knows it by its number here. shard_versions: counts the
-    changes of each `SHARD_ITEMS` of them."""
+    """Numbers of all items that ever had sums, for the ledger. shard_versions: changes per `SHARD_ITEMS` items."""
 
     def __init__(self) -> None:
         self.ids: list[str] = []
@@ -48,7 +46,7 @@ class ItemNumbers:
         self.shard_versions: list[int] = []
 
     def get(self, item_id: str) -> int:
-        """The item's number, a new one where it has none."""
+        """Return the item's number; assign one if it has none."""
         number = self.of.get(item_id)
         if number is None:
             number = self.of[item_id] = len(self.ids)
@@ -58,16 +56,16 @@ class ItemNumbers:
         return number
 
     def changed(self, item_id: str) -> None:
-        """The item's sums have changed."""
+        """Note that the item's sums changed."""
         self.shard_versions[self.get(item_id) // SHARD_ITEMS] += 1
 
 
 @dataclass(slots=True)
 class StreamTime:
-    """Stream time is the newest moment of any interaction of a partition, whatever becomes of it.
+    """Stream time: the newest moment of any interaction of a partition, whatever its outcome.
 
-    newest_recorded_ms: when the broker took the newest one. mark: offset and source position of the last one: by it a
-    log is known again.
+    newest_recorded_ms: the broker's time of the newest one. mark: offset and source position of the last one, which
+    identify the log.
     """
 
     stream_ms: int = 0
@@ -75,22 +73,21 @@ class StreamTime:
     mark: tuple[int, int] | None = None
 
     def note(self, interaction: Interaction) -> None:
-        """One more was folded."""
+        """Note a folded interaction."""
         self.stream_ms = max(self.stream_ms, interaction.moment_ms)
         self.newest_recorded_ms = max(self.newest_recorded_ms or 0, interaction.recorded_ms)
         self.mark = (interaction.offset, interaction.source_position)
 
     def age_seconds(self, last_seconds: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Stream time since these moments; 0 for those that lie ahead of it."""
+        """Return stream time since these moments; 0 for later ones."""
         return np.asarray(np.maximum(self.stream_ms // 1000 - last_seconds, 0))
 
 
 class Partition:
-    """The state of one partition under `rules`. `listed` holds the items of topic `items`, and may grow outside.
+    """The state of one partition under `rules`. listed: the items of topic `items`; may grow.
 
-    leaving: forgotten users of whom something is still to be read again and taken out, each with up to where.
-    returning: offsets of interactions that count and are still to be read again and added to the sums of their items,
-    which were made anew.
+    leaving: forgotten users not subtracted completely yet, with their forgotten offsets.
+    returning: offsets of counted interactions to read again and add to the recomputed sums of their items.
     """
 
     def __init__(self, number: int, rules: Rules, listed: Container[str]) -> None:
@@ -102,33 +99,33 @@ class Partition:
             num_components=rules.items.num_components, width=rules.items.width, decay=rules.decay, times=self.times_of
         )
         self.ledger, self.pending = Ledger(), Pending(rules.max_pending)
-        # Per new item in the sums: a hash of the user for each interaction.
+        # Per new item in the sums, the user's hash of each interaction.
         self.contributor_hashes: dict[str, array[int]] = {}
         self.leaving: dict[str, Mapping[int, int]] = {}
         self.returning: list[int] = []
         self.counts: Counter[str] = Counter()
         self.other_models: Counter[str] = Counter()
-        # How far new items may go; see `judge_new_items`.
+        # Model weight of new items; see `judge_new_items`.
         self.new_item_policy: SharePolicy = NEW_ITEM_SHARE
 
     @property
     def is_quiet(self) -> bool:
-        """Whether there is still something to fold before anything is published."""
+        """Whether more records have to be folded before anything is published."""
         return self.folded_offset < self.outgoing.quiet_until
 
     def is_known(self, item_id: str) -> bool:
-        """In the bundle, or listed."""
+        """Return whether the item is in the bundle or listed."""
         return item_id in self.rules.items.index or item_id in self.listed
 
     def num_users(self, item_id: str) -> int:
-        """Distinct users behind an item's sums. Cost: O(interactions held) for one that is not new."""
+        """Return the number of distinct users in an item's sums. Cost: O(counted interactions) for a known item."""
         users = self.contributor_hashes.get(item_id)
         if users is None and item_id in self.sums:
             return len(np.unique(self.ledger.of_item(self.numbers.of[item_id])["users"]))
         return len(set(users or ()))
 
     def has_users(self, item_id: str, least: int) -> bool:
-        """Whether at least so many users stand behind a new item; stops counting there."""
+        """Return whether a new item has at least this many distinct users; stops counting there."""
         found: set[int] = set()
         for user in self.contributor_hashes.get(item_id, ()):
             found.add(user)
@@ -137,13 +134,13 @@ class Partition:
         return least <= 0
 
     def times_of(self, item_id: str) -> npt.NDArray[np.int64]:
-        """When the interactions of an item's sums happened, in any order."""
+        """Return the times of the interactions in an item's sums, in any order."""
         return np.asarray(self.ledger.of_item(self.numbers.of[item_id])["seconds"], np.int64)
 
     def digest(self) -> str:
-        """32 hex digits of position, sums, memory and ledger: equal after a rebuild from zero.
+        """Return 32 hex digits of position, sums, memory and ledger: equal after a rebuild from zero.
 
-        Cost: a hash over the sums that changed since the last digest; memory and ledger keep theirs.
+        Cost: a hash over the sums that changed since the last digest.
         """
         digest = hashlib.blake2b(f"{self.rules.text}\0{self.number}\0{self.folded_offset}".encode(), digest_size=16)
         digest.update(self.sums.digest().encode())
@@ -153,13 +150,13 @@ class Partition:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held for items, interactions and the memory, as far as they are counted."""
+        """Bytes of items, interactions and memory, as far as counted."""
         contributors = 8 * sum(map(len, self.contributor_hashes.values()))
         parts = (self.sums, self.remembered.memory, self.ledger, self.pending)
         return contributors + sum(part.nbytes for part in parts)
 
     def fold(self, interactions: Sequence[Interaction]) -> None:
-        """Fold a run of interactions, in order. All or nothing."""
+        """Fold interactions in order. All or nothing."""
         accepted, again, counts, others = self._accept(interactions)
         weights = weights_of(self.rules, accepted)
         known = [self.is_known(interaction.item_id) for interaction in accepted]
@@ -168,7 +165,7 @@ class Partition:
             [interaction for interaction, is_known in zip(accepted, known, strict=True) if is_known],
             [weight for weight, is_known in zip(weights, known, strict=True) if is_known],
         )
-        # From here on nothing fails.
+        # Nothing below fails.
         for part in rows:
             self._add_to_sums(part)
         for interaction, weight, is_known in zip(accepted, weights, known, strict=True):
@@ -187,7 +184,7 @@ class Partition:
         self.other_models.update(others)
 
     def take_back(self, interactions: Sequence[Interaction]) -> None:
-        """Take out interactions that count, given as they were folded; their positions count no more."""
+        """Subtract counted interactions, given as they were folded; their positions no longer count."""
         in_sums: list[Interaction] = []
         owners: dict[int, int] = {}
         for interaction in interactions:
@@ -195,7 +192,8 @@ class Partition:
             owners[interaction.source_position] = owner
             if self.pending.holds(interaction.item_id, interaction.offset):
                 self.pending.remove(interaction.item_id, interaction.offset)
-            elif item != NO_ITEM:  # else the sums do not contain it: it weighs nothing, or they are being recomputed
+            # otherwise the sums do not contain it: it has no weight, or they are being recomputed
+            elif item != NO_ITEM:
                 in_sums.append(interaction)
         for part in contributions_of(self.rules, in_sums, weights_of(self.rules, in_sums)):
             self.sums.remove(part.item_ids, part.contributions, part.weights, part.seconds)
@@ -209,11 +207,13 @@ class Partition:
         self.leave_memory([interaction.source_position for interaction in interactions])
 
     def lose(self, positions: Sequence[int], first: int) -> tuple[int, int]:
-        """Void counted positions whose attributions the log, which begins at `first` now, has no more.
+        """Void counted positions whose attributions the log no longer has. first: the log's first offset.
 
-        What they added to the sums cannot be computed again, so the sums of their items go, and what the log still has
-        of them is to come back. Returns the number of items, and of others' interactions that are lost with them; these
-        count no more, and are folded again should they be attributed again.
+        Their contributions cannot be recomputed, so the sums of their items are dropped and recomputed from the log.
+        Returns
+        the number of items, and the number of other interactions that are lost with them; these no longer count, and
+        are folded
+        again if attributed again.
         """
         numbers: set[int] = set()
         for position in positions:
@@ -237,22 +237,22 @@ class Partition:
         return len(numbers), others
 
     def come_back(self, offsets: Sequence[int], found: Mapping[int, Interaction]) -> None:
-        """Of the first of `returning`, fold what was found and still counts."""
+        """Fold the interactions found at the first offsets of `returning` that still count."""
         still = [one for one in found.values() if self.ledger.offset_of(one.source_position) == one.offset]
         self._settle(still)
         del self.returning[: len(offsets)]
 
     def leave_memory(self, positions: Sequence[int]) -> None:
-        """Take the interactions at these positions out of the memory alone."""
+        """Remove the interactions at these positions from the memory only."""
         self.outgoing.dirty_entries |= self.remembered.leave(positions)
 
     def adopt(self, item_id: str, interactions: Sequence[Interaction]) -> None:
-        """Fold what was pending of an item that is known now."""
+        """Fold the pending interactions of an item that became known."""
         self._settle(interactions)
         self.pending.take(item_id)
 
     def _settle(self, interactions: Sequence[Interaction]) -> None:
-        """Add interactions that count already to the sums."""
+        """Add counted interactions to the sums."""
         for part in contributions_of(self.rules, interactions, weights_of(self.rules, interactions)):
             self._add_to_sums(part, self.ledger.user_of)
             for interaction in part.interactions:
@@ -260,9 +260,10 @@ class Partition:
                 self.ledger.settle(interaction.source_position, number, second)
 
     def lacks(self) -> list[tuple[int, int]]:
-        """(source position, attribution offset) of what counts and the memory lacks, in the order in which it wants it.
+        """Return (source position, attribution offset) of counted interactions not in the memory, in its order of
+        preference.
 
-        Cost: O(n log n) of the interactions that count.
+        Cost: O(n log n) of the counted interactions.
         """
         positions, offsets = self.ledger.counted()
         gone = {position for user, up_to in self.leaving.items() for position, _ in self.ledger.covered(user, up_to)}
@@ -274,18 +275,18 @@ class Partition:
         return [(position, offset) for _, position, offset in sorted(found)]
 
     def is_remembered(self, interaction: Interaction) -> bool:
-        """Whether the memory takes such an interaction at all: one without weight votes for nothing."""
+        """Return whether the memory accepts the interaction: one without weight does not vote."""
         return bool(weights_of(self.rules, [interaction])[0])
 
     def refill(self, interactions: Sequence[Interaction]) -> None:
-        """Make the memory again from what it holds and these, the next ones by hash."""
+        """Rebuild the memory from its entries and these interactions, the next ones by hash."""
         weights = weights_of(self.rules, interactions)
         self.outgoing.dirty_entries |= self.remembered.refill(interactions, weights)
 
     def judge_new_items(self) -> None:
-        """Take from the sums of well-used known items how long a new item's components may become in this model.
+        """Choose the length of new items' components from the sums of frequently used known items.
 
-        At most `_JUDGED` items, by the hash of their ids. New items that readers hold are published again.
+        It takes at most `_JUDGED` items, by the hash of their ids. Published new items are marked as changed.
         """
         is_new = self.rules.items.is_new
         learnt = [item_id for item_id in self.sums if not is_new(item_id)]
@@ -300,14 +301,14 @@ class Partition:
             self.outgoing.touch_all(filter(is_new, self.outgoing.published))
 
     def mark_everything(self) -> None:
-        """Publish all of it again: a full snapshot."""
+        """Mark everything for publication: a full snapshot."""
         self.outgoing.touch_all((*self.sums, *self.outgoing.published))
         self.outgoing.dirty_entries.update(self.remembered.visible)
 
     def _accept(
         self, interactions: Sequence[Interaction]
     ) -> tuple[list[Interaction], list[Interaction], Counter[str], Counter[str]]:
-        """Those that are to count; those that count already; what the others are, and of which models."""
+        """Return the interactions to count, those that count already, the others' outcomes, and the others' models."""
         again: list[Interaction] = []
         accepted: list[Interaction] = []
         counts: Counter[str] = Counter()
@@ -332,7 +333,7 @@ class Partition:
         return accepted, again, counts, others
 
     def _add_to_sums(self, part: ContributionRows, owner_of: Callable[[int], int] | None = None) -> None:
-        """owner_of: the hash of the user of a position that counts already; another pseudonym may have given it."""
+        """owner_of: the user's hash of a counted position, which may be of another pseudonym."""
         self.sums.add(part.item_ids, part.contributions, part.weights, part.seconds)
         for interaction in part.interactions:
             self._touch(interaction.item_id)
@@ -341,13 +342,13 @@ class Partition:
                 self.contributor_hashes.setdefault(interaction.item_id, array("Q")).append(owner)
 
     def _give(self, interaction: Interaction) -> None:
-        """What counts already came again: it is the user's under the pseudonym that came last."""
+        """Assign a redelivered interaction to its latest pseudonym."""
         before = self.ledger.give(interaction.source_position, interaction.user)
         users = self.contributor_hashes.get(interaction.item_id)
         if users is not None and before in users and before != hash_text(interaction.user):
             users[users.index(before)] = hash_text(interaction.user)
 
     def _touch(self, item_id: str, *, removed: bool = False) -> None:
-        """An item's sums have changed."""
+        """Note that an item's sums changed."""
         self.numbers.changed(item_id)
         self.outgoing.touch(item_id, removed=removed)

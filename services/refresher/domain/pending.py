@@ -1,8 +1,9 @@
-"""Interactions with items that nobody knows yet: where to read them again once the item is listed.
+"""Offsets of interactions with unknown items, to read again once the item is listed.
 
-Bounded: when there are too many, whole items go, the one with the largest hash of its id first, so that a flood of
-made-up ids cannot choose whom it pushes out. Items at or above the smallest hash that went are not pending any more, so
-whatever is pending is complete; if one of the others is listed later, the partition has to be rebuilt from its log.
+Bounded: beyond the limit, the item with the largest hash of its id is evicted with all its interactions, so that a
+flood
+of invented ids cannot choose what it evicts. From the smallest evicted hash on, no item is pending, so all pending
+items are complete. If an evicted item is listed later, the partition has to be rebuilt from its log.
 """
 
 from array import array
@@ -21,15 +22,15 @@ class Pending:
         self._most = most
         self._offsets: dict[str, array[int]] = {}
         self._total = 0
-        # The smallest hash of an item that had to go; None: none had to.
+        # The smallest hash of an evicted item; None without an eviction.
         self.evicted_from: int | None = None
 
     def __len__(self) -> int:
-        """Pending interactions."""
+        """Number of pending interactions."""
         return self._total
 
     def __iter__(self) -> Iterator[str]:
-        """The items."""
+        """Iterate over the items."""
         return iter(self._offsets)
 
     def __contains__(self, item_id: object) -> bool:
@@ -41,11 +42,11 @@ class Pending:
         return 8 * self._total
 
     def may_lack(self, item_id: str) -> bool:
-        """Whether interactions of this item may have been turned away."""
+        """Return whether interactions of this item may have been evicted."""
         return self.evicted_from is not None and hash_text(item_id) >= self.evicted_from
 
     def add(self, item_id: str, offset: int) -> None:
-        """Park one interaction."""
+        """Add one interaction."""
         if self.may_lack(item_id):
             return
         self._offsets.setdefault(item_id, array("q")).append(offset)
@@ -56,11 +57,11 @@ class Pending:
             self.take(last)
 
     def holds(self, item_id: str, offset: int) -> bool:
-        """Whether this interaction is pending."""
+        """Return whether this interaction is pending."""
         return offset in self._offsets.get(item_id, ())
 
     def remove(self, item_id: str, offset: int) -> None:
-        """Take one interaction out."""
+        """Remove one interaction."""
         offsets = self._offsets[item_id]
         offsets.remove(offset)
         self._total -= 1
@@ -68,15 +69,17 @@ class Pending:
             del self._offsets[item_id]
 
     def offsets(self, item_id: str) -> Sequence[int]:
-        """What is pending of an item."""
+        """Return the offsets of an item."""
         return self._offsets.get(item_id, array("q"))
 
     def take(self, item_id: str) -> None:
-        """Drop everything of an item."""
+        """Remove an item."""
         self._total -= len(self._offsets.pop(item_id, ()))
 
     def to_arrays(self) -> tuple[list[str], dict[str, npt.NDArray[np.generic]]]:
-        """Items in order, and their numbers of offsets, the offsets, and what was evicted."""
+        """Return the items in order, and arrays of their numbers of offsets, the offsets, and the smallest evicted
+        hash.
+        """
         items = sorted(self._offsets)
         offsets = array("q")
         for item_id in items:

@@ -1,7 +1,6 @@
-"""The records of `attributions` and `items` as the refresher sees them: one class per kind, checked, without Protobuf.
+"""Validated records of `attributions` and `items`, one class per kind, without Protobuf.
 
 A source position is that of a record of `interactions`, packed (see `pack_position`).
-Knows nothing of what a record does to sums or memory.
 
 Letters: P_q query components, P component pairs, d component width.
 """
@@ -20,17 +19,17 @@ IntArray = npt.NDArray[np.int64]
 
 
 def hash_text(text: str) -> int:
-    """64 bits of an id."""
+    """Return 64 bits of an id's hash."""
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
 @dataclass(frozen=True, slots=True)
 class Interaction:
-    """A user did something with an item.
+    """An interaction of a user with an item.
 
-    offset: of the attribution; source_position: of the interaction. moment_ms: when it happened, by the
-    producer's clock but never after the broker took it: a clock that runs ahead ages nobody. recorded_ms: when the
-    broker took the interaction.
+    offset: of the attribution. source_position: of the interaction. moment_ms: the producer's time, at most the
+    broker's:
+    a clock that runs ahead ages no other event. recorded_ms: the broker's time.
     """
 
     offset: int
@@ -56,7 +55,7 @@ class Undo:
 
 @dataclass(frozen=True, slots=True)
 class Forgetting:
-    """Everything of a user at or below these offsets of `interactions`, by partition, is void."""
+    """All interactions of a user at or below these offsets, by partition, are void."""
 
     offset: int
     user: str
@@ -68,7 +67,7 @@ Entry = Interaction | Undo | Forgetting | DeadLetter
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """An item as topic `items` has it."""
+    """An item of topic `items`."""
 
     item_id: str
     withdrawn: bool

@@ -1,4 +1,4 @@
-"""The memory of one partition, and its entries as readers are to see them."""
+"""The memory of one partition, and its entries as published."""
 
 import hashlib
 from collections.abc import Iterable, Sequence
@@ -12,14 +12,15 @@ from services.refresher.domain.rules import Rules
 
 
 def entry_id_of(source_position: int) -> str:
-    """The memory's name for the interaction at a position."""
+    """Return the memory's id of the interaction at a position."""
     partition, offset = unpack_position(source_position)
     return f"{partition}-{offset}"
 
 
 class Remembered:
-    """visible: the memory's entries as they are to be published. Each change returns the ids of entries that it may
-    have changed for readers."""
+    """visible: the memory's entries to publish. Each change returns the ids of entries that may have changed for
+    readers.
+    """
 
     def __init__(self, rules: Rules) -> None:
         items = rules.items
@@ -28,26 +29,26 @@ class Remembered:
             capacity=rules.max_remembered, num_components=items.num_query_components, width=items.width
         )
         self.visible: dict[str, MemoryEntry] = {}
-        # The sum of a hash of every visible entry: the memory's own digest reads all of it.
+        # The sum of a hash of every visible entry; the memory's own digest would read all of it.
         self._mix = 0
 
     def digest(self) -> bytes:
-        """16 bytes of what is visible."""
+        """Return 16 bytes of the visible entries."""
         return (self._mix % (1 << 128)).to_bytes(16, "little")
 
     def add(self, interactions: Sequence[Interaction], weights: Sequence[float]) -> set[str]:
-        """Offer those with a weight."""
+        """Offer the interactions with a weight."""
         offered = [
             self._entry(interaction, weight)
             for interaction, weight in zip(interactions, weights, strict=True)
             if weight and self.memory.admits(entry_id_of(interaction.source_position))
         ]
         self.memory.add(offered)
-        # Even one that is pushed out at once: cut otherwise, the same records may have shown it to readers.
+        # Also entries evicted at once: with other batch boundaries, readers may have seen them.
         return {entry.entry_id for entry in offered} | self._follow()
 
     def leave(self, positions: Iterable[int]) -> set[str]:
-        """Take the interactions at these positions out."""
+        """Remove the interactions at these positions."""
         entry_ids = [entry_id_of(position) for position in positions]
         held = {entry_id for entry_id in entry_ids if entry_id in self.memory}
         self.memory.remove(entry_ids)
@@ -55,21 +56,21 @@ class Remembered:
 
     @property
     def refill_size(self) -> int:
-        """How many a refill has to bring: one more than there is room for, so that the memory knows of others."""
+        """Number of interactions for a refill: one more than fits, so that the memory knows of others."""
         return self.memory.capacity + self.memory.reserve + 1 - len(self.memory)
 
     def refill(self, interactions: Sequence[Interaction], weights: Sequence[float]) -> set[str]:
-        """Make the memory again from what it holds and these, the next ones by hash."""
+        """Rebuild the memory from its entries and these interactions, the next ones by hash."""
         before = set(self.visible)
         offered = [self._entry(one, weight) for one, weight in zip(interactions, weights, strict=True) if weight]
-        # A memory that wants a refill shows all that it holds: its reserve is used up.
+        # A memory that needs a refill has used up its reserve, so all its entries are visible.
         memory = offer_all(self.memory, [*self.memory, *offered])
         memory.take_changes()
         self.replace(memory)
         return before ^ self.visible.keys()
 
     def replace(self, memory: QueryMemory) -> None:
-        """Go on with another memory, all of which is visible."""
+        """Replace the memory; all its entries are visible."""
         self.memory = memory
         self.visible = {entry.entry_id: entry for entry in memory}
         self._mix = sum(map(_hash_entry, self.visible.values()))
@@ -87,7 +88,7 @@ class Remembered:
         query, leave_out = interaction.query, self._leave_out
         components = np.frombuffer(query.components, "<f2").reshape(query.num_components, query.component_width)
         if leave_out is not None:
-            # Entries leave this process, and that component says who the user is.
+            # Entries leave this process, and this component identifies the user.
             components = components.copy()
             components[leave_out] = 0
         return MemoryEntry(
@@ -102,7 +103,7 @@ class Remembered:
 
 
 def _hash_entry(entry: MemoryEntry) -> int:
-    # Whose it is the ledger says: under another key of pseudonyms it may have come under another one.
+    # Without the user: another pseudonym key may have given another pseudonym.
     names = f"{entry.entry_id}\0{entry.item_id}\0{entry.interaction_type}\0"
     numbers = f"{entry.weight!r}\0{entry.event_seconds}\0"
     digest = hashlib.blake2b((names + numbers).encode(), digest_size=16)

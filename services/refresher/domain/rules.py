@@ -1,7 +1,7 @@
-"""What a partition's state depends on beside its records: the model's items, and how feedback counts.
+"""What a partition's state depends on besides its records: the model's items and the weight of feedback.
 
-Two refreshers whose rules have the same text make the same state of the same records; a checkpoint of other rules is
-not continued. It knows nothing of records or files.
+Two refreshers with equal rules text compute equal states from equal records. A checkpoint of other rules is not
+continued.
 
 Letters: X items, n rows asked for, P_x item components, P pairs, d component width.
 """
@@ -20,8 +20,10 @@ from services.algorithms.scoring.states import FloatArray, ItemStates, PairGate
 
 @dataclass(frozen=True, kw_only=True)
 class ModelItems:
-    """One model's X items. index: the row of each id; untrained: those that are new items, for training never saw them;
-    leave_out: the query component that names the user, if any."""
+    """One model's X items. index: the row of each id. untrained: new items in the bundle, unknown to training.
+    leave_out:
+    the query component that identifies the user, if any.
+    """
 
     model_version: str
     num_query_components: int
@@ -32,7 +34,7 @@ class ModelItems:
     untrained: Set[str] = frozenset()
 
     def is_new(self, item_id: str) -> bool:
-        """Whether the model has learnt nothing of the item."""
+        """Return whether training did not see the item."""
         return item_id not in self.index or item_id in self.untrained
 
     @property
@@ -47,16 +49,16 @@ class ModelItems:
 
     @cached_property
     def mean_gate(self) -> FloatArray | None:
-        """What a new item has for a gate, (P,)."""
+        """The gate of a new item, (P,)."""
         return mean_gate(self.states)
 
     @cached_property
     def contributions(self) -> Contributions:
-        """What interactions add to their items."""
+        """Computes what interactions add to their items."""
         return Contributions(self.pair_gate, leave_out=self.leave_out)
 
     def rows(self, item_ids: Sequence[str]) -> ItemStates:
-        """The bundle's states of these items (n,), `cold_start_items` where it has none."""
+        """Return the bundle's states of these items (n,), `cold_start_items` for unknown ones."""
         rows = np.fromiter((self.index.get(item_id, -1) for item_id in item_ids), np.int64, len(item_ids))
         known = rows >= 0
         if known.all():
@@ -83,7 +85,7 @@ class Rules:
 
     @property
     def text(self) -> str:
-        """Names everything that the state depends on."""
+        """Everything that the state depends on."""
         return (
             f"model={self.items.model_version} feedback={self.feedback.text} "
             f"half_life={self.decay.half_life_seconds}s epoch={self.decay.epoch_seconds}s "

@@ -1,1 +1,1 @@
-"""What the refresher does: fold records, publish what changed, describe what it holds."""
+"""Handlers of the refresher: fold records, publish changes, describe the state."""

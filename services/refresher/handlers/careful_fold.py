@@ -1,7 +1,7 @@
-"""Folding after a bug: record by record up to where it was met, and what proves to be poison is set aside.
+"""Fold record by record after an unexpected exception, and dead-letter poison records.
 
-A bug may leave half a change behind, so the partition goes back to its checkpoint and comes here again; which record
-failed is remembered until then.
+The exception may leave half a change, so the partition returns to its checkpoint and is folded again. This module
+remembers which record failed.
 """
 
 from collections.abc import Sequence
@@ -31,16 +31,18 @@ class CarefulFold:
     ) -> None:
         self._fold, self._hold, self._registry, self._publication = fold, hold, registry, publication
         self._policy = poison
-        # Where a bug was met: how far to go one by one, and which records proved to be poison, with the reason.
+        # Up to which offset to fold one by one, and the poison records with their reasons.
         self._careful_to: dict[int, int] = {}
         self._poison: dict[tuple[int, int], str] = {}
-        # How far records were counted as folded: what is folded again after a bug is not counted again.
+        # Up to which offset folded records were counted; records folded again are not counted again.
         self._counted_to: dict[int, int] = {}
 
     def __call__(self, state: Partition, entries: Sequence[Entry]) -> None:
-        """Fold entries together, or one by one where a bug was met; poison becomes a dead letter next time.
+        """Fold entries together, or one by one up to a failure. A poison record becomes a dead letter at the next
+        attempt.
 
-        Raises: as `FoldRecords.fold`; the bug."""
+        Raises: as `FoldRecords.fold`, and the unexpected exception.
+        """
         number = state.number
         parts: list[Sequence[Entry]] = [entries]
         if entries[0].offset <= self._careful_to.get(number, -1):
@@ -64,7 +66,7 @@ class CarefulFold:
                 raise
 
     def counted(self, number: int, entries: Sequence[Entry]) -> None:
-        """All of these were folded."""
+        """Note that all of these were folded."""
         counted_to = self._counted_to.get(number, -1)
         self._policy.applied([entry for entry in entries if entry.offset > counted_to])
         self._counted_to[number] = max(entries[-1].offset, counted_to)
@@ -81,5 +83,5 @@ class CarefulFold:
 
 
 def _dead_letter(number: int, entry: Entry, reason: str) -> DeadLetter:
-    """Where the record lies; it was readable, so its bytes are not kept."""
+    """Return a dead letter with the record's position; the readable bytes are not stored."""
     return DeadLetter(SourceRecord(ATTRIBUTIONS, number, entry.offset, 0, None, None), reason)

@@ -1,9 +1,8 @@
-"""A partition's state to a checkpoint's parts and back, whole or not at all.
+"""Convert a partition's state to a checkpoint's parts and back, completely or not at all.
 
-The position lies beside what it stands for, so there is no moment at which one is newer than the other. A part is
-written again only when its content has changed: a block of the ledger, the sums of some items, some entries of the
-memory. What a part holds is taken under the lock (nothing large is copied: see `Ledger.share`), made into bytes after
-it. Knows the formats (checkpoint.py) and the state, not where parts are kept.
+The position is part of the checkpoint, so neither is newer than the other. A part (a block of the ledger, the sums of
+some items, some entries of the memory) is written only if it changed. Its content is captured under the lock, without
+large copies (see `Ledger.share`), and encoded after it. The storage of parts is not known here.
 """
 
 import json
@@ -47,7 +46,7 @@ _MEMORY_BUCKETS = 64
 
 
 class OtherRulesError(CheckpointError):
-    """A whole checkpoint that other rules made. items, entries: what readers may hold from it."""
+    """A complete checkpoint of other rules. items, entries: published from it."""
 
     def __init__(self, message: str, items: list[str], entries: list[str]) -> None:
         super().__init__(message)
@@ -56,7 +55,7 @@ class OtherRulesError(CheckpointError):
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A state at one position. versions: of every part; changed: makes the bytes of those that changed."""
+    """A state at one position. versions: of every part. changed: encoders of the changed parts."""
 
     number: int
     folded_offset: int
@@ -65,12 +64,12 @@ class Snapshot:
     changed: Mapping[str, Callable[[], bytes]]
 
     def parts(self) -> dict[str, bytes | None]:
-        """Every part, None where it is as it was. Takes long; needs no lock."""
+        """Return every part, None if unchanged. Slow; needs no lock."""
         return {name: self.changed[name]() if name in self.changed else None for name in self.versions}
 
 
 def versions(state: Partition) -> dict[str, object]:
-    """A version of every part; equal ones of one state stand for equal content. None: of what is always written."""
+    """Return a version of every part. Equal versions of one state mean equal content. None: always written."""
     for item_id in (*state.outgoing.published, *state.outgoing.dirty_items):
         state.numbers.get(item_id)
     ledger = state.ledger
@@ -90,7 +89,7 @@ def versions(state: Partition) -> dict[str, object]:
 
 
 def _buckets(memory: QueryMemory) -> dict[int, dict[str, MemoryEntry]]:
-    """What the memory holds, by id, in parts of their own."""
+    """Return the memory's entries by id, in buckets, each a part."""
     buckets: dict[int, dict[str, MemoryEntry]] = {}
     for number, entry in memory.held():
         buckets.setdefault(number % _MEMORY_BUCKETS, {})[entry.entry_id] = entry
@@ -98,7 +97,7 @@ def _buckets(memory: QueryMemory) -> dict[int, dict[str, MemoryEntry]]:
 
 
 def snapshot(state: Partition, saved: Versions) -> Snapshot:
-    """A checkpoint of a state, with what is still to be published; `saved`: versions of the parts that are kept."""
+    """Capture a checkpoint of a state with its unpublished changes. saved: versions of the stored parts."""
     found = versions(state)
     ledger, memory = state.ledger, state.remembered.memory
     values = {
@@ -131,9 +130,9 @@ def snapshot(state: Partition, saved: Versions) -> Snapshot:
 def restore(
     values: Mapping[str, Any], parts: Mapping[str, bytes], number: int, rules: Rules, listed: Container[str]
 ) -> Partition:
-    """The state of which this was a snapshot.
+    """Return the state of this snapshot.
 
-    Raises: CheckpointError for what does not fit or is of another partition, OtherRulesError for other rules.
+    Raises: CheckpointError for a defect or another partition, OtherRulesError for other rules.
     """
     try:
         if values.get("format") != FORMAT:
@@ -146,20 +145,20 @@ def restore(
 
 
 def to_bytes(state: Partition) -> bytes:
-    """A whole checkpoint as one file, for a backup."""
+    """Encode a complete checkpoint as one file, for a backup."""
     whole = snapshot(state, {})
     return to_file(whole.values, {name: data for name, data in whole.parts().items() if data is not None})
 
 
 def from_bytes(data: bytes, number: int, rules: Rules, listed: Container[str]) -> Partition:
-    """The state of a file. Raises: as `restore`."""
+    """Return the state of a file. Raises: as `restore`."""
     return restore(*from_file(data), number, rules, listed)
 
 
 def _maker(
     state: Partition, buckets: Mapping[int, Mapping[str, MemoryEntry]], kind: str, which: str
 ) -> Callable[[], bytes]:
-    """Takes what a part holds now; its bytes are made when asked for."""
+    """Capture a part's content; return its encoder."""
     at = int(which or 0)
     ledger = state.ledger
     match kind:
@@ -293,7 +292,7 @@ def _restore(
 
 
 def _fitting(values: Mapping[str, Any], number: int, rules: Rules, listed: Container[str]) -> Partition:
-    """A partition with the plain values; rules are not compared yet."""
+    """Return a partition with the plain values; rules are compared later."""
     if values["partition"] != number:
         raise CheckpointError(f"it is of partition {values['partition']}, not {number}")
     for name in ("folded_offset", "stream_ms", "newest_recorded_ms", "quiet_until"):
@@ -315,7 +314,7 @@ def _fitting(values: Mapping[str, Any], number: int, rules: Rules, listed: Conta
 
 
 def _find_contributors(state: Partition) -> None:
-    """Who stands behind new items, from the ledger's rows."""
+    """Collect the users of new items from the ledger's rows."""
     new = [
         number
         for number, item_id in enumerate(state.numbers.ids)

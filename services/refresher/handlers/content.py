@@ -1,7 +1,8 @@
-"""States of new items from their texts, until enough interactions speak for them.
+"""States of new items from their texts, until they have enough interactions.
 
-Holds what topic `items` says of listed items and what the text encoder made of it; encoding a text costs about 10 ms,
-so each is encoded once and callers ask for few at a time. It knows neither interactions nor when a state is published.
+It has the listings of topic `items` and the text encoder's states. Encoding a text costs about 10 ms, so each is
+encoded
+once, and callers ask for few at a time. Interactions and publication are not known here.
 """
 
 from collections.abc import Sequence
@@ -14,14 +15,14 @@ from services.refresher.domain.records import Listing
 
 
 class Texts(Protocol):
-    """Titles and categories to item states: `services.algorithms.pefa.content.TextStates`."""
+    """Converts titles and categories to item states: `services.algorithms.pefa.content.TextStates`."""
 
     def of(self, titles: Sequence[str], categories: Sequence[Sequence[str]]) -> ItemStates:
-        """States of B items."""
+        """Return states of B items."""
 
 
 class ContentStates:
-    """The listed items' texts, and their states as far as they were asked for."""
+    """The listed items' texts, and the states encoded so far."""
 
     def __init__(self, texts: Texts) -> None:
         self._texts = texts
@@ -29,18 +30,18 @@ class ContentStates:
         self._states: dict[str, ItemStates] = {}
 
     def put(self, listing: Listing) -> None:
-        """Take a listing; another text makes another state."""
+        """Store a listing; a changed text drops its state."""
         if listing != self._listings.get(listing.item_id):
             self._listings[listing.item_id] = listing
             self._states.pop(listing.item_id, None)
 
     def __contains__(self, item_id: object) -> bool:
-        """Whether an item has a text."""
+        """Return whether an item has a text."""
         listing = self._listings.get(str(item_id))
         return listing is not None and bool(listing.title or listing.categories)
 
     def of(self, item_ids: Sequence[str]) -> ItemStates:
-        """States of items that have a text, at least one."""
+        """Return states of items with a text, at least one."""
         new = [self._listings[item_id] for item_id in item_ids if item_id not in self._states]
         if new:
             made = self._texts.of([one.title for one in new], [one.categories for one in new])

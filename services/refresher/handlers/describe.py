@@ -1,7 +1,7 @@
-"""Answers about what is held: status with digests, one item's evidence, one user's contributions.
+"""Describe the state: status with digests, one item's evidence, one user's contributions.
 
-Answers come from the event loop's threads while the refresher's own thread folds, so each takes the lock that the
-folding takes while it reads. What reads much takes it for a slice at a time: folding waits for about a millisecond.
+Event-loop threads answer while the refresher's thread folds, so both lock the registry. Long reads lock it in slices:
+folding waits for about a millisecond.
 """
 
 import time
@@ -17,14 +17,13 @@ from services.refresher.domain.remembered import entry_id_of
 from services.refresher.domain.rules import Rules
 from services.refresher.handlers.publish import NOTHING, UNKNOWN, Publisher
 
-# What is left to others between two slices: who lets go of a lock and takes it again at once is faster than whoever
-# waits for it.
+# Pause between two slices: a thread that locks again at once would starve the waiting one.
 _PAUSE_S = 0.0001
 
 
 @dataclass(slots=True)
 class PartitionRegistry:
-    """What the refresher's thread holds and others may look at, under `lock`."""
+    """The refresher thread's partitions, shared under `lock`."""
 
     lock: Lock = field(default_factory=Lock)
     partitions: dict[int, Partition] = field(default_factory=dict)
@@ -34,7 +33,7 @@ class PartitionRegistry:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartitionStatus:
-    """One partition. end_offset: one past the last record; checkpoint_offset: -1 before any."""
+    """One partition. end_offset: one past the last record. checkpoint_offset: -1 without a checkpoint."""
 
     partition: int
     folded_offset: int
@@ -50,7 +49,7 @@ class PartitionStatus:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Status:
-    """What this process folds."""
+    """The partitions that this process folds."""
 
     model_version: str
     policy: str
@@ -61,7 +60,7 @@ class Status:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ItemEvidence:
-    """What stands behind an item. `reason`: why not published from its interactions (its text may stand in)."""
+    """An item's evidence. reason: why it is not published from interactions (its text may be published instead)."""
 
     found: bool
     num_interactions: int = 0
@@ -76,7 +75,7 @@ class ItemEvidence:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UserContributions:
-    """What a user contributed to the partitions held here."""
+    """A user's contributions to this process's partitions."""
 
     interactions: int
     items: int
@@ -86,13 +85,13 @@ class UserContributions:
 
 
 class Describe:
-    """Reads what is held."""
+    """Reads the registry."""
 
     def __init__(self, registry: PartitionRegistry, publisher: Publisher, rules: Rules) -> None:
         self._registry, self._publisher, self._rules = registry, publisher, rules
 
     def status(self) -> Status:
-        """Every partition held, with its digest. Cost: one hash over the sums that changed since the last call."""
+        """Return every partition with its digest. Cost: a hash over the sums that changed since the last call."""
         partitions = []
         with self._registry.lock:
             numbers = sorted(self._registry.partitions)
@@ -111,7 +110,7 @@ class Describe:
         )
 
     def item(self, item_id: str) -> ItemEvidence:
-        """The evidence behind one item, in whichever partition has it."""
+        """Return the evidence of one item."""
         with self._registry.lock:
             for state in self._registry.partitions.values():
                 if item_id in state.sums:
@@ -122,8 +121,10 @@ class Describe:
         return ItemEvidence(found=False)
 
     def user(self, pseudonym: str) -> UserContributions:
-        """What a user contributed, who may have several pseudonyms (`PSEUDONYMS_BETWEEN` them). Cost: a comparison of
-        each interaction held."""
+        """Return what a user contributed. pseudonym: one or several, joined with `PSEUDONYMS_BETWEEN`.
+
+        Cost: a comparison per counted interaction.
+        """
         pseudonyms = pseudonym.split(PSEUDONYMS_BETWEEN)
         interactions = remembered = items = 0
         forgotten: list[Mapping[int, int]] = []
@@ -136,11 +137,11 @@ class Describe:
                     positions, found = state.ledger.of_user(name)
                     interactions, numbers = interactions + len(positions), numbers | found
                     remembered += sum(entry_id_of(position) in state.remembered.visible for position in positions)
-                    # Of a user who is leaving something is still in the sums.
+                    # The sums still contain a part of a leaving user.
                     forgotten.append({} if name in state.leaving else state.ledger.forgotten_up_to(name))
                 time.sleep(_PAUSE_S)
             items += len(numbers)
-        # It speaks for all of them at once: forgotten is what every one of them has forgotten.
+        # Forgotten up to the least offset of all partitions here.
         everywhere = set.intersection(*map(set, forgotten)) if forgotten else set()
         up_to = {partition: min(found[partition] for found in forgotten) for partition in sorted(everywhere)}
         return UserContributions(
@@ -152,7 +153,7 @@ class Describe:
         )
 
     def _status_in_slices(self, number: int) -> PartitionStatus | None:
-        """The status once all that changed is hashed, which folding may interrupt; None when it is held no more."""
+        """Return the status after hashing all changes in slices; None if the partition was released."""
         while True:
             with self._registry.lock:
                 state = self._registry.partitions.get(number)
@@ -169,7 +170,7 @@ class Describe:
             end_offset=max(self._registry.ends.get(state.number, 0), state.folded_offset + 1),
             checkpoint_offset=self._registry.checkpoints.get(state.number, -1),
             newest_recorded_ms=state.time.newest_recorded_ms,
-            # While a forgotten user is being taken out, it equals nobody's.
+            # During the subtraction of a forgotten user, the digest equals no other.
             digest="" if state.leaving or state.returning else state.digest(),
             num_items=len(state.sums),
             num_remembered=len(state.remembered.memory),

@@ -1,8 +1,8 @@
-"""Fold records into a partition's state, reading records again where something has to be taken out.
+"""Fold records into a partition's state, and read records again to subtract them.
 
-Whatever has to be read is read before anything is changed, and the state's position moves with each run of records, so
-a failure at any point leaves a state that is right for its position: the next attempt goes on from there. A forget that
-needs more than `_MOST` records, or longer than `_MOST_S`, goes on in `go_on`, between polls.
+All reads precede all changes, and the position moves with each run of records. So after a failure the state is correct
+for its position, and the next attempt continues there. A forget that needs more than `_MOST` records or `_MOST_S`
+seconds continues in `go_on`, between polls.
 """
 
 import time
@@ -18,9 +18,9 @@ from services.refresher.domain.partition import Partition
 from services.refresher.domain.records import Entry, Forgetting, Interaction, Undo
 from services.refresher.ports import Log
 
-# At these offsets, whatever the polls, so that what is published stays a function of the log.
+# At these offsets, independent of polls, so that publication depends only on the log.
 _JUDGE_EVERY = 2048
-# Records read again at a time; at most so many, and for so long, before others have their turn.
+# Records read again per slice; most records, and seconds, per turn.
 _SLICE = 32
 _MOST, _MOST_S = 256, 0.2
 
@@ -28,16 +28,17 @@ logger = structlog.get_logger()
 
 
 class FoldRecords:
-    """Folds what a log gives, and reads from the same log again."""
+    """Folds a log's records, and reads from the same log again."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
 
     def fold(self, partition: Partition, entries: Sequence[Entry]) -> list[DeadLetter]:
-        """Fold entries in order; those at or below the state's position are passed over. Returns the unreadable ones.
+        """Fold entries in order, and skip those at or below the state's position. Returns the unreadable ones.
 
-        Raises: DependencyUnavailable (try again), PreconditionFailed (the log has lost records: rebuild it); the
-        state is right for its `folded_offset` in either case.
+        Raises: DependencyUnavailable (try again), PreconditionFailed (the log lost records: rebuild). The state stays
+        correct
+        for its `folded_offset`.
         """
         entries = [entry for entry in entries if entry.offset > partition.folded_offset]
         recent = {entry.offset: entry for entry in entries if isinstance(entry, Interaction)}
@@ -56,7 +57,7 @@ class FoldRecords:
         return unreadable
 
     def mend(self, partition: Partition) -> None:
-        """Bring in what waits in the log alone: pending interactions of items that are known now, a memory's refill.
+        """Fold pending interactions of items that became known, and refill the memory.
 
         Raises: as `fold`.
         """
@@ -68,7 +69,7 @@ class FoldRecords:
             partition.adopt(item_id, list(found.values()))
         if not partition.remembered.memory.wants_refill:
             return
-        # Even if nothing is lacking: made again, the memory is open to what it would have turned away.
+        # Also without lacking entries: the rebuilt memory accepts what it would have rejected.
         lacking = partition.lacks()
         wanted = partition.remembered.refill_size
         brought: list[Interaction] = []
@@ -80,7 +81,7 @@ class FoldRecords:
         partition.refill(brought[:wanted])
 
     def go_on(self, partition: Partition) -> None:
-        """A slice of what forgets have left to be read again: of forgotten users, and of items made anew.
+        """Continue forgets for a slice: subtract forgotten users, recompute dropped sums.
 
         Raises: as `fold`.
         """
@@ -117,7 +118,7 @@ class FoldRecords:
             unreadable.append(entry)
             partition.counts["dead_lettered"] += 1
         if not isinstance(entry, DeadLetter):
-            # The record is folded; should the refill fail, the next attempt begins with it.
+            # The record is folded. If the refill fails, the next attempt begins with it.
             partition.folded_offset = entry.offset
             if not partition.leaving:
                 self.mend(partition)
@@ -125,7 +126,7 @@ class FoldRecords:
     def _take_out(
         self, partition: Partition, user: str, recent: Mapping[int, Interaction], most: int, deadline: float
     ) -> int:
-        """Take at most so many interactions of a forgotten user out; returns how many."""
+        """Subtract at most this many interactions of a forgotten user; return their number."""
         covered = partition.ledger.covered(user, partition.leaving[user])
         done = 0
         while done < min(most, len(covered)) and time.monotonic() < deadline:
@@ -137,8 +138,10 @@ class FoldRecords:
         return done
 
     def _void(self, partition: Partition, rows: Sequence[tuple[int, int]], recent: Mapping[int, Interaction]) -> None:
-        """Take out what lies at these positions and offsets; where the log has it no more, the sums of its items are
-        made anew of what the log still has."""
+        """Subtract the interactions at these positions and offsets. If the log lost one, recompute its item's sums from
+        the
+        log.
+        """
         found = self._read(partition, [offset for _, offset in rows], recent)
         partition.take_back([found[offset] for _, offset in rows if offset in found])
         lost = [position for position, offset in rows if offset not in found]
@@ -146,9 +149,9 @@ class FoldRecords:
             first = self._log.bounds([partition.number])[partition.number][0]
             items, others = partition.lose(lost, first)
             logger.error(
-                "sums_made_anew",
+                "sums_recomputed",
                 partition=partition.number,
-                reason="what is to be taken back is not in the log any more",
+                reason="the log no longer has the records to subtract",
                 items=items,
                 lost_interactions_of_others=others,
                 first=first,
@@ -157,7 +160,7 @@ class FoldRecords:
     def _read(
         self, partition: Partition, offsets: Sequence[int], recent: Mapping[int, Interaction]
     ) -> dict[int, Interaction]:
-        """The interactions at these offsets, in this order, without those that retention has taken."""
+        """Return the interactions at these offsets in this order, without those that retention deleted."""
         absent = [offset for offset in offsets if offset not in recent]
         try:
             again = self._log.read_again(partition.number, absent) if absent else {}
@@ -175,6 +178,6 @@ class FoldRecords:
 
 
 def _runs(entries: Sequence[Entry]) -> Iterator[tuple[type[Entry], list[Entry]]]:
-    """Neighbours of one kind together, cut where new items are judged."""
+    """Yield runs of entries of one kind, split where new items are judged."""
     for (kind, _), run in groupby(entries, key=lambda entry: (type(entry), entry.offset // _JUDGE_EVERY)):
         yield kind, list(run)

@@ -1,7 +1,7 @@
-"""Taking a partition over: the newest whole checkpoint that fits, or its log from the beginning.
+"""Open a partition: restore the newest valid checkpoint, or fold its log from the beginning.
 
-A checkpoint is refused, never repaired: torn or altered bytes, another model or policy, a position that the topic does
-not reach. What readers may hold from a life that is given up stays noted, so that it is published again or dropped.
+A checkpoint is rejected, never repaired, if its bytes are torn or altered, if its model or policy differs, or if the
+topic does not reach its position. What a rejected state published stays marked, to be published again or dropped.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,7 +27,7 @@ _HOMES_LOOKED_AT = 64
 
 @dataclass(kw_only=True, eq=False)
 class HoldPartition:
-    """Opens, keeps and rebuilds. `withdrawn` has every listed item; it may grow outside."""
+    """Opens, saves and rebuilds partitions. withdrawn: every listed item; may grow."""
 
     rules: Rules
     log: Log
@@ -36,20 +36,19 @@ class HoldPartition:
     content: ContentStates | None = None
     on_rebuild: Callable[[str], None] = lambda reason: None
     _homes: dict[str, int] = field(default_factory=dict, init=False)
-    # Per partition the state of which parts are kept, and their versions.
+    # Per partition, the state whose parts are stored, and their versions.
     _saved: dict[int, tuple[Partition, Versions]] = field(default_factory=dict, init=False)
 
     def open(self, number: int, bounds: tuple[int, int], num_partitions: int) -> Partition:
-        """The partition's state; its log now has records from bounds[0] to before bounds[1].
+        """Return the partition's state. bounds: the log's first offset, and one past the last.
 
-        Raises: DependencyUnavailable when the checkpoints cannot be reached; PreconditionFailed when partitions were
-        added since.
+        Raises: DependencyUnavailable if the checkpoints cannot be reached; PreconditionFailed if partitions were added.
         """
         first, end = bounds
         state, reason = self._restored(number, first, end)
         self._check_homes(state, num_partitions)
         if state.folded_offset + 1 < first:
-            # Retention took what nobody folded. Nothing can bring it back; what is left is folded.
+            # Retention deleted unfolded records. They are lost; the rest is folded.
             logger.error("attributions_lost", partition=number, folded=state.folded_offset, first=first)
             state.folded_offset = first - 1
         if not reason and self._lacks_listed(state, num_partitions):
@@ -57,7 +56,7 @@ class HoldPartition:
         if reason:
             self.on_rebuild(reason)
             logger.info("partition_rebuilt", partition=number, reason=reason, records=end - first)
-        # Items may have been listed or withdrawn meanwhile; whether there is news of one is decided when publishing.
+        # Items may have been listed or withdrawn meanwhile; publication decides whether they changed.
         for item_id in state.sums:
             if item_id not in state.outgoing.published or self.withdrawn.get(item_id, False):
                 state.outgoing.dirty_items.setdefault(item_id, False)
@@ -69,12 +68,12 @@ class HoldPartition:
         return state
 
     def snapshot(self, state: Partition) -> Snapshot:
-        """What a checkpoint of the state holds now; short, and to be called under the lock."""
+        """Capture a checkpoint of the state. Fast; call it under the lock."""
         saved = self._saved.get(state.number)
         return snapshot(state, saved[1] if saved is not None and saved[0] is state else {})
 
     def keep(self, state: Partition, taken: Snapshot) -> None:
-        """Save a snapshot of the state; long, and without the lock. Raises: as `Checkpoints.save`."""
+        """Save a snapshot of the state. Slow; call it without the lock. Raises: as `Checkpoints.save`."""
         try:
             self.checkpoints.save(state.number, taken.values, taken.parts())
         except Conflict:
@@ -83,7 +82,7 @@ class HoldPartition:
         self._saved[state.number] = (state, taken.versions)
 
     def rebuilt(self, old: Partition) -> Partition:
-        """An empty state instead of `old`, which knows what readers may hold from it."""
+        """Return an empty state in place of `old`, with everything published marked as changed."""
         state = Partition(old.number, self.rules, self.withdrawn)
         state.outgoing.dirty_items = dict.fromkeys((*old.outgoing.published, *old.outgoing.dirty_items), True)
         state.outgoing.dirty_entries = {*old.remembered.visible, *old.outgoing.dirty_entries}
@@ -92,7 +91,7 @@ class HoldPartition:
         return state
 
     def scratch(self, number: int) -> Partition:
-        """An empty partition of the same rules, to try records in."""
+        """Return an empty partition of the same rules, to try records in."""
         return Partition(number, self.rules, self.withdrawn)
 
     def _restored(self, number: int, first: int, end: int) -> tuple[Partition, str]:
@@ -114,7 +113,7 @@ class HoldPartition:
                 reason = "torn checkpoint"
                 continue
             if state.folded_offset < end and self._is_log_of(state, first):
-                logger.info("checkpoint_taken", name=name, partition=number, folded=state.folded_offset)
+                logger.info("checkpoint_loaded", name=name, partition=number, folded=state.folded_offset)
                 if kept.is_base:
                     self._saved[number] = (state, versions(state))
                 return state, ""
@@ -123,7 +122,7 @@ class HoldPartition:
         return fresh, reason
 
     def _is_log_of(self, state: Partition, first: int) -> bool:
-        """Whether the log still has the interaction that the state took last; a new topic of its name has another."""
+        """Return whether the log still has the state's last interaction; a recreated topic has another."""
         if state.time.mark is None or state.time.mark[0] < first:
             return True
         offset, source_position = state.time.mark
@@ -133,7 +132,7 @@ class HoldPartition:
             return False
 
     def _lacks_listed(self, state: Partition, num_partitions: int) -> bool:
-        """Whether an item was listed whose interactions this partition had turned away."""
+        """Return whether an item was listed whose pending interactions were evicted."""
         return state.pending.evicted_from is not None and any(
             state.pending.may_lack(item_id)
             and item_id not in state.sums
@@ -143,14 +142,14 @@ class HoldPartition:
         )
 
     def _check_homes(self, state: Partition, num_partitions: int) -> None:
-        """A topic that grew puts at least half of all items elsewhere: a few of them tell."""
+        """Check a few items: a topic that grew moves at least half of them to other partitions."""
         for item_id in islice(state.sums, _HOMES_LOOKED_AT):
             home = self._home(item_id, num_partitions)
             if home != state.number:
                 raise PreconditionFailed(
-                    f"partition {state.number} of {ATTRIBUTIONS!r} holds sums of item {item_id!r}, whose records go to "
-                    f"partition {home} now: partitions were added (there are {num_partitions}). Make the topic "
-                    "and `refresher-checkpoints` anew, and run `freshet backfill-attributions`"
+                    f"partition {state.number} of {ATTRIBUTIONS!r} has sums of item {item_id!r}, whose records go to "
+                    f"partition {home} now: partitions were added (there are {num_partitions}). Delete the topic "
+                    "and `refresher-checkpoints`, create both again, and run `freshet backfill-attributions`"
                 )
 
     def _home(self, item_id: str, num_partitions: int) -> int:

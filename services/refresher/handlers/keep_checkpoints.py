@@ -1,4 +1,4 @@
-"""When partitions' checkpoints are kept: one at a time, each every so often, beside the folding where a keeper is."""
+"""Save partitions' checkpoints one at a time, each at an interval, in the background if there is a keeper."""
 
 import time
 from collections.abc import Collection
@@ -19,7 +19,7 @@ log = structlog.get_logger()
 
 
 class KeepCheckpoints:
-    """keeper: saves checkpoints beside the folding; None: the folding waits."""
+    """keeper: saves in the background; None: folding waits."""
 
     def __init__(
         self,
@@ -36,21 +36,20 @@ class KeepCheckpoints:
         self._keeping = Future[None]()
         self._keeping.set_result(None)
         self._at: dict[int, float] = {}
-        # What a partition's last checkpoint holds: its position, and how much was still to be published.
+        # The position and number of unpublished changes in a partition's last checkpoint.
         self._kept: dict[int, tuple[int, int]] = {}
 
     def begin(self, number: int, part: float) -> None:
-        """This partition is held now. part: of the time between two checkpoints, after which the first one is due:
-        spread, so that they do not all fall into one turn."""
+        """Add a partition. part: of the interval, until its first checkpoint, so that not all fall into one turn."""
         self._at[number] = time.monotonic() + self._every_s * part
 
     def forget(self, numbers: Collection[int]) -> None:
-        """These are held no more."""
+        """Remove partitions."""
         for number in numbers:
             self._kept.pop(number, None)
 
     def look(self) -> None:
-        """Keep one checkpoint that is due, unless one is being kept."""
+        """Save one checkpoint that is due, unless one is being saved."""
         now = time.monotonic()
         due = [number for number in self._registry.partitions if now >= self._at[number]]
         if due and self._keeping.done():
@@ -58,7 +57,7 @@ class KeepCheckpoints:
             self.keep(self._registry.partitions[due[0]], waits=self._keeper is None)
 
     def keep(self, state: Partition, *, waits: bool = True) -> None:
-        """Save a checkpoint if there is news since the last one; raises what that raises if it `waits` for it."""
+        """Save a checkpoint if anything changed since the last one. With `waits`, wait for it and raise its errors."""
         now = (state.folded_offset, state.outgoing.num_changes)
         if state.folded_offset < 0 or self._kept.get(state.number) == now:
             return
@@ -85,7 +84,7 @@ class KeepCheckpoints:
         try:
             self._save(state, taken, now)
         except Exception as exc:
-            # Nothing is lost but time: what has changed since the last one is still known, and the next one holds it.
+            # Nothing is lost: the changes are still known, and the next checkpoint has them.
             bug = None if isinstance(exc, FreshetError) else exc
             log.error("checkpoint_failed", partition=state.number, reason=str(exc), exc_info=bug)
             self._metrics.failures.labels(type(exc).__name__).inc()
@@ -99,4 +98,4 @@ class KeepCheckpoints:
                 self._registry.checkpoints[state.number] = taken.folded_offset
         seconds = time.perf_counter() - started
         self._metrics.checkpoint_seconds.observe(seconds)
-        log.info("checkpoint_kept", partition=state.number, folded=taken.folded_offset, seconds=round(seconds, 2))
+        log.info("checkpoint_saved", partition=state.number, folded=taken.folded_offset, seconds=round(seconds, 2))

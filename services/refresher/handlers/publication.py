@@ -1,4 +1,4 @@
-"""Publications: what was folded and is not published yet, in batches that are acknowledged together."""
+"""Publish folded changes in batches that are acknowledged together."""
 
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -11,16 +11,17 @@ from services.refresher.handlers.publish import Batch, Publisher
 from services.refresher.metrics import RefresherMetrics
 from services.refresher.ports import Outbox
 
-# Batches of one holder are numbered within this many; a later holder's numbers are higher.
+# Batch numbers per lease term; a later term's numbers are higher.
 _BATCHES_PER_TERM = 1 << 32
 _MAX_WAITING = 10_000
 
 
 class Publication:
-    """For one thread, which takes the registry's lock while it makes batches.
+    """Publishes batches. Not thread-safe; locks the registry while it makes batches.
 
-    max_changes: per publication, all partitions together. every_s: between two publications. share: of the time, that
-    publications may take while more waits to be folded.
+    max_changes: per publication, all partitions together. every_s: between two publications. share: largest share of
+    time
+    for publications while records wait to be folded.
     """
 
     def __init__(
@@ -37,18 +38,18 @@ class Publication:
     ) -> None:
         self._publisher, self._outbox, self._registry, self._metrics = publisher, outbox, registry, metrics
         self._max_changes, self._every_s, self._share, self._tracing = max_changes, every_s, share, tracing
-        # When the next publication may begin (monotonic clock).
+        # Start of the next publication (monotonic clock).
         self.at_s = 0.0
         self._sequence = self._turn = 0
         self._unreadable: list[DeadLetter] = []
-        # Of what was polled since the last publication.
+        # Of the records polled since the last publication.
         self._traceparents: list[str] = []
-        # When the broker took what was folded and is not published yet, by partition.
+        # The broker's times of folded and unpublished interactions, by partition.
         self._waiting: dict[int, list[int]] = {}
 
     @property
     def has_news(self) -> bool:
-        """Whether something was folded, or changed otherwise, since everything was published."""
+        """Whether anything changed since everything was published."""
         return (
             bool(self._unreadable)
             or any(self._waiting.values())
@@ -56,35 +57,36 @@ class Publication:
         )
 
     def polled(self, traceparents: Collection[str]) -> None:
-        """Records of these traces came."""
+        """Note the traces of polled records."""
         if len(self._traceparents) < _MAX_WAITING:
             self._traceparents += traceparents
 
     def folded(self, number: int, entries: Sequence[Entry]) -> None:
-        """These entries of a partition were folded."""
+        """Note folded entries of a partition."""
         waiting = self._waiting.setdefault(number, [])
         room = max(0, _MAX_WAITING - len(waiting))
         waiting += [entry.recorded_ms for entry in entries if isinstance(entry, Interaction)][:room]
 
     def set_aside(self, unreadable: Collection[DeadLetter]) -> None:
-        """These go to the dead letters with the next publication."""
+        """Queue dead letters for the next publication."""
         self._unreadable += unreadable
 
     def forget(self, numbers: Collection[int]) -> None:
-        """These partitions are held no more."""
+        """Remove partitions."""
         for number in numbers:
             self._waiting.pop(number, None)
 
     def write_unreadable(self) -> None:
-        """Write the dead letters at once: a checkpoint never lies beyond a record whose dead letter is not written.
+        """Write the dead letters now, so that no checkpoint lies after a record whose dead letter is missing.
 
-        Raises: as the outbox."""
+        Raises: as the outbox.
+        """
         if self._unreadable:
             self._outbox.publish([], self._unreadable)
             self._unreadable = []
 
     def look(self, terms: Mapping[int, int], *, idle: bool) -> None:
-        """Publish when it is time and there is news. idle: nothing waits to be folded. Raises: as `publish`."""
+        """Publish if due and there are changes. idle: no records wait to be folded. Raises: as `publish`."""
         now = time.monotonic()
         if now >= self.at_s and self.has_news:
             left = self.publish(terms)
@@ -93,8 +95,10 @@ class Publication:
             self.at_s = done if left and idle else done + pause
 
     def publish(self, terms: Mapping[int, int]) -> bool:
-        """Publish at most `max_changes`; whether some are left. terms: of the partitions held, by which batches are
-        numbered. Raises: DependencyUnavailable; then all of it is still to be published."""
+        """Publish at most `max_changes`; return whether some are left. terms: lease terms, for batch numbers.
+
+        Raises: DependencyUnavailable; then nothing counts as published.
+        """
         started = time.perf_counter()
         numbers = sorted(number for number, state in self._registry.partitions.items() if not state.is_quiet)
         batches = self._batches(numbers, terms)
@@ -112,14 +116,14 @@ class Publication:
         return self._count_fresh(numbers)
 
     def close(self) -> None:
-        """Give the connection up."""
+        """Close the connection."""
         self._outbox.close()
 
     def _batches(self, numbers: Sequence[int], terms: Mapping[int, int]) -> list[Batch]:
         room, batches = self._max_changes, list[Batch]()
         self._turn += 1
         for step in range(len(numbers)):
-            # Each one is first in turn, so that a large backlog of one keeps no other waiting.
+            # The first partition rotates, so that a large backlog delays no other.
             number = numbers[(step + self._turn) % len(numbers)]
             self._sequence += 1
             batch_number = terms.get(number, 0) * _BATCHES_PER_TERM + self._sequence
@@ -131,7 +135,7 @@ class Publication:
         return batches
 
     def _count_fresh(self, numbers: Sequence[int]) -> bool:
-        """Export how long what is out now has waited; whether something is left."""
+        """Export the latency of published interactions; return whether changes are left."""
         left, done_ms = False, time.time_ns() // 1_000_000
         for number in numbers:
             state = self._registry.partitions[number]

@@ -1,8 +1,9 @@
-"""What readers of `index-deltas` have to be told of a partition's state.
+"""Make the deltas that readers of `index-deltas` need for a partition's state.
 
-Content depends on the state alone (its age is stream time), so writing something again after a crash is harmless, and a
-reader that holds something newer ignores it. An item is published when it is known, not withdrawn, points somewhere,
-and, if only interactions speak for it, rests on enough users.
+The content depends only on the state (its age is stream time), so a repetition after a crash is harmless, and a reader
+ignores older content. An item is published if it is known, not withdrawn, has a direction, and, if it is new, has
+enough
+users.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,22 +28,22 @@ TOO_FEW = "too few users"
 NO_DIRECTION = "no direction"
 NOTHING = "no interactions"
 
-# What an item without a bundle state may lack to be published from interactions: its text stands in until then.
+# Reasons for which a new item is published from its text instead of its interactions.
 _STANDS_IN = (NOTHING, TOO_FEW, NO_DIRECTION)
-# Texts encoded for one batch, about 10 ms each: interactions wait for it.
+# Texts encoded per batch, about 10 ms each, while interactions wait.
 _MAX_TEXTS = 8
-# Items that a sweep looks at in one turn: a few milliseconds.
+# Items per turn of a sweep: a few milliseconds.
 _MAX_SWEPT = 500
-# Below this a change of lambda through age alone is not worth a record.
+# A smaller change of lambda by age alone is not published.
 _WEIGHT_STEP = 0.01
 
 
 @dataclass(slots=True)
 class Batch:
-    """Changes of one partition to be published together; `model_weights`: of each item written.
+    """Changes of one partition to publish together. model_weights: of each written item.
 
-    tombstones: keys that the batch before dropped, to be written in front of this one: a batch whose last record they
-    replace is ended by the next batch of its writer, which is this one.
+    tombstones: keys dropped in the previous batch, written before this one. If a tombstone replaces that batch's last
+    record, the writer's next batch, which is this one, ends it.
     """
 
     partition: Partition
@@ -56,7 +57,7 @@ class Batch:
         return self.partition.outgoing.dropped if self.deltas else []
 
     def published(self) -> None:
-        """All of it was acknowledged."""
+        """Note that everything was acknowledged."""
         state = self.partition
         for item_id in self.items:
             state.outgoing.dirty_items.pop(item_id, None)
@@ -69,10 +70,11 @@ class Batch:
 
 @dataclass(kw_only=True, eq=False)
 class Publisher:
-    """Makes batches. `withdrawn` says of each listed item whether it is; it may change outside.
+    """Makes batches. withdrawn: by listed item; may change.
 
-    `content`: states of listed items from their texts, where a text encoder is configured. `new_item_policy`: how far
-    new items may go, where that is not left to each partition's own sums.
+    content: states of listed items from their texts, if a text encoder is configured. new_item_policy: the weight
+    policy of
+    new items; None: from each partition's sums.
     """
 
     weight_policy: SharePolicy
@@ -82,7 +84,7 @@ class Publisher:
     new_item_policy: SharePolicy | None = None
 
     def reasons(self, state: Partition, item_ids: Sequence[str]) -> list[str]:
-        """Why each item is not published; empty where it is."""
+        """Return why each item is not published; "" if it is."""
         sums = state.sums.of(item_ids)
         reasons = []
         for row, item_id in enumerate(item_ids):
@@ -99,11 +101,11 @@ class Publisher:
         return reasons
 
     def model_weights(self, state: Partition, item_ids: Sequence[str]) -> Floats:
-        """lambda of each item (n,): 0 for one that the model never saw."""
+        """Return lambda of each item (n,); 0 for an item unknown to training."""
         return np.where(_in_model(state, item_ids), self._lambdas(state, item_ids, state.sums.of(item_ids)), 0.0)
 
     def sweep(self, state: Partition) -> None:
-        """Mark those of the next items to sweep whose model weight has moved since, as stream time went on."""
+        """Mark the next swept items whose model weight changed with stream time."""
         turn, state.outgoing.to_sweep = state.outgoing.to_sweep[:_MAX_SWEPT], state.outgoing.to_sweep[_MAX_SWEPT:]
         item_ids = [item_id for item_id in turn if item_id in state.outgoing.published and item_id in state.sums]
         if not item_ids:
@@ -114,7 +116,7 @@ class Publisher:
             state.outgoing.dirty_items.setdefault(item_ids[row], False)
 
     def batch(self, state: Partition, number: int, limit: int) -> Batch | None:
-        """At most `limit` changes under a batch number; None when nothing has changed."""
+        """Return at most `limit` changes under a batch number; None without changes."""
         item_ids = _first(state.outgoing.dirty_items, limit)
         entry_ids = _first(state.outgoing.dirty_entries, limit - len(item_ids))
         model_weights: dict[str, float] = {}
@@ -128,7 +130,7 @@ class Publisher:
             IndexDelta(
                 model_version=state.rules.items.model_version,
                 partition=state.number,
-                # An empty partition has only what its items' texts say: that counts as its first record's.
+                # An empty partition has only items from texts, under offset 0.
                 offset=max(0, state.folded_offset),
                 batch=number,
                 last_of_batch=row == len(changes) - 1,
@@ -140,7 +142,7 @@ class Publisher:
         return Batch(state, deltas, item_ids, entry_ids, model_weights)
 
     def _items(self, state: Partition, item_ids: list[str], model_weights: dict[str, float]) -> list[ItemDelta]:
-        """The deltas of these items; those whose texts have to wait are moved to the end of the queue and left out."""
+        """Return the deltas of these items. Items whose texts have to wait move to the end of the queue."""
         reasons = dict(zip(item_ids, self.reasons(state, item_ids), strict=True))
         texts = [item_id for item_id in item_ids if self._speaks_by_text(state, item_id, reasons[item_id])]
         for item_id in texts[_MAX_TEXTS:]:
@@ -149,8 +151,9 @@ class Publisher:
         found = self._by_text(texts[:_MAX_TEXTS], model_weights)
         for item_id in item_ids:
             reason = "" if item_id in texts else reasons[item_id]
-            # An earlier process may have published the item, which no checkpoint says: before something was taken out
-            # of it, before a withdrawal, or before interactions cancelled each other.
+            # An earlier process may have published the item without a checkpoint of it: before a subtraction, a
+            # withdrawal, or
+            # cancelling interactions.
             was_taken_out = state.outgoing.dirty_items[item_id]
             if reason and (item_id in state.outgoing.published or was_taken_out or reason in (WITHDRAWN, NO_DIRECTION)):
                 found.append(ItemDelta(item_id=item_id, dropped=True))
@@ -196,7 +199,7 @@ class Publisher:
         ]
 
     def _lambdas(self, state: Partition, item_ids: Sequence[str], sums: SumsOf) -> Floats:
-        """As they take effect: a new item's components are shorter than a trained one's."""
+        """Return lambda as applied: a new item's components are shorter than a trained one's."""
         ages = state.time.age_seconds(np.where(sums.counts > 0, sums.last_seconds, state.time.stream_ms // 1000))
         known = self.weight_policy.model_share(sums.evidence, sums.coherence, ages)
         new = (self.new_item_policy or state.new_item_policy).model_share(sums.evidence, sums.coherence, ages)
