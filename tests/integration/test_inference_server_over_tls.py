@@ -68,15 +68,10 @@ def address(folder: Path, small_bundle: Path, tmp_path_factory: pytest.TempPathF
         running.wait(30)
 
 
-def test_the_encoders_client_is_answered_with_a_certificate_of_the_ca(
-    address: str, small_bundle: Path, folder: Path
-) -> None:
-    check(address, small_bundle, certificates.of(folder, "encoder"))
-
-
-def test_the_inference_server_refuses_plaintext_a_foreign_and_an_expired_certificate(
+def test_a_certificate_of_the_ca_is_answered_and_plaintext_a_foreign_and_an_expired_one_are_not(
     address: str, small_bundle: Path, folder: Path, tmp_path: Path
 ) -> None:
+    check(address, small_bundle, certificates.of(folder, "encoder"))
     for tls in (certificates.foreign(folder, tmp_path, "encoder"), certificates.expired(folder, "encoder")):
         with pytest.raises(DependencyUnavailable):
             check(address, small_bundle, tls)

@@ -139,18 +139,6 @@ def test_added_files_are_listed_and_leave_the_version_alone(path: Path, tmp_path
         add_files(path, {"../outside": tmp_path / "made"})
 
 
-@pytest.mark.parametrize(
-    "name", ["weights.safetensors", "item_states.safetensors", "pair_gate.safetensors", "items.arrow"]
-)
-def test_one_flipped_byte_is_refused_with_both_checksums(path: Path, name: str) -> None:
-    listed = load_bundle(path).manifest.files[name].sha256
-    raw = bytearray((path / name).read_bytes())
-    raw[-1] ^= 1
-    (path / name).write_bytes(raw)
-    with pytest.raises(BundleError, match=rf"{name} has sha256 [0-9a-f]{{64}}; manifest.json says {listed}"):
-        load_bundle(path)
-
-
 def test_a_cut_file_is_refused_with_both_sizes(path: Path) -> None:
     raw = (path / "weights.safetensors").read_bytes()
     (path / "weights.safetensors").write_bytes(raw[:-4])
@@ -399,7 +387,9 @@ def test_a_part_of_a_bundle_is_that_part_of_the_whole(path: Path) -> None:
         np.testing.assert_array_equal(one.states.gate, whole.states.gate[rows])
 
 
-@pytest.mark.parametrize("name", ["item_states.safetensors", "items.arrow", "pair_gate.safetensors"])
+@pytest.mark.parametrize(
+    "name", ["item_states.safetensors", "items.arrow", "pair_gate.safetensors", "weights.safetensors"]
+)
 def test_files_that_were_cut_short_or_are_another_bundles_are_refused(path: Path, tmp_path: Path, name: str) -> None:
     data, other = (path / name).read_bytes(), write_bundle(tmp_path / "other", content(seed=1))
     (path / name).write_bytes(data[:-16])
@@ -409,7 +399,7 @@ def test_files_that_were_cut_short_or_are_another_bundles_are_refused(path: Path
     altered[-9] ^= 1
     for wrong in (bytes(altered), *([(other.path / name).read_bytes()] if name != "items.arrow" else [])):
         (path / name).write_bytes(wrong)
-        with pytest.raises(BundleError, match=rf"{name} has sha256 .*; manifest\.json says"):
+        with pytest.raises(BundleError, match=rf"{name} has sha256 [0-9a-f]{{64}}; manifest\.json says [0-9a-f]{{64}}"):
             load_bundle(path)
     (path / name).write_bytes(data)
     assert list(catalogue_from_bundle(load_bundle(path), np.array([1])).item_ids) == ["film-1"]

@@ -95,6 +95,7 @@ def test_attributions_of_a_log_that_lost_its_end_go_out_for_what_is_new() -> Non
         (3, "f"),
     }
     assert stream.commits == {0: 4}
+    assert store.contents() == replay(stream)
 
 
 def test_a_forget_that_names_lost_records_stops_nothing() -> None:

@@ -1,89 +1,16 @@
-"""What Redis holds: which keys one write touches, and who a user is after the pseudonym key was changed.
+"""What Redis holds: models by name, and who a user is after the pseudonym key was changed."""
 
-A real cluster is not needed for the first question: the keys that the real writer hands to its scripts are listed, and
-their hash slots computed as Redis Cluster does.
-"""
-
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from fakes.encoder import MemoryForgetLog, MemoryStream
-from redis.crc import key_slot
 from refresher.refresher_scene import World, fold_all, interaction, make_rules
 from state_scene import ANN, NOW_MS, EncoderProcess, FragileStore, append_all
 
 from services.contracts.pseudonyms import pseudonym_of
 from services.contracts.retraction import ForgetUpTo
-from services.contracts.stored_history import StoredEvent
 from services.contracts.topics.forgets import Forget
 from services.refresher.domain.records import Forgetting
-from services.user_state import layout as state_layout
-from services.user_state.values import AdvanceStep, UserUpdate
-from services.user_state.writer import StateWriter
-
-# An epoch of a stream with one partition.
-EPOCH = "epoch-1"
-
-
-class RecordingRedis:
-    """Takes every script's call; `calls` holds the keys of each."""
-
-    def __init__(self) -> None:
-        self.calls: list[list[str]] = []
-        self._queued = 0
-
-    def script_load(self, script: str) -> str:
-        return script
-
-    def pipeline(self, *, transaction: bool) -> "RecordingRedis":
-        return self
-
-    def evalsha(self, sha: str, num_keys: int, *arguments: Any) -> None:
-        self.calls.append([str(key) for key in arguments[:num_keys]])
-        self._queued += 1
-
-    def execute(self) -> list[int]:
-        queued, self._queued = self._queued, 0
-        return [1] * queued
-
-
-def scripts_of_one_write(user_ids: Sequence[str]) -> list[list[str]]:
-    """The keys of every script that one event of each of these users takes, the watermark included."""
-    writer, recording = StateWriter("redis://localhost"), RecordingRedis()
-    writer._redis = recording  # type: ignore[assignment]
-    updates = [
-        UserUpdate(
-            user_id=user_id,
-            model_version="m1",
-            expected=b"",
-            positions={0: offset},
-            events=[StoredEvent(NOW_MS, 0, offset, 1, "a")],
-            recent=[],
-            seen_times={"a": NOW_MS},
-        )
-        for offset, user_id in enumerate(user_ids)
-    ]
-    writer.apply(updates, EPOCH, {0: -1})
-    step = AdvanceStep(partition=0, from_watermark=-1, to_watermark=len(user_ids) - 1, counts={"applied": 1})
-    writer.advance([step], EPOCH)
-    return recording.calls
-
-
-def test_the_keys_of_one_user_lie_in_one_hash_slot() -> None:
-    update, _ = scripts_of_one_write([ANN])
-    assert len({key_slot(key.encode()) for key in update}) == 1
-    assert state_layout.history_key(state_layout.home_of(ANN, EPOCH)) in update
-
-
-def test_every_user_lies_in_one_hash_slot_with_the_progress_that_covers_her() -> None:
-    users = ["ann", "bob", "cid"]
-    calls = scripts_of_one_write(users)
-    updates, progress = calls[: len(users)], calls[len(users) :]
-    covered = {key_slot(key.encode()) for keys in progress for key in keys}
-    apart = [keys[0] for keys in updates if not covered & {key_slot(key.encode()) for key in keys}]
-    assert apart == []
 
 
 class NamingStore(FragileStore):

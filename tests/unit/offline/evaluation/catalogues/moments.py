@@ -7,7 +7,7 @@ Letters: X items, B queries, P pairs, d width, G gate hidden width.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -105,13 +105,6 @@ def measure(scene: Scene) -> Moments:
         )
     popularity = float(averages.mean(axis=0).var() / averages.var(axis=1).mean())
     return Moments(popularity_share=popularity, **{name: _mean_of([row[name] for row in rows]) for name in rows[0]})
-
-
-def mean_moments(moments: Sequence[Moments]) -> Moments:
-    """The moments' means over several scenes."""
-    return Moments(
-        **{field.name: _mean_of([getattr(each, field.name) for each in moments]) for field in fields(Moments)}
-    )
 
 
 def _mean_of(values: Sequence[Any]) -> Any:
