@@ -75,9 +75,9 @@ async def test_an_answer_says_where_its_gap_was_not_proven(max_gap: float | None
 
 
 async def test_popular_items_prove_no_gap_and_a_short_deadline_is_no_error() -> None:
-    scene = Scene()
+    scene = Scene(limits=Limits(answer_reserve_s=0.5))
     scene.candidates.delay_s = 5.0
-    answer = await with_deadline(scene, RecommendQuery(user_id="ann", k=2, max_gap=0.5), 0.2)
+    answer = await with_deadline(scene, RecommendQuery(user_id="ann", k=2, max_gap=0.5), 0.7)
     assert sources(answer) == {"popular"}
     assert list(answer.degradations) == [Degradation.POPULAR_FALLBACK, Degradation.GAP_NOT_PROVEN]
 
@@ -397,7 +397,7 @@ async def test_everything_down_still_answers() -> None:
 
 
 async def test_a_slow_reranker_costs_its_timeout_and_then_nothing() -> None:
-    scene = Scene(limits=Limits(stage_timeout_s=0.02, breaker_s=30))
+    scene = Scene(limits=Limits(stage_timeout_s=0.2, breaker_s=30))
     scene.reranker.delay_s = 5
     for _ in range(5):
         answer = await scene.recommend(RecommendQuery(user_id="ann", k=2, diversity=0.3))
@@ -407,13 +407,13 @@ async def test_a_slow_reranker_costs_its_timeout_and_then_nothing() -> None:
 
 
 async def test_a_dead_dependency_is_asked_once_and_again_after_the_pause() -> None:
-    scene = Scene(limits=Limits(breaker_s=0.05))
+    scene = Scene(limits=Limits(breaker_s=1.0))
     scene.reranker.failure = DOWN
-    for _ in range(10):
+    for _ in range(3):
         await scene.recommend(RecommendQuery(user_id="ann", k=2, diversity=0.3))
     assert scene.reranker.calls == 1
     scene.reranker.failure = None
-    await asyncio.sleep(0.06)
+    await asyncio.sleep(1.0)
     answer = await scene.recommend(RecommendQuery(user_id="ann", k=2, diversity=0.3))
     assert list(answer.degradations) == []
 
@@ -482,11 +482,10 @@ async def test_all_who_wait_for_a_partition_share_one_reading() -> None:
 
 
 async def test_a_token_not_reached_within_the_deadline_is_said() -> None:
-    scene = Scene()
+    # Half a second is kept for what follows the wait: an answer after the deadline is an error.
+    scene = Scene(limits=Limits(token_reserve_s=0.5))
     token = FreshnessToken("epoch-1", 3, 99)
-    began = time.monotonic()
-    answer = await with_deadline(scene, RecommendQuery(user_id="ann", k=2, token=token), 0.2)
-    assert time.monotonic() - began < 0.2
+    answer = await with_deadline(scene, RecommendQuery(user_id="ann", k=2, token=token), 0.6)
     assert not answer.token_honoured
     assert list(answer.degradations) == [Degradation.TOKEN_NOT_HONOURED]
     assert ids(answer) == ["f", "e"]
