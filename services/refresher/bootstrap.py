@@ -64,9 +64,8 @@ def model_items(bundle: Bundle) -> ModelItems:
         model_version=bundle.model_version,
         num_query_components=bundle.num_query_components,
         states=bundle.item_states,
-        # A dictionary: each record looks up its items several times.
-        index=dict(zip(bundle.item_ids, range(bundle.num_items), strict=True)),
-        untrained=bundle.untrained,
+        index=bundle.item_index,
+        counts=bundle.counts if bundle.counts.any() else None,
         pair_gate=bundle.pair_gate,
         leave_out=bundle.num_query_components - 1 if uses_users else None,
     )

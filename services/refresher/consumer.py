@@ -256,7 +256,7 @@ class Refresher(Follower):
     def _take_listings(self, listings: Sequence[Listing]) -> None:
         has_text = self._publisher.content is not None
         for listing in listings:
-            is_new = listing.item_id not in self._withdrawn and listing.item_id not in self._items.index
+            is_new = listing.item_id not in self._withdrawn and self._items.row(listing.item_id) < 0
             self._note([listing])
             for state in list(self._registry.partitions.values()):
                 speaks = has_text and self._belongs(listing.item_id, state)

@@ -30,6 +30,7 @@ from services.algorithms.bundles.text_bundle import TextBundleWriter
 from services.algorithms.generation.generator import Generator
 from services.algorithms.generation.phrases_part import PhraseParts, save_phrases
 from services.algorithms.indexes.mutable.snapshot import Snapshot
+from services.algorithms.item_table.ids import ItemIds
 from services.algorithms.items.catalogue import catalogue_from_bundle
 from services.algorithms.items.live_catalogue import LiveCatalogue
 from services.algorithms.pefa.decay import ForwardDecay
@@ -506,7 +507,7 @@ def rules() -> Rules:
             model_version="model-1",
             num_query_components=2,
             states=BUNDLE.item_states,
-            index={item_id: row for row, item_id in enumerate(BUNDLE.item_ids)},
+            index=ItemIds.of(BUNDLE.item_ids),
             pair_gate=PAIR_GATE,
         ),
         feedback=default_schema().feedback,

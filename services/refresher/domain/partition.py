@@ -115,7 +115,7 @@ class Partition:
 
     def is_known(self, item_id: str) -> bool:
         """Return whether the item is in the bundle or listed."""
-        return item_id in self.rules.items.index or item_id in self.listed
+        return self.rules.items.row(item_id) >= 0 or item_id in self.listed
 
     def num_users(self, item_id: str) -> int:
         """Return the number of distinct users in an item's sums. Cost: O(counted interactions) for a known item."""

@@ -136,7 +136,7 @@ class HoldPartition:
         return state.pending.evicted_from is not None and any(
             state.pending.may_lack(item_id)
             and item_id not in state.sums
-            and item_id not in self.rules.items.index
+            and self.rules.items.row(item_id) < 0
             and self._home(item_id, num_partitions) == state.number
             for item_id in self.withdrawn
         )

@@ -11,6 +11,7 @@ from fakes.refresher import MemoryCheckpoints, MemoryLog, MemoryOutbox
 from prometheus_client import CollectorRegistry
 
 from services.algorithms.bundles.event_schema import default_schema
+from services.algorithms.item_table.ids import ItemIds
 from services.algorithms.pefa.decay import ForwardDecay
 from services.algorithms.pefa.policy import DEFAULT_SHARE, SharePolicy
 from services.algorithms.scoring.packed_state import pack_query_state
@@ -66,7 +67,7 @@ def make_rules(
             model_version=MODEL,
             num_query_components=P_Q,
             states=states,
-            index={f"item-{row}": row for row in range(NUM_ITEMS)},
+            index=ItemIds.of(f"item-{row}" for row in range(NUM_ITEMS)),
             pair_gate=gate,
             leave_out=leave_out,
         ),
@@ -270,7 +271,7 @@ def contributors_of(state: Partition) -> dict[str, list[tuple[int, int]]]:
         rows = state.ledger.of_item(number)
         if len(rows["users"]):
             found[item_id] = sorted(zip(rows["users"].tolist(), rows["seconds"].tolist(), strict=True))
-            if item_id not in state.rules.items.index:
+            if state.rules.items.row(item_id) < 0:
                 assert sorted(state.contributor_hashes[item_id]) == sorted(rows["users"].tolist())
     assert found.keys() == set(state.sums)
     return found

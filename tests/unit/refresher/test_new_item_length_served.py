@@ -5,10 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from refresher_scene import D, World, interaction, make_rules, readers_view, unit
+from refresher_scene import NUM_ITEMS, D, World, interaction, make_rules, readers_view, unit
 
 from services.algorithms.bundles.event_schema import default_schema
 from services.algorithms.bundles.model_bundle import load_bundle, write_bundle
+from services.algorithms.item_table.ids import ItemIds
 from services.algorithms.ops.mol_scores import mol_scores
 from services.algorithms.pefa.decay import ForwardDecay
 from services.algorithms.pefa.policy import SharePolicy
@@ -48,7 +49,7 @@ def test_after_three_interactions_a_new_item_is_found_by_people_like_those_who_t
             model_version="model-a",
             num_query_components=1,
             states=ItemStates(components=known),
-            index={f"item-{row}": row for row in range(12)},
+            index=ItemIds.of(f"item-{row}" for row in range(12)),
             pair_gate=None,
         ),
         feedback=default_schema().feedback,
@@ -81,7 +82,7 @@ def test_after_three_interactions_a_new_item_is_found_by_people_like_those_who_t
 
 def test_an_item_of_the_bundle_that_training_never_saw_is_a_new_item() -> None:
     rules = make_rules()
-    rules = replace(rules, items=replace(rules.items, untrained=frozenset({"item-0"})))
+    rules = replace(rules, items=replace(rules.items, counts=np.minimum(np.arange(NUM_ITEMS), 1)))
     world, rng = World(rules), np.random.default_rng(0)
     for n, user in enumerate(("a", "a", "b", "b")):
         for item in ("item-0", "item-1"):
