@@ -125,19 +125,28 @@ def large(
     size: Annotated[list[int] | None, typer.Option(min=1000, help="Items; may be repeated. Default: 1M, 10M.")] = None,
     algorithm: Annotated[list[str] | None, typer.Option(help="May be repeated. Default: a choice of five.")] = None,
     port: Annotated[int, typer.Option(min=1, max=65535, help="Of the service that is started.")] = 51952,
+    shard: Annotated[
+        str, typer.Option(help="i/n: start and memory of this shard and of the processes in front of it instead.")
+    ] = "",
+    width: Annotated[int | None, typer.Option(min=2, help="With --shard: coordinates kept of a component.")] = None,
 ) -> "Report":
     """A search among millions of synthetic items, in the library and through the service's RPC.
 
     Ten million take some 10 GB of memory and half an hour.
 
     Example:  freshet bench large --size 1000000
+
+    Example:  freshet bench large --size 100000000 --shard 0/8 --width 8
     """
     from functools import partial
 
     from services.cli.candidates_process import serving
-    from services.offline.evaluation.large import rows
+    from services.contracts.shards import Shard
+    from services.offline.evaluation.large import processes, rows
 
     sizes = size or ([20_000] if request.quick else [1_000_000, 10_000_000])
+    if shard:
+        return processes.run(request, bundle=bundle, sizes=sizes, shard=Shard.parse(shard), width=width)
     serve = partial(serving, port=port)
     return rows.run(request, bundle=bundle, sizes=sizes, algorithms=algorithm or rows.ALGORITHMS, serve=serve)
 

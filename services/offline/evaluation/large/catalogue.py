@@ -4,30 +4,39 @@ Items are rows of the bundle, drawn with replacement, each component turned by n
 distance, as catalogues of millions have. Queries are states of histories of random items of the bundle.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import onnxruntime
 
 from services.algorithms.bundles.model_bundle import ENCODER_ONNX, Bundle, BundleContent, write_bundle
-from services.algorithms.scoring.states import ItemStates, QueryStates
+from services.algorithms.item_table.categories import Categories, CategoryLists
+from services.algorithms.item_table.strings import Strings
+from services.algorithms.scoring.states import FloatArray, ItemStates, QueryStates
 from services.offline.training.codebooks.inverted_file import catalogue_codebooks
 
 _NOISE = 0.1 * 32**0.5  # its norm, beside components of 1: a copy has a cosine of about .87 with its original
 _HISTORY = 50
 _CHUNK = 200_000
+_PREFIX, _DIGITS = b"synthetic-", 8
 
 
-def enlarged(bundle: Bundle, num_items: int, path: Path, *, seed: int) -> Bundle:
-    """A bundle of so many synthetic items at `path`, with the trained one's head and gate and no encoder."""
+def enlarged(bundle: Bundle, num_items: int, path: Path, *, seed: int, width: int | None = None) -> Bundle:
+    """A bundle of so many synthetic items at `path`, with the trained one's head and gate and no encoder.
+
+    width: coordinates of each component that are kept, where not all are. Arrays lie in files beside `path` until they
+    are written.
+    """
     generator = np.random.default_rng(seed)
-    trained = bundle.item_states
-    noise = _NOISE / trained.components.shape[2] ** 0.5
-    components = np.empty((num_items, *trained.components.shape[1:]), dtype=np.float32)
-    gate = None if trained.gate is None else np.empty((num_items, trained.gate.shape[1]), dtype=np.float32)
+    trained, head = bundle.item_states, bundle.manifest.head
+    width = head.component_width if width is None else min(width, head.component_width)
+    noise = _NOISE / width**0.5
+    components = _on_disk(path, "components", (num_items, trained.components.shape[1], width))
+    gate = None if trained.gate is None else _on_disk(path, "gate", (num_items, trained.gate.shape[1]))
     for x in range(0, num_items, _CHUNK):
         rows = generator.integers(0, bundle.num_items, min(_CHUNK, num_items - x))
-        part = trained.components[rows]
+        part = trained.components[rows, :, :width]
         part = part + noise * generator.standard_normal(part.shape, dtype=np.float32)
         components[x : x + _CHUNK] = part / np.linalg.norm(part, axis=-1, keepdims=True)
         if gate is not None and trained.gate is not None:
@@ -35,17 +44,36 @@ def enlarged(bundle: Bundle, num_items: int, path: Path, *, seed: int) -> Bundle
     items = ItemStates(components=components, gate=gate)
     content = BundleContent(
         encoder=None,
-        head=bundle.manifest.head,
+        head=replace(head, component_width=width),
         weights={},
         item_states=items,
         pair_gate=bundle.pair_gate,
-        item_ids=[f"synthetic-{row:08d}" for row in range(num_items)],
-        titles=[""] * num_items,
-        categories=[()] * num_items,
+        item_ids=_numbered(num_items),
+        titles=Strings(np.zeros(0, np.uint8), np.zeros(num_items, np.int32)),
+        categories=Categories(CategoryLists(np.zeros(num_items + 1, np.int64), np.zeros(0, np.int32)), ()),
         counts=np.zeros(num_items, dtype=np.int64),
         codebooks=catalogue_codebooks(items, bundle.pair_gate, seed=seed),
     )
-    return write_bundle(path, content)
+    try:
+        return write_bundle(path, content)
+    finally:
+        for name in ("components", "gate"):
+            path.with_name(f"{path.name}.{name}").unlink(missing_ok=True)
+
+
+def _on_disk(path: Path, name: str, shape: tuple[int, ...]) -> FloatArray:
+    return np.memmap(path.with_name(f"{path.name}.{name}"), np.float32, mode="w+", shape=shape)
+
+
+def _numbered(count: int) -> Strings:
+    """synthetic-00000000 and so on."""
+    ids = np.empty((count, len(_PREFIX) + _DIGITS), np.uint8)
+    ids[:, : len(_PREFIX)] = np.frombuffer(_PREFIX, np.uint8)
+    rows = np.arange(count, dtype=np.int32)
+    for place in range(ids.shape[1] - 1, len(_PREFIX) - 1, -1):
+        ids[:, place] = ord("0") + rows % 10
+        rows //= 10
+    return Strings(ids.reshape(-1), np.arange(1, count + 1) * ids.shape[1])
 
 
 def queries(bundle: Bundle, count: int, *, seed: int) -> QueryStates:

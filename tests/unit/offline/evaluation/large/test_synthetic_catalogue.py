@@ -2,6 +2,7 @@
 the encoder's, of whatever head."""
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,8 +14,9 @@ from services.algorithms.bundles.model_bundle import Bundle, load_bundle
 from services.algorithms.indexes.brute_force import BruteForce
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.scoring.states import QueryStates
+from services.contracts.shards import Shard
 from services.offline.evaluation.common.report import Request
-from services.offline.evaluation.large import gaps, rows
+from services.offline.evaluation.large import gaps, processes, rows
 from services.offline.evaluation.large.catalogue import enlarged, queries
 from services.offline.training import PRESETS
 from services.offline.training.presets import with_sasrec
@@ -31,6 +33,29 @@ def test_a_copys_cosine_with_its_original_does_not_depend_on_the_width(tmp_path:
     cosines = np.einsum("xpd,ypd->xyp", items, trained.item_states.components)
     nearest = cosines.mean(axis=2).max(axis=1)
     assert nearest.mean() == pytest.approx(0.87, abs=0.01)
+
+
+def test_a_narrow_copy_is_of_its_originals_first_coordinates_and_leaves_no_other_file(tmp_path: Path) -> None:
+    trained = make_bundle(tmp_path / "trained", d=50)
+    found = enlarged(trained, 300, tmp_path / "narrow", seed=1, width=8)
+    assert (found.manifest.head.component_width, found.item_states.components.shape[2]) == (8, 8)
+    np.testing.assert_allclose(np.linalg.norm(found.item_states.components, axis=2), 1, atol=1e-6)
+    assert [*found.item_ids[:2], found.item_ids[299]] == [f"synthetic-{row:08d}" for row in (0, 1, 299)]
+    assert (found.titles[7], found.categories[7]) == ("", ())
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["narrow", "trained"]
+
+
+def test_a_shard_and_the_processes_before_it_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained, shard = make_bundle(tmp_path / "trained", d=16), Shard(0, 2)
+    monkeypatch.setattr(processes, "ProcessPoolExecutor", lambda workers, context: ThreadPoolExecutor(workers))
+    request = Request(how="freshet bench large", out=tmp_path, quick=True, seed=0)
+    report = processes.run(request, bundle=trained.path, sizes=[500], shard=shard, width=8)
+    names = ["candidates 0/2", "gateway", "reranker", "refresher", "candidates 0/2, again"]
+    assert [row["process"] for row in report["rows"]] == names
+    own = shard.rows(enlarged(trained, 500, tmp_path / "all", seed=0, width=8).item_ids)
+    states = 4 * (trained.item_states.components.shape[1] * 8 + trained.manifest.head.num_pairs)
+    for row in (report["rows"][0], report["rows"][-1]):
+        assert (row["held"], row["states"]) == (len(own), states)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,129 @@
+"""What one shard of a catalogue takes, and the processes in front of it: start and memory, each in its own process.
+
+Each opens a bundle of all items as the deployed process does, without Kafka: what it takes of the bundle, not of users.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import closing
+from multiprocessing import get_context
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from services.algorithms.bundles.model_bundle import load_bundle
+from services.algorithms.native.threads import set_compute_threads
+from services.candidates.bootstrap import load_catalogue, make_live
+from services.candidates.config import CandidatesSettings
+from services.candidates.metrics import CandidatesMetrics
+from services.contracts.shards import Shard
+from services.gateway.recommend.catalogue import Titles
+from services.gateway.recommend.popular import PopularItems
+from services.offline.evaluation.common.report import Report, Request, plain_page, report_of, written
+from services.refresher.bootstrap import fold_rules
+from services.refresher.config import RefresherSettings
+from services.reranker import bootstrap as reranker
+from services.reranker.config import RerankerSettings
+
+# What a process holds, and how many bytes an item of its own it counts beside states and codes.
+Held = tuple[Any, dict[str, float]]
+
+
+def run(request: Request, *, bundle: Path, sizes: Sequence[int], shard: Shard, width: int | None) -> Report:
+    """One computing thread each; writes large-shards.{md,json}. width: as of `enlarged`. Raises: BundleError."""
+    from services.offline.evaluation.large.catalogue import enlarged
+
+    began = time.perf_counter()
+    trained = load_bundle(bundle)
+    rows: list[dict[str, Any]] = []
+    for size in sizes:
+        with TemporaryDirectory() as folder:
+            request.say(f"{size:,} items")
+            path = enlarged(trained, size, Path(folder) / "bundle", seed=request.seed, width=width).path
+            for name, hold in _PROCESSES.items():
+                request.say(f"{size:,} items, {name}")
+                with ProcessPoolExecutor(1, get_context("spawn")) as alone:
+                    rows.append({"num_items": size, "process": name.format(shard)})
+                    rows[-1] |= alone.submit(_measured, hold, path, shard).result()
+                request.say(str(rows[-1]))
+    return written(request, report_of("large-shards", request, rows, began), page)
+
+
+def page(report: Report) -> str:
+    """large-shards.md of a report."""
+    return plain_page(Path(__file__).parent / "processes.template.md", report)
+
+
+def _candidates(path: Path, shard: Shard) -> Held:
+    settings = CandidatesSettings(
+        port=0,
+        metrics_port=0,
+        bundle=path,
+        shard=shard,
+        snapshots=str(path.parent / "snapshots"),
+        follows_topics=False,
+        audit_share=0,
+    )
+    live = make_live(settings, load_catalogue(settings), CandidatesMetrics(CollectorRegistry()))
+    assert live.snapshots is not None
+    with closing(live.snapshots):
+        live.snapshots.look(0)
+    info, states = live.search.info, live.catalogue.base.states
+    codes = sum(info.added_bytes_per_item.values())
+    return live, {
+        "held": info.num_items,
+        "states": states.bytes_per_item,
+        "codes": codes,
+        "beside": info.bytes_per_item - codes - states.bytes_per_item,
+    }
+
+
+def _gateway(path: Path, shard: Shard) -> Held:
+    bundle = load_bundle(path)
+    popular = PopularItems(bundle.item_index, bundle.counts, bundle.categories, bundle.attributes)
+    return (popular, Titles(bundle.item_index, bundle.titles)), {}
+
+
+def _reranker(path: Path, shard: Shard) -> Held:
+    return reranker.load_catalogue(RerankerSettings(port=0, metrics_port=0, bundle=path)), {}
+
+
+def _refresher(path: Path, shard: Shard) -> Held:
+    return fold_rules(RefresherSettings(port=0, metrics_port=0, bundle=path), load_bundle(path)), {}
+
+
+_PROCESSES: dict[str, Callable[[Path, Shard], Held]] = {
+    "candidates {}": _candidates,
+    "gateway": _gateway,
+    "reranker": _reranker,
+    "refresher": _refresher,
+    "candidates {}, again": _candidates,
+}
+
+
+def _measured(hold: Callable[[Path, Shard], Held], path: Path, shard: Shard) -> dict[str, Any]:
+    """Memory is what came on top of the libraries, which this process has, too. `again` maps what the first wrote."""
+    set_compute_threads(1)
+    before, wall, cpu = _memory(), time.perf_counter(), time.process_time()
+    held, bytes_per_item = hold(path, shard)
+    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    own, mapped, most = (now - then for now, then in zip(_memory(), before, strict=True))
+    del held
+    return {
+        "start_s": round(wall, 1),
+        "start_cpu_s": round(cpu, 1),
+        "own_mb": round(own / 1024),
+        "most_mb": round(most / 1024),
+        "mapped_mb": round(mapped / 1024),
+        **{name: round(value, 1) for name, value in bytes_per_item.items()},
+    }
+
+
+def _memory() -> tuple[int, int, int]:
+    """Kilobytes of this process's own, mapped of files, and the most that it ever had."""
+    told = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":" in line)
+    own, mapped, most = (int(told[name].split()[0]) for name in ("RssAnon", "RssFile", "VmHWM"))
+    return own, mapped, most
