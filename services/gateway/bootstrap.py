@@ -61,6 +61,7 @@ from services.gateway.server import SERVICE, GatewayServicer
 from services.gateway.stages import Limits
 from services.gateway.version_sets.routes import Held, Routes, own_set
 from services.gateway.write.lag import AcknowledgedLag
+from services.platform.http.origins import origins
 from services.platform.http.server import HttpServer
 from services.platform.process import configure_tracing
 from services.platform.rpc import client as rpc_client
@@ -374,6 +375,7 @@ async def run(
             guards=server.guards,
             max_request_bytes=MAX_REQUEST_BYTES,
             knows_callers=door is not None,
+            origins=origins(settings.origins),
         )
         await serve(
             server,

@@ -9,6 +9,7 @@ from services.contracts.processes import HTTP_STEP
 from services.contracts.pseudonyms import PseudonymSettings, check_key
 from services.contracts.shards import MAX_SHARDS
 from services.gateway.stages import Limits, Preferences
+from services.platform.http.origins import origins
 from services.platform.transport import check_address, check_replicas
 
 
@@ -36,6 +37,8 @@ class GatewaySettings(PseudonymSettings):
     port: int = Field(default=50050, ge=0, le=65535, validation_alias="FRESHET_GATEWAY_PORT")
     # JSON by HTTP. None: port + 30. 0: none.
     http_port: int | None = Field(default=None, ge=0, le=65535, validation_alias="FRESHET_GATEWAY_HTTP_PORT")
+    # Pages in browsers that may call it, by their exact origins, commas between them. Empty: none.
+    origins: str = Field(default="", validation_alias="FRESHET_GATEWAY_ORIGINS")
     # Of these three, host:port, whose name may stand for several replicas, or ip:port of each, commas between them.
     encoder_address: str = Field(default="127.0.0.1:50051", validation_alias="FRESHET_ENCODER_ADDRESS")
     # Of a catalogue in shards: the shards' in their order, semicolons between them.
@@ -83,6 +86,11 @@ class GatewaySettings(PseudonymSettings):
     @classmethod
     def _replicas(cls, value: str) -> str:
         return check_replicas(value)
+
+    @field_validator("origins")
+    @classmethod
+    def _origins(cls, value: str) -> str:
+        return ",".join(sorted(origins(value)))
 
     @field_validator("candidates_address")
     @classmethod

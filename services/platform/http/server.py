@@ -30,6 +30,7 @@ from services.platform import large_requests
 from services.platform.config import ProcessSettings
 from services.platform.errors import InvalidRequest
 from services.platform.http.connections import IDLE_S, MAX_CONNECTIONS, LimitedConnection
+from services.platform.http.origins import WithOrigins
 from services.platform.ports import PortTaken, check_port_free, port_owner
 from services.platform.rpc.guard import UNGUARDED, Body, CallGuards, reader
 
@@ -202,9 +203,11 @@ class HttpServer:
         guards: CallGuards,
         max_request_bytes: int,
         knows_callers: bool,
+        origins: Collection[str] = (),
     ) -> None:
         """services: what implements each; those of other packages than ours are not guarded. port: 0 takes any.
-        knows_callers: whether keys are asked for; without, only calls to a loopback name are answered."""
+        knows_callers: whether keys are asked for; without, only calls to a loopback name are answered. origins: of
+        pages in browsers that may call it."""
         self._settings, self.port = settings, port
         endpoints = {
             f"/{service.full_name}/{method.name}": _endpoint(service, method, getattr(servicer, method.name), guards)
@@ -219,7 +222,8 @@ class HttpServer:
             codecs=cast(Any, [_Codec(is_json=True), _Codec(is_json=False)]),
         )
         explained = _Explained(application, endpoints, max_request_bytes)
-        self._application = _KnownFirst(explained, guards) if knows_callers else _OnLoopback(explained)
+        admitted = _KnownFirst(explained, guards) if knows_callers else _OnLoopback(explained)
+        self._application = WithOrigins(admitted, origins) if origins else admitted
         self._server: _Server | None = None
         self._serving: asyncio.Task[None] | None = None
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator
@@ -23,7 +24,9 @@ from services.gateway.edge.admissions import admissions
 from services.gateway.edge.api_keys import Role, create_key
 from services.gateway.edge.door import opened_door
 from services.gateway.server import SERVICE
+from services.platform.config import ConfigError, load_settings
 from services.platform.errors import DependencyUnavailable, FreshetError
+from services.platform.http.origins import origins
 from services.platform.http.server import HttpServer
 from services.platform.rpc import client as rpc_client
 from services.platform.rpc.request_counts import OF_CLIENTS
@@ -39,6 +42,13 @@ class Door:
     def __init__(self, port: int, stub: Any, channel: Any) -> None:
         self.port, self.stub, self.channel = port, stub, channel
 
+    async def ask(self, method: str, path: str, **headers: str) -> tuple[int, bytes, dict[str, str]]:
+        """Without a body: what a browser asks first, and documents."""
+        sent = {name.replace("_", "-"): value for name, value in headers.items()}
+        return await self._answered(
+            urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", None, sent, method=method)
+        )
+
     async def post(
         self, method: str, body: Any, service: str = SERVICE, **headers: str
     ) -> tuple[int, Any, dict[str, str]]:
@@ -48,7 +58,11 @@ class Door:
             **{name.replace("_", "-"): value for name, value in headers.items()},
         }
         request = urllib.request.Request(f"http://127.0.0.1:{self.port}/{service}/{method}", data, sent)
+        status, answered, told = await self._answered(request)
+        is_json = told.get("content-type", "").startswith("application/json")
+        return status, json.loads(answered) if is_json else answered, told
 
+    async def _answered(self, request: urllib.request.Request) -> tuple[int, bytes, dict[str, str]]:
         def call() -> tuple[int, bytes, dict[str, str]]:
             try:
                 with urllib.request.urlopen(request, timeout=20) as answer:
@@ -56,9 +70,7 @@ class Door:
             except urllib.error.HTTPError as error:
                 return error.code, error.read(), {name.lower(): value for name, value in error.headers.items()}
 
-        status, answered, told = await asyncio.to_thread(call)
-        is_json = told.get("content-type", "").startswith("application/json")
-        return status, json.loads(answered) if is_json else answered, told
+        return await asyncio.to_thread(call)
 
 
 @asynccontextmanager
@@ -87,6 +99,7 @@ async def doors(scene: Scene, **given: Any) -> AsyncIterator[Door]:
             guards=server.guards,
             max_request_bytes=MAX_REQUEST_BYTES,
             knows_callers=door is not None,
+            origins=origins(settings.origins),
         )
         await http.start()
         async with rpc_client.channel(f"127.0.0.1:{server.port}") as channel:
@@ -257,6 +270,72 @@ async def test_a_wrong_question_to_health_is_no_bug(
         assert (status, error["code"]) == expected[:2]
         assert error["message"].startswith(expected[2])
         assert (await door.post("Check", {"service": SERVICE}, service="grpc.health.v1.Health"))[0] == 200
+
+
+_PAGE, _OTHER = "https://shop.example", "https://shop.example.evil.example"
+_CORS = "access-control-allow-"
+
+
+def _of_cors(told: dict[str, str]) -> dict[str, str]:
+    return {name: value for name, value in told.items() if name.startswith("access-control") or name == "vary"}
+
+
+async def test_a_page_of_an_allowed_origin_is_answered_and_may_read_it() -> None:
+    async with doors(Scene(), origins=f"{_PAGE}, http://localhost:3000") as door:
+        for origin in (_PAGE, "http://localhost:3000"):
+            asked = {"access_control_request_method": "POST", "access_control_request_headers": "content-type"}
+            path = f"/{SERVICE}/Recommend"
+            status, body, told = await door.ask("OPTIONS", path, origin=origin, **asked)
+            assert (status, body, told[f"{_CORS}origin"], told["vary"]) == (204, b"", origin, "origin")
+            assert told[f"{_CORS}methods"] == "GET, POST"
+            assert {"authorization", "content-type"} <= set(told[f"{_CORS}headers"].split(", "))
+            assert f"{_CORS}credentials" not in told
+            for method, expected in (("Recommend", 200), ("Nothing", 404)):
+                status, _, told = await door.post(method, {"userId": "ann", "k": 2}, origin=origin)
+                assert (status, told[f"{_CORS}origin"]) == (expected, origin)
+                assert told["access-control-expose-headers"] == "retry-after-ms, x-request-id"
+                assert f"{_CORS}credentials" not in told
+
+
+@pytest.mark.parametrize("origin", [_OTHER, "http://shop.example", f"{_PAGE}:8443", "null", "*"])
+async def test_a_page_of_another_origin_is_told_no_and_reads_nothing(origin: str) -> None:
+    async with doors(Scene(), origins=_PAGE) as door:
+        status, body, told = await door.ask(
+            "OPTIONS", f"/{SERVICE}/Recommend", origin=origin, access_control_request_method="POST"
+        )
+        assert (status, _of_cors(told)) == (403, {"vary": "origin"})
+        assert body.decode() == f"origin={origin!r} allowed: those of FRESHET_GATEWAY_ORIGINS\n"
+        # A browser does not send this one; a program, or a page behind the same proxy, may.
+        status, _, told = await door.post("Recommend", {"userId": "ann", "k": 2}, origin=origin)
+        assert status == 200
+        assert not [name for name in told if name.startswith("access-control")]
+
+
+async def test_without_the_setting_no_page_is_answered() -> None:
+    async with doors(Scene()) as door:
+        asked = {"origin": _PAGE, "access_control_request_method": "POST"}
+        status, _, told = await door.ask("OPTIONS", f"/{SERVICE}/Recommend", **asked)
+        assert (status, [name for name in told if name.startswith("access-control")]) == (405, [])
+        status, _, told = await door.post("Recommend", {"userId": "ann", "k": 2}, origin=_PAGE)
+        assert (status, [name for name in told if name.startswith("access-control")]) == (200, [])
+
+
+async def test_a_page_needs_a_key_where_others_do(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    secret = create_key(path, id="reader", roles=frozenset({Role.RECOMMEND}))
+    async with doors(Scene(), api_keys=path, origins=_PAGE) as door:
+        asked = {"origin": _PAGE, "access_control_request_method": "POST"}
+        assert (await door.ask("OPTIONS", f"/{SERVICE}/Recommend", **asked))[0] == 204
+        for given, expected in (({}, 401), ({"authorization": f"Bearer {secret}"}, 200)):
+            status, _, told = await door.post("Recommend", {"userId": "ann", "k": 2}, origin=_PAGE, **given)
+            assert (status, told[f"{_CORS}origin"]) == (expected, _PAGE)
+
+
+@pytest.mark.parametrize("value", ["*", "https://*.example", "shop.example", "https://shop.example/", "null"])
+def test_an_origin_that_is_none_is_refused_by_name(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("FRESHET_GATEWAY_ORIGINS", f"http://localhost:3000,{value}")
+    with pytest.raises(ConfigError, match=f"FRESHET_GATEWAY_ORIGINS=.*{re.escape(repr(value))} allowed: scheme://host"):
+        load_settings(GatewaySettings)
 
 
 def test_every_status_of_ours_has_a_connect_code() -> None:
