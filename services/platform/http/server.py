@@ -30,6 +30,7 @@ from services.platform import large_requests
 from services.platform.config import ProcessSettings
 from services.platform.errors import InvalidRequest
 from services.platform.http.connections import IDLE_S, MAX_CONNECTIONS, LimitedConnection
+from services.platform.http.openapi import Described
 from services.platform.http.origins import WithOrigins
 from services.platform.ports import PortTaken, check_port_free, port_owner
 from services.platform.rpc.guard import UNGUARDED, Body, CallGuards, reader
@@ -221,7 +222,7 @@ class HttpServer:
             read_max_bytes=max_request_bytes,
             codecs=cast(Any, [_Codec(is_json=True), _Codec(is_json=False)]),
         )
-        explained = _Explained(application, endpoints, max_request_bytes)
+        explained = Described(_Explained(application, endpoints, max_request_bytes), services)
         admitted = _KnownFirst(explained, guards) if knows_callers else _OnLoopback(explained)
         self._application = WithOrigins(admitted, origins) if origins else admitted
         self._server: _Server | None = None

@@ -16,6 +16,8 @@ from freshet.v1 import gateway_pb2, gateway_pb2_grpc
 from gateway_scene import Scene
 from google.protobuf import json_format
 from grpc_health.v1 import health_pb2
+from jsonschema import Draft202012Validator
+from openapi_spec_validator import validate
 from prometheus_client import CollectorRegistry
 
 from services.gateway.bootstrap import MAX_REQUEST_BYTES
@@ -336,6 +338,52 @@ def test_an_origin_that_is_none_is_refused_by_name(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("FRESHET_GATEWAY_ORIGINS", f"http://localhost:3000,{value}")
     with pytest.raises(ConfigError, match=f"FRESHET_GATEWAY_ORIGINS=.*{re.escape(repr(value))} allowed: scheme://host"):
         load_settings(GatewaySettings)
+
+
+async def test_the_openapi_document_is_valid_and_names_every_route(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    create_key(path, id="reader", roles=frozenset({Role.RECOMMEND}))
+    async with doors(Scene(), api_keys=path) as door:
+        status, body, told = await door.ask("GET", "/openapi.json")
+        assert (status, told["content-type"]) == (200, "application/json")
+        document = json.loads(body)
+        _, error, _ = await door.post("Nothing", {})
+    validate(document)
+    assert document["info"]["version"] == "freshet.v1"
+    assert sorted(document["paths"]) == error["message"].partition(" allowed: ")[2].split(", ")
+
+
+async def test_answers_and_requests_are_as_the_openapi_document_says() -> None:
+    async with doors(Scene()) as door:
+        document = json.loads((await door.ask("GET", "/openapi.json"))[1])
+        asked = {
+            "Recommend": {
+                "userId": "ann",
+                "k": 2,
+                "context": {"device": "tv"},
+                "maxGap": 0.5,
+                "history": [{"itemId": "i1"}],
+            },
+            "Search": {"query": "x", "k": 2},
+            "Similar": {"itemId": "i1", "k": 2},
+            "RecordInteractions": {"interactions": [{"userId": "ann", "itemId": "i1", "type": "like", "value": 4.0}]},
+            "GetFreshness": {},
+        }
+        for method, request in asked.items():
+            operation = document["paths"][f"/{SERVICE}/{method}"]["post"]
+            status, answer, _ = await door.post(method, request)
+            responses = operation["responses"]
+            taken = [(operation["requestBody"], request), (responses.get(str(status), responses["default"]), answer)]
+            for part, value in taken:
+                assert list(_validator(document, part).iter_errors(value)) == [], (method, value)
+            # And a field that there is not is refused by both.
+            wrong = {**request, "noSuchField": 1}
+            assert (await door.post(method, wrong))[0] == 400
+            assert not _validator(document, operation["requestBody"]).is_valid(wrong)
+
+
+def _validator(document: Any, part: Any) -> Draft202012Validator:
+    return Draft202012Validator({**part["content"]["application/json"]["schema"], "components": document["components"]})
 
 
 def test_every_status_of_ours_has_a_connect_code() -> None:
