@@ -26,6 +26,7 @@ from services.cli.commands import (
     items,
     keys,
     loadtest,
+    logs,
     model,
     plan,
     rebuild,
@@ -57,7 +58,6 @@ app = typer.Typer(
     name="freshet",
     help="Streaming recommendations with learned similarities: fresh within a second, exact or says how far off.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_show_locals=False,
     rich_markup_mode="rich",
 )
@@ -89,6 +89,7 @@ app.command("demo", rich_help_panel=_FIRST)(demo.demo)
 app.command("up", rich_help_panel=_STACK)(stack.up)
 app.command("down", rich_help_panel=_STACK)(stack.down)
 app.command("status", rich_help_panel=_STACK)(stack.status)
+app.command("logs", rich_help_panel=_STACK)(logs.logs)
 app.command("doctor", rich_help_panel=_STACK)(stack.doctor)
 app.command("plan", rich_help_panel=_STACK)(plan.plan)
 app.command("serve", rich_help_panel=_STACK)(stack.serve)

@@ -26,7 +26,7 @@ from services.stack.compose import Profile, compact, read_compose, sharded
 from services.stack.errors import StackError, tail
 from services.stack.folders import DEFAULT_STATE, StateFolder
 from services.stack.held_ports import held_for_servers
-from services.stack.memory import require_stack_memory
+from services.stack.memory import require_encoder, require_stack_memory
 from services.stack.note import Note, bundle_file, counts, new_shards, note_file, shard_addresses, taken_over
 from services.stack.ports import LOOPBACK, PARTS, Ports, stop_order
 
@@ -198,12 +198,12 @@ class Stack:
         wanted = self._known(only)
         with self.place.state.locked():
             self.place.state.make()
-            self.prepare(wanted)
-            Note.read(self.place.state).require_same(self._note(), self._running())
             to_start = [name for name in wanted if self._children.find(name) is None]
-            self._require_ports(to_start)
             if any(PARTS[name].needs_bundle for name in to_start):
                 self._require_bundle(to_start)
+            self.prepare(wanted)
+            Note.read(self.place.state).require_same(self._note(), self._running())
+            self._require_ports(to_start)
             self._note().write(self.place.state)
             ports = [number for name in to_start for number in self.ports.of(name).values()]
             with held_for_servers(LOOPBACK, ports):
@@ -341,6 +341,7 @@ class Stack:
             raise StackError(
                 "bundle", f"no model bundle at {self.bundle}", advice="freshet train, or make demo, makes one"
             )
+        require_encoder(self.bundle, names)
         require_stack_memory(self.bundle, names, text=self.place.text)
 
     def _stop_together(self, names: Iterable[str], timeout_s: float | None) -> None:

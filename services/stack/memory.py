@@ -1,4 +1,4 @@
-"""How much memory the stack wants for a bundle, against what this machine has: asked before anything is started.
+"""What the stack wants of a bundle and of the machine's memory: asked before anything is started.
 
 Measured shares per part plus what the bundle's files add to each; an estimate that errs on the generous side. The
 processes check their own part exactly when they load it.
@@ -14,6 +14,8 @@ from services.stack.errors import StackError
 from services.stack.ports import PARTS
 
 _MIB = 1 << 20
+_ONNX = "encoder.onnx"
+_ENCODE = frozenset({"encoder", "inference-server"})
 
 
 def needed_bytes(
@@ -49,6 +51,18 @@ def require_stack_memory(
             f"(the most, {needed[largest] / _MIB:,.0f} MiB, for {largest}); {have / _MIB:,.0f} MiB are available",
             advice="end other programs, start fewer parts (freshet up --only ...), or train a smaller model",
         )
+
+
+def require_encoder(bundle: Path, parts: Iterable[str]) -> None:
+    """Raise StackError where parts that encode are to start and the bundle has no encoder as ONNX."""
+    if not _ENCODE.intersection(parts) or _ONNX in _file_sizes(bundle):
+        return
+    if json.loads((bundle / "manifest.json").read_text(encoding="utf-8")).get("encoder", ...) is None:
+        what = "holds vectors without an encoder, which no whole stack serves"
+        advice = f"FRESHET_BUNDLE={bundle} freshet serve candidates"
+    else:
+        what, advice = f"holds no {_ONNX}", f"freshet export --bundle {bundle}"
+    raise StackError("bundle", f"{bundle} {what}", advice=advice)
 
 
 def _file_sizes(bundle: Path) -> dict[str, int]:

@@ -283,6 +283,22 @@ def test_without_a_bundle_the_way_to_one_is_said(tmp_path: Path) -> None:
         Stack(tmp_path, ports=Ports.free()).up(["gateway"])
 
 
+@pytest.mark.parametrize(
+    ("encoder", "says"),
+    [({"kind": "hstu"}, "holds no encoder.onnx"), (None, "holds vectors without an encoder")],
+)
+def test_a_bundle_that_cannot_encode_is_refused_before_anything_starts(
+    tmp_path: Path, encoder: object, says: str
+) -> None:
+    (tmp_path / "manifest.json").write_text(json.dumps({"files": {}, "encoder": encoder}))
+    heard: list[str] = []
+    stack = Stack(tmp_path / "state", bundle=tmp_path, ports=Ports.free(), say=lambda *said: heard.append(str(said)))
+    with pytest.raises(StackError, match=says):
+        stack.up()
+    assert heard == []
+    assert not any(part.running for part in stack.status())
+
+
 def test_unknown_part_is_named_with_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"part='kafak'; allowed: kafka, redis"):
         Stack(tmp_path, ports=Ports.free()).up(["kafak"])
