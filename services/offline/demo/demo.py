@@ -18,7 +18,6 @@ from services.contracts.processes import HTTP_STEP
 from services.contracts.topics.interactions import INTERACTIONS
 from services.offline.datasets import GlobalTimeSplit, Interactions, global_time_split, load_dataset
 from services.offline.demo import (
-    baselines,
     disliking,
     newcomer,
     plots,
@@ -27,9 +26,10 @@ from services.offline.demo import (
     steps,
     story,
 )
+from services.offline.demo.baselines import baseline_ranks
 from services.offline.demo.calls import connected
 from services.offline.demo.display import Display, Stopwatch, figures
-from services.offline.demo.plan import ReplayPlan, ReplayResult
+from services.offline.demo.plan import ReplayPlan, ReplayResult, answered_ranks
 from services.offline.demo.schedule import NUM_ACTIVE_USERS, replay_schedule
 from services.offline.demo.steps import DEFAULT_STATE_DIR, DemoOptions
 from services.offline.demo.stream import (
@@ -270,16 +270,11 @@ def _evaluate(
     plan, result = streamed.plan, streamed.result
     predicted = np.array([event.predicted for event in plan.events], dtype=np.bool_)
     items = [event.item_id for event in plan.events if event.predicted]
-    past = {user_id: set(item_ids) for user_id, item_ids in streamed.past.items()}
-    rates, hit = hit_rates(
-        items,
-        {
-            "model": [answer.item_ids for answer in in_order(result.predictions)],
-            "model_with_token": [answer.item_ids for answer in in_order(result.predictions_with_token)],
-            **baselines.baseline_answers(bundle, past, baselines.rankings(bundle, streamed.frozen), plan.events),
-            **baselines.streaming_answers(split.train, plan.events, past),
-        },
-    )
+    answers = {"model": result.predictions, "model_with_token": result.predictions_with_token}
+    ranks = {
+        name: answered_ranks([answer.item_ids for answer in in_order(given)], items) for name, given in answers.items()
+    }
+    rates, hit = hit_rates(ranks | baseline_ranks(bundle, streamed.frozen, split.train, plan.events))
     kinds = sittings.kinds_of_predictions(plan.events, sittings.last_times(split.train))
     positions = np.flatnonzero(predicted).astype(np.int64)
     data = split.train
@@ -300,7 +295,7 @@ def _evaluate(
             "held_out_events": len(split.held_out),
             "split_time": split.split_time,
             "replayed_users": len({event.user_id for event in plan.events}),
-            "replayed_users_with_a_past": len(past),
+            "replayed_users_with_a_past": len(streamed.past),
         },
         "components": components,
         "model": {"version": bundle.model_version, "metrics": bundle.manifest.metrics},

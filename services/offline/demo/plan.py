@@ -131,11 +131,15 @@ class ReplayResult:
 HITS_AT = 10
 
 
-def hits(answers: Sequence[Sequence[str]], items: Sequence[str], *, at: int = HITS_AT) -> npt.NDArray[np.bool_]:
-    """Whether each event's item is in the first `at` of its answer. Raises ValueError when lengths differ."""
+def answered_ranks(answers: Sequence[Sequence[str]], items: Sequence[str]) -> npt.NDArray[np.int64]:
+    """Each event's item's 0-based rank in its answer, a large number where it is not in it. Raises ValueError when
+    lengths differ."""
     if len(answers) != len(items):
         raise ValueError(f"{len(answers)} answers for {len(items)} events; expected one each")
-    return np.array([item in answer[:at] for answer, item in zip(answers, items, strict=True)], dtype=np.bool_)
+    found = (
+        list(answer).index(item) if item in answer else 1 << 30 for answer, item in zip(answers, items, strict=True)
+    )
+    return np.fromiter(found, dtype=np.int64)
 
 
 def hit_rate(hit: npt.NDArray[np.bool_]) -> float | None:

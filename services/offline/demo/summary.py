@@ -19,11 +19,11 @@ from services.offline.demo.plan import (
     ReplayPlan,
     ReplayResult,
     hit_rate,
-    hits,
     percentile,
     percentiles,
 )
 from services.offline.demo.sittings import DEFINITION
+from services.offline.evaluation.engine.metrics import gains
 
 STAGES = ("queue", "encode", "first_stage", "transport")
 # What needs no model.
@@ -116,10 +116,10 @@ def event_counts(result: ReplayResult, before: Mapping[str, int], after: Mapping
 
 
 def hit_rates(
-    items: Sequence[str], answers: Mapping[str, Sequence[Sequence[str]]]
+    ranks: Mapping[str, npt.NDArray[np.int64]],
 ) -> tuple[dict[str, float | None], dict[str, npt.NDArray[np.bool_]]]:
-    """Hit rate at 10 per contender, and the hits behind each, (M,)."""
-    hit = {name: hits(answer, items, at=HITS_AT) for name, answer in answers.items()}
+    """Hit rate at 10 per contender, and the hits behind each, (M,), by the evaluation's own metric."""
+    hit = {name: gains(of, f"hr@{HITS_AT}") > 0 for name, of in ranks.items()}
     return {name: hit_rate(values) for name, values in hit.items()}, hit
 
 

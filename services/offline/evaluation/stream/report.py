@@ -193,7 +193,7 @@ def _walk_seed(plan: _Plan, policies: Policies, seed: int) -> _Seed:
             StreamingPopularity(setting, half_life_events=policies.half_life_events),
             StreamingItemNeighbours(setting, policies.neighbours),
         ],
-        predict_every=plan.predict_every,
+        predicted=np.arange(setting.num_streamed) % plan.predict_every == 0,
         progress=lambda done: plan.say(f"seed {seed}: {done:,} of {setting.num_streamed:,} events"),
     )
     sample = walked.places[:: max(1, len(walked.places) // _SAMPLED_QUERIES)]

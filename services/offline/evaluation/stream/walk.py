@@ -140,17 +140,18 @@ def walk(
     setting: StreamSetting,
     rankers: Sequence[Ranker],
     *,
-    predict_every: int = 1,
+    predicted: BoolArray | None = None,
     batch_events: int = BATCH_EVENTS,
     progress: Callable[[int], None] = lambda done: None,
 ) -> Walked:
-    """Predict every `predict_every`-th streamed event, learn from all. Raises: ValueError if two share a name."""
-    events = setting.interactions
-    seen = np.zeros((events.num_users, events.num_items), dtype=bool)
-    seen[events.users[: setting.split], events.items[: setting.split]] = True
+    """Predict the streamed events that `predicted` (N,) chooses, by default all; learn from all.
+
+    Raises: ValueError if two share a name.
+    """
+    predicted = np.ones(setting.num_streamed, dtype=bool) if predicted is None else predicted
     places: list[IntArray] = []
     ranks: dict[str, list[IntArray]] = {}
-    for batch in _batches(setting, seen, batch_events, predict_every):
+    for batch in _batches(setting, batch_events, predicted):
         targets = batch.items[batch.chosen]
         found: dict[str, Scores] = {}
         for ranker in rankers:
@@ -160,19 +161,27 @@ def walk(
                 found[name] = scores
                 ranks.setdefault(name, []).append(ranks_of(scores, targets, batch.excluded))
         places.append(batch.places[batch.chosen])
-        seen[batch.users, batch.items] = True
         progress(int(batch.places[-1]) + 1)
     return Walked(places=np.concatenate(places), ranks={name: np.concatenate(parts) for name, parts in ranks.items()})
 
 
-def _batches(setting: StreamSetting, seen: BoolArray, batch_events: int, predict_every: int) -> Iterator[EventBatch]:
-    """The stream, cut into batches; `seen` (U, X) is read before each."""
+def _batches(setting: StreamSetting, batch_events: int, predicted: BoolArray) -> Iterator[EventBatch]:
+    """The stream, cut into batches."""
     events = setting.interactions
+    rows, offsets = events.select(slice(0, setting.split)).by_user()
+    past = np.split(events.items[: setting.split][rows], offsets[1:-1])
+    had = {int(user): past[user].tolist() for user in np.unique(events.users[setting.split :])}
     for first in range(0, setting.num_streamed, batch_events):
         places = np.arange(first, min(first + batch_events, setting.num_streamed))
         rows = setting.split + places
         users, items = events.users[rows].astype(np.int64), events.items[rows].astype(np.int64)
-        chosen = np.flatnonzero(places % predict_every == 0)
+        chosen = np.flatnonzero(predicted[places])
+        excluded = np.zeros((len(chosen), events.num_items), dtype=bool)
+        row_of = {place: row for row, place in enumerate(chosen.tolist())}
+        for place, (user, item) in enumerate(zip(users.tolist(), items.tolist(), strict=True)):
+            if place in row_of:
+                excluded[row_of[place], had[user]] = True
+            had[user].append(item)
         yield EventBatch(
             places=places,
             users=users,
@@ -180,21 +189,12 @@ def _batches(setting: StreamSetting, seen: BoolArray, batch_events: int, predict
             times=events.timestamps[rows].astype(np.int64),
             values=events.values[rows],
             chosen=chosen,
-            excluded=_seen_before(seen, users, items, chosen),
+            excluded=excluded,
         )
 
 
-def _seen_before(seen: BoolArray, users: IntArray, items: IntArray, chosen: IntArray) -> BoolArray:
-    """(C, X): `seen` by each predicted event's user, and what that user took earlier in the batch."""
-    excluded = seen[users[chosen]]
-    row, earlier = np.nonzero(users[chosen][:, None] == users[None, :])
-    before = earlier < chosen[row]
-    excluded[row[before], items[earlier[before]]] = True
-    return excluded
-
-
 def ranks_of(scores: Scores, targets: IntArray, excluded: BoolArray) -> IntArray:
-    """0-based ranks (C,), the number of items X for a target that scores -inf."""
-    ranks = target_ranks(scores, targets, excluded)
-    missed = np.isneginf(scores[np.arange(len(targets)), targets])
+    """0-based ranks (C,), the number of items X for a target that scores -inf or is excluded."""
+    ranks, rows = target_ranks(scores, targets, excluded), np.arange(len(targets))
+    missed = np.isneginf(scores[rows, targets]) | excluded[rows, targets]
     return np.where(missed, scores.shape[1], ranks)

@@ -5,12 +5,15 @@ import math
 import numpy as np
 import pytest
 
-from services.offline.demo.plan import hit_rate, hits, percentile, percentiles, rolling_rate
+from services.offline.demo.plan import answered_ranks, hit_rate, percentile, percentiles, rolling_rate
+from services.offline.demo.summary import hit_rates
 
 
 def test_a_hit_is_the_item_among_the_first_ten() -> None:
     answer = [str(n) for n in range(20)]
-    assert hits([answer, answer, answer, []], ["0", "9", "10", "0"]).tolist() == [True, True, False, False]
+    ranks = answered_ranks([answer, answer, answer, []], ["0", "9", "10", "0"])
+    assert ranks[:3].tolist() == [0, 9, 10]
+    assert hit_rates({"model": ranks})[1]["model"].tolist() == [True, True, False, False]
 
 
 def test_hit_rate_is_the_share_and_none_without_predictions() -> None:
@@ -20,7 +23,7 @@ def test_hit_rate_is_the_share_and_none_without_predictions() -> None:
 
 def test_a_missing_answer_cannot_shift_the_others() -> None:
     with pytest.raises(ValueError, match="2 answers for 3 events"):
-        hits([["a"], ["b"]], ["a", "b", "c"])
+        answered_ranks([["a"], ["b"]], ["a", "b", "c"])
 
 
 def test_rolling_rate_looks_back_over_its_window_only() -> None:

@@ -92,7 +92,7 @@ def test_the_factor_is_over_the_best_baseline() -> None:
 def test_the_table_fits_80_columns_and_says_what_a_sitting_is() -> None:
     names = ("model", "model_with_token", "frozen_state", "item_knn", "recent_popularity", "popularity")
     kinds = np.array([SAME_SITTING, LATER_DAY, SAME_SITTING, FIRST])
-    rates, hit = hit_rates(["a"] * 4, {name: [["a"], ["b"], ["a"], ["b"]] for name in names})
+    rates, hit = hit_rates({name: np.array([0, 10, 0, 10]) for name in names})
     summary = {
         "hit_rate_at_10": rates,
         "hit_rate_at_10_by_sitting": hit_rates_by_kind(kinds, hit),

@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 
-from services.offline.demo.plan import Prediction, ReplayEvent, ReplayPlan, ReplayResult
+from services.offline.demo.plan import Prediction, ReplayEvent, ReplayPlan, ReplayResult, answered_ranks
 from services.offline.demo.replay import timeline
 from services.offline.demo.story import choose_person, movement
 from services.offline.demo.summary import event_counts, hit_rates, in_order, stream_figures
@@ -95,7 +95,7 @@ def test_a_lost_event_does_not_add_up() -> None:
 def test_hit_rates_are_in_the_order_of_the_events_not_of_the_answers() -> None:
     predictions = in_order([answered(7, 1.0), answered(2, 1.0)])
     assert [prediction.position for prediction in predictions] == [2, 7]
-    rates, hit = hit_rates(["a", "b"], {"model": [p.item_ids for p in predictions]})
+    rates, hit = hit_rates({"model": answered_ranks([p.item_ids for p in predictions], ["a", "b"])})
     assert rates == {"model": 0.5}
     assert hit["model"].tolist() == [True, False]
 
