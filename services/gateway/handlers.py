@@ -6,6 +6,8 @@ from random import Random
 
 from services.algorithms.rules.ranking_rules import Rule
 from services.gateway.breaker import LoopStalls
+from services.gateway.describe.catalogue import DescribeCatalogue
+from services.gateway.describe.user import GetUser
 from services.gateway.domain import ServedModel
 from services.gateway.get_freshness import GetFreshness
 from services.gateway.metrics import GatewayMetrics
@@ -44,6 +46,8 @@ class Handlers:
     get_freshness: GetFreshness
     put_items: PutItems
     forget_user: ForgetUser
+    describe_catalogue: DescribeCatalogue
+    get_user: GetUser
 
 
 def make_handlers(
@@ -117,4 +121,6 @@ def make_handlers(
         get_freshness=GetFreshness(ports=ports, model_version=model.version),
         put_items=PutItems(log=ports.items, kinds=model.kinds, append_timeout_s=limits.append_timeout_s),
         forget_user=ForgetUser(ports=ports, others=others, append_timeout_s=limits.append_timeout_s),
+        describe_catalogue=DescribeCatalogue(titles=titles, popular=popular, model=model),
+        get_user=GetUser(states=ports.states, titles=titles, model=model),
     )

@@ -1,6 +1,6 @@
 """Requests as the handlers' dataclasses, and their answers as Protobuf."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -8,7 +8,7 @@ from freshet.v1 import common_pb2, events_pb2, gateway_pb2
 
 from services.algorithms.rules.filters import ItemFilter
 from services.contracts.topics.exposures import assignment_message
-from services.contracts.topics.interactions import Interaction, from_message
+from services.contracts.topics.interactions import DEFAULT_TYPE, Interaction, from_message
 from services.contracts.topics.items import CatalogueItem, item_from_message
 from services.contracts.topics.version_sets import set_message, share_message
 from services.contracts.wire import (
@@ -19,6 +19,8 @@ from services.contracts.wire import (
     rules_of,
     votes_message,
 )
+from services.gateway.describe.catalogue import CatalogueDescription, ItemDetails
+from services.gateway.describe.user import DescribedUser
 from services.gateway.domain import (
     FreshnessToken,
     HistoryEvent,
@@ -38,7 +40,7 @@ from services.gateway.search.searching import SearchAnswer, SearchQuery
 from services.gateway.version_sets.routes import Routes, SetReport
 from services.platform.errors import InvalidRequest
 from services.platform.rpc import request_context
-from services.platform.stream.times import read_ms
+from services.platform.stream.times import read_ms, set_ms
 
 _NO_FILTER = ItemFilter()
 
@@ -133,7 +135,10 @@ def receipt_message(receipt: Receipt) -> gateway_pb2.InteractionReceipt:
     )
 
 
-def answer_message(answer: Recommendation) -> gateway_pb2.RecommendResponse:
+def answer_message(
+    answer: Recommendation, details: Callable[[Sequence[str]], Sequence[ItemDetails]] | None = None
+) -> gateway_pb2.RecommendResponse:
+    """details: of items, where the request wants them."""
     times = answer.stage_times
     # The numbers are the wire's own; the stubs' types want their enum classes, which exist for type checkers only.
     degradations: list[Any] = [int(kind) for kind in answer.degradations]
@@ -163,6 +168,10 @@ def answer_message(answer: Recommendation) -> gateway_pb2.RecommendResponse:
         absence_bucket=answer.absence_bucket,
         assignments=map(assignment_message, assigned_texts(answer.assignments)),
     )
+    if details is not None:
+        for item, known in zip(message.items, details([one.item_id for one in answer.items]), strict=True):
+            item.title = known.title
+            item.categories.extend(known.categories)
     if answer.max_gap is not None:
         message.certificate.asked_gap = answer.max_gap
         message.certificate.items_touched = answer.items_touched
@@ -240,6 +249,47 @@ def freshness_message(report: FreshnessReport) -> gateway_pb2.GetFreshnessRespon
         reranker=None if reranker is None else _freshness_of(reranker.freshness),
         degradations=degradations,
     )
+
+
+def catalogue_message(found: CatalogueDescription) -> gateway_pb2.DescribeCatalogueResponse:
+    return gateway_pb2.DescribeCatalogueResponse(
+        model_version=found.model.version,
+        items=found.num_items,
+        withdrawn_items=found.num_withdrawn,
+        categories=[gateway_pb2.CategoryCount(name=name, items=items) for name, items in found.categories],
+        num_categories=found.num_categories,
+        attributes=[
+            gateway_pb2.CatalogueAttribute(name=name, kind=str(kind)) for name, kind in found.model.kinds.items()
+        ],
+        event_types=[
+            gateway_pb2.EventTypeMeaning(type=name, role=str(one.role), seen=one.seen, history=one.history)
+            for name, one in found.model.schema.types.items()
+        ],
+    )
+
+
+def user_message(found: DescribedUser) -> gateway_pb2.GetUserResponse:
+    message = gateway_pb2.GetUserResponse(
+        num_events=found.num_events,
+        num_seen=found.num_seen,
+        model_version=found.model_version,
+        state_reaches_history=found.state is not None and found.reaches_history,
+    )
+    for one in found.events:
+        event = message.events.add(
+            item_id=one.event.item_id,
+            title=one.title,
+            type=one.event.type or DEFAULT_TYPE,
+            value=one.event.value,
+            role=one.role,
+        )
+        if one.event.event_time_ms is not None:
+            set_ms(event.event_time, one.event.event_time_ms)
+    if found.state is not None:
+        message.state_position.partition = found.state.partition
+        message.state_position.offset = found.state.offset
+        set_ms(message.state_time, found.state.applied_ms)
+    return message
 
 
 def sets_message(routes: Routes, reports: Sequence[SetReport]) -> gateway_pb2.GetVersionSetsResponse:

@@ -19,6 +19,7 @@ from services.gateway.experiments.interleaved import Interleaved
 from services.gateway.handlers import Handlers
 from services.gateway.messages import (
     answer_message,
+    catalogue_message,
     explain_query,
     explanation_message,
     found_message,
@@ -32,6 +33,7 @@ from services.gateway.messages import (
     sets_message,
     similar_message,
     similar_query,
+    user_message,
 )
 from services.gateway.version_sets.routes import Held, Routes
 from services.platform.errors import PermissionDenied
@@ -61,7 +63,8 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
         self.routes.answered(held, query, answer)
         if answer.state is not None:
             self.tracing.link(answer.state.traceparent, "state")
-        return answer_message(answer)
+        details = held.handlers.describe_catalogue.details if request.with_details else None
+        return answer_message(answer, details)
 
     async def _recommended(self, query: RecommendQuery) -> tuple[Held, Recommendation]:
         """The answer by the user's arms, and the set that it is of. A list of pages, an answer that later ones leave
@@ -157,6 +160,18 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
         """Removes a user's history, states and contributions."""
         report = await self._serving.forget_user(request.user_id, preview=request.preview)
         return gateway_pb2.ForgetUserResponse(**asdict(report))
+
+    async def DescribeCatalogue(
+        self, request: gateway_pb2.DescribeCatalogueRequest, context: Any
+    ) -> gateway_pb2.DescribeCatalogueResponse:
+        """What the catalogue holds, and what types of events mean."""
+        return catalogue_message(await self._serving.describe_catalogue(request.max_categories))
+
+    async def GetUser(self, request: gateway_pb2.GetUserRequest, context: Any) -> gateway_pb2.GetUserResponse:
+        """What is stored of a user."""
+        held, _ = self.routes.assigned(request.user_id)
+        found = await held.handlers.get_user(request.user_id, request.max_events, request.skip_events)
+        return user_message(found)
 
     async def GetVersionSets(
         self, request: gateway_pb2.GetVersionSetsRequest, context: Any

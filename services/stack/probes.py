@@ -74,3 +74,13 @@ def _read(connection: socket.socket, size: int) -> bytes:
             raise ConnectionError("the connection ended early")
         data += part
     return data
+
+
+def silence(address: str) -> str | None:
+    """Why nothing can be asked there yet: a tenth of the cost of a client that finds it out."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=1.0).close()
+    except OSError as exc:
+        return f"no answer at {address} ({exc})"
+    return None

@@ -410,6 +410,8 @@ def _gateway() -> Service:
         Rpc("Explain", 10, lambda state: explains),
         Rpc("ForgetUser", 6, lambda state: forgets),
         Rpc("GetFreshness", 2, lambda state: [g.GetFreshnessRequest()]),
+        Rpc("DescribeCatalogue", 2, lambda state: [g.DescribeCatalogueRequest(max_categories=2)]),
+        Rpc("GetUser", 4, lambda state: [g.GetUserRequest(user_id="ann", max_events=1, skip_events=1)]),
         Rpc("GetVersionSets", 1, lambda state: [g.GetVersionSetsRequest()]),
     ]
     return Service("GatewayService", gateway, rpcs, hints)

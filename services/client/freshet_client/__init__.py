@@ -42,6 +42,14 @@ from freshet_client.answers import (
 )
 from freshet_client.channel import Tls
 from freshet_client.client import Client
+from freshet_client.described import (
+    CatalogueAttribute,
+    CatalogueDescription,
+    CategoryCount,
+    EventTypeMeaning,
+    StoredEvent,
+    UserReport,
+)
 from freshet_client.errors import (
     Conflict,
     DeadlineExceeded,
@@ -74,11 +82,15 @@ from freshet_client.session import AsyncSession, Session
 __all__ = [
     "AsyncClient",
     "AsyncSession",
+    "CatalogueAttribute",
+    "CatalogueDescription",
+    "CategoryCount",
     "Certificate",
     "Client",
     "Condition",
     "Conflict",
     "DeadlineExceeded",
+    "EventTypeMeaning",
     "ExplainedRule",
     "ExplainedSimilarity",
     "ExplainedVotes",
@@ -117,6 +129,7 @@ __all__ = [
     "SourceRank",
     "SourceTime",
     "StageTimes",
+    "StoredEvent",
     "StreamPosition",
     "Tls",
     "TooLarge",
@@ -124,5 +137,6 @@ __all__ = [
     "Unavailable",
     "Unreachable",
     "Unsupported",
+    "UserReport",
     "VotingInteractions",
 ]

@@ -21,6 +21,7 @@ from freshet_client.answers import (
 )
 from freshet_client.channel import Endpoint, Tls
 from freshet_client.client import TIMEOUT_S
+from freshet_client.described import CatalogueDescription, UserReport
 from freshet_client.errors import FreshetError, of_call
 from freshet_client.requests import (
     Filter,
@@ -185,6 +186,16 @@ class AsyncClient:
     async def freshness(self, *, timeout_s: float | None = None) -> FreshnessReport:
         """As `Client.freshness`."""
         return await self._run(calls.freshness(), timeout_s)
+
+    async def catalogue(self, *, max_categories: int = 0, timeout_s: float | None = None) -> CatalogueDescription:
+        """As `Client.catalogue`."""
+        return await self._run(calls.catalogue(max_categories), timeout_s)
+
+    async def user(
+        self, user_id: str, *, max_events: int = 0, skip_events: int = 0, timeout_s: float | None = None
+    ) -> UserReport:
+        """As `Client.user`."""
+        return await self._run(calls.user(user_id, max_events, skip_events), timeout_s)
 
     async def call(self, method: str, request: Any, *, timeout_s: float | None = None) -> Any:
         """As `Client.call`."""

@@ -75,13 +75,15 @@ class ScoredItem:
     """An item and its score.
 
     `source` says what proposed and scored it: "mol", "first_stage", "popular", or "new" in a reserved position. `rules`
-    are those that changed its score or its place.
+    are those that changed its score or its place. `title` and `categories`: where the call said `with_details`.
     """
 
     item_id: str
     score: float
     source: str
     rules: tuple[str, ...] = ()
+    title: str = ""
+    categories: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from freshet_client.answers import (
     SearchAnswer,
     SimilarAnswer,
 )
+from freshet_client.described import CatalogueDescription, UserReport
 from freshet_client.errors import InvalidArgument, TooLarge
 from freshet_client.requests import Filter, HistoryEvent, Impression, Interaction, Item, Rule
 from freshet_client.wire import read, write
@@ -113,6 +114,18 @@ def forget_user(user_id: str, preview: bool) -> Call[ForgetReport]:
 def freshness() -> Call[FreshnessReport]:
     """How far every part of the system is."""
     return _call("GetFreshness", gateway_pb2.GetFreshnessRequest())
+
+
+def catalogue(max_categories: int) -> Call[CatalogueDescription]:
+    """What the catalogue holds."""
+    request = gateway_pb2.DescribeCatalogueRequest()
+    return _call("DescribeCatalogue", request, max_categories=max_categories)
+
+
+def user(user_id: str, max_events: int, skip_events: int) -> Call[UserReport]:
+    """What is stored of a user."""
+    request = gateway_pb2.GetUserRequest()
+    return _call("GetUser", request, user_id=user_id, max_events=max_events, skip_events=skip_events)
 
 
 def _parts(request: Any, field: str, entries: Sequence[Any]) -> Iterator[Any]:

@@ -20,6 +20,7 @@ from freshet_client.answers import (
     SimilarAnswer,
 )
 from freshet_client.channel import Endpoint, Tls
+from freshet_client.described import CatalogueDescription, UserReport
 from freshet_client.errors import FreshetError, of_call
 from freshet_client.requests import (
     Filter,
@@ -194,6 +195,16 @@ class Client:
     def freshness(self, *, timeout_s: float | None = None) -> FreshnessReport:
         """How far every part of the system is."""
         return self._run(calls.freshness(), timeout_s)
+
+    def catalogue(self, *, max_categories: int = 0, timeout_s: float | None = None) -> CatalogueDescription:
+        """Categories with counts (0-10,000, largest first; 0 is 1,000), attributes, and what types of events mean."""
+        return self._run(calls.catalogue(max_categories), timeout_s)
+
+    def user(
+        self, user_id: str, *, max_events: int = 0, skip_events: int = 0, timeout_s: float | None = None
+    ) -> UserReport:
+        """What is stored of a user (role support): 1-1,000 events (0 is 100), newest first, behind `skip_events`."""
+        return self._run(calls.user(user_id, max_events, skip_events), timeout_s)
 
     def call(self, method: str, request: Any, *, timeout_s: float | None = None) -> Any:
         """Call a method of GatewayService with its Protobuf request (`freshet.v1`); the answer's message."""

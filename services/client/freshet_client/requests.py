@@ -137,7 +137,8 @@ class RecommendOptions(TypedDict, total=False):
     user looks with. `page_depth`: keep a ranked list of so many items for further pages. `page_token`: answer a further
     page. `not_again`: leave out what was shown. `rules`: at most 8. `as_of`: when the request is made, for replays by
     operators. `max_gap`: the largest gap of the certificate that is wanted, 0 for exact. `arms`: experiment -> arm in
-    place of the user's own, for operators.
+    place of the user's own, for operators. `with_details`: titles and categories
+    of the items, too.
     """
 
     filter: Filter | None
@@ -154,3 +155,4 @@ class RecommendOptions(TypedDict, total=False):
     as_of: datetime | None
     max_gap: float | None
     arms: Mapping[str, str]
+    with_details: bool

@@ -109,7 +109,8 @@ class _State:
         pages = self.pages
         assert pages is not None
         if pages.token:
-            return k or pages.k, {"page_token": pages.token, "not_again": self.not_again}
+            details = pages.options.get("with_details", False)
+            return k or pages.k, {"page_token": pages.token, "not_again": self.not_again, "with_details": details}
         # No list is kept: the best of what this one has not shown.
         left = pages.depth - len(pages.shown)
         options: RecommendOptions = {**pages.options, "page_depth": 0}

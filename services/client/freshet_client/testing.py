@@ -224,6 +224,10 @@ class FakeGateway:
             user.answers = [*user.answers, (time.monotonic(), [one.item_id for one in items])][-_MAX_ANSWERS:]
         answer.items.extend(items)
         answer.next_page_token = token
+        if request.with_details:
+            for one in answer.items:
+                one.title = self._items[one.item_id].title
+                one.categories.extend(self._items[one.item_id].categories)
         answer.exposure_id = self._exposure(request.user_id)
         return answer
 
@@ -399,6 +403,27 @@ class FakeGateway:
         return gateway_pb2.GetFreshnessResponse(
             model_version="in-memory", index_version="in-memory-1", epoch=self._epoch
         )
+
+    def _DescribeCatalogue(self, request: Any) -> Any:
+        counts = Counter(name for one in self._items.values() for name in one.categories)
+        largest = sorted(counts.items(), key=lambda one: (-one[1], one[0]))[: request.max_categories or 1_000]
+        return gateway_pb2.DescribeCatalogueResponse(
+            model_version="in-memory",
+            items=len(self._items),
+            categories=[gateway_pb2.CategoryCount(name=name, items=items) for name, items in largest],
+            num_categories=len(counts),
+        )
+
+    def _GetUser(self, request: Any) -> Any:
+        check_id("user_id", request.user_id)
+        events = [one for one in self.interactions(request.user_id) if one.type != "impression"][::-1]
+        first, answer = request.skip_events, gateway_pb2.GetUserResponse(model_version="in-memory")
+        for one in events[first : first + (request.max_events or 100)]:
+            event = answer.events.add(item_id=one.item_id, type=one.type or "interaction", value=one.value)
+            event.title = self._items[one.item_id].title if one.item_id in self._items else ""
+            event.event_time.CopyFrom(one.event_time)
+        answer.num_events, answer.num_seen = len(events), len({one.item_id for one in events})
+        return answer
 
 
 class _AsyncTransport:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from freshet_client import answers
+from freshet_client import answers, described
 from freshet_client.errors import InvalidArgument
 
 T = TypeVar("T")
@@ -27,6 +27,12 @@ _CLASSES: dict[str, Any] = {
     "ExplainVotesResponse": answers.ExplainedVotes,
     "ForgetUserResponse": answers.ForgetReport,
     "GetFreshnessResponse": answers.FreshnessReport,
+    "CatalogueAttribute": described.CatalogueAttribute,
+    "CategoryCount": described.CategoryCount,
+    "DescribeCatalogueResponse": described.CatalogueDescription,
+    "EventTypeMeaning": described.EventTypeMeaning,
+    "GetUserResponse": described.UserReport,
+    "StoredEvent": described.StoredEvent,
 }
 _WHOLE = {
     FieldDescriptor.TYPE_UINT32: "a whole number, 0 to 4294967295",

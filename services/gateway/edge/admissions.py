@@ -22,5 +22,11 @@ def admissions() -> dict[str, Admission]:
         "RecordImpressions": writes,
         "UndoInteraction": writes,
         "StreamInteractions": streams,
-        **dict.fromkeys(("Similar", "Explain", "GetFreshness", "GetVersionSets", "PutItems", "ForgetUser"), rest),
+        **dict.fromkeys(
+            (
+                *("Similar", "Explain", "GetFreshness", "GetVersionSets", "PutItems", "ForgetUser"),
+                *("DescribeCatalogue", "GetUser"),
+            ),
+            rest,
+        ),
     }

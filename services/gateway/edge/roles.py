@@ -15,6 +15,7 @@ class Role(StrEnum):
     INGEST = "ingest"  # writes interactions, of any user
     OPERATOR = "operator"  # changes the catalogue
     ERASER = "eraser"  # forgets users
+    SUPPORT = "support"  # sees what is stored of a user
 
 
 # One of the roles is enough.
@@ -30,9 +31,11 @@ ROLES_OF: Mapping[str, frozenset[Role]] = MappingProxyType(
         "UndoInteraction": frozenset({Role.INGEST}),
         "PutItems": frozenset({Role.OPERATOR}),
         "GetFreshness": frozenset({Role.RECOMMEND, Role.OPERATOR}),
+        "DescribeCatalogue": frozenset({Role.RECOMMEND, Role.OPERATOR}),
+        "GetUser": frozenset({Role.SUPPORT}),
         "GetVersionSets": frozenset({Role.OPERATOR}),
         "ForgetUser": frozenset({Role.ERASER}),
     }
 )
-# Only an operator's or an eraser's: each call of these goes into the audit log, whatever comes of it.
-AUDITED = frozenset(method for method, roles in ROLES_OF.items() if roles <= {Role.OPERATOR, Role.ERASER})
+# Only an operator's, an eraser's or support's: each call of these goes into the audit log, whatever comes of it.
+AUDITED = frozenset(method for method, roles in ROLES_OF.items() if roles <= {Role.OPERATOR, Role.ERASER, Role.SUPPORT})

@@ -122,6 +122,14 @@ class PopularItems:
             self._take(choice, wanted, *chunk)
         return choice.items
 
+    def __len__(self) -> int:
+        """Items that are known, withdrawn ones too."""
+        return len(self._rows)
+
+    def category_counts(self) -> Mapping[str, int]:
+        """How many items each category has, withdrawn ones too."""
+        return self._rows.category_counts()
+
     def categories_of(self, item_ids: Sequence[str]) -> list[tuple[str, ...]]:
         """Of m items; none of an unknown one."""
         return self._rows.names_of(self._rows.rows_of(item_ids))

@@ -5,6 +5,7 @@ What the bundle says stays in its columns. New items come behind the bundle's, a
 Letters: n items of the bundle, m items asked for.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
@@ -118,6 +119,18 @@ class ItemRows:
         for number, names in zip(others.tolist(), self.names_of(rows[others]), strict=True):
             passes[number] = denied.isdisjoint(names) and (not allowed or not allowed.isdisjoint(names))
         return passes
+
+    def category_counts(self) -> Counter[str]:
+        """How many items each category has; it may be called while another thread puts items."""
+        names = self.categories.names
+        counted = np.bincount(self.categories.lists.codes, minlength=len(names))
+        counts = Counter(dict(zip(names, counted.tolist(), strict=True)))
+        described = dict(self.described)
+        rows = np.fromiter(described, np.int64, len(described))
+        for before, now in zip(self.bundled_names(rows), described.values(), strict=True):
+            counts.subtract(before)
+            counts.update(now)
+        return +counts
 
     def rows_of(self, item_ids: Sequence[str]) -> Indices:
         """Of m items, -1 for an unknown one: (m,)."""

@@ -34,6 +34,8 @@ ANSWERS = messages(
     gateway_pb2.ExplainResponse.DESCRIPTOR,
     gateway_pb2.ForgetUserResponse.DESCRIPTOR,
     gateway_pb2.GetFreshnessResponse.DESCRIPTOR,
+    gateway_pb2.DescribeCatalogueResponse.DESCRIPTOR,
+    gateway_pb2.GetUserResponse.DESCRIPTOR,
     gateway_pb2.InteractionReceipt.DESCRIPTOR,
 )
 # Spoken between processes alone.

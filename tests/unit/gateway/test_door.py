@@ -162,7 +162,7 @@ def test_other_keys_from_now_on_and_what_was_used_up_stays_used_up(scene: Scene)
 
 
 def test_calls_of_operators_and_erasers_are_audited_with_their_outcome_and_others_are_not(scene: Scene) -> None:
-    assert {"PutItems", "ForgetUser", "GetVersionSets"} == AUDITED
+    assert {"PutItems", "ForgetUser", "GetUser", "GetVersionSets"} == AUDITED
     for method, roles in ROLES_OF.items():
         ended = scene.door(method, showing(min(roles)))
         assert (ended is not None) == (method in AUDITED)
@@ -170,6 +170,7 @@ def test_calls_of_operators_and_erasers_are_audited_with_their_outcome_and_other
             ended("ABORTED")
     assert [{name: value for name, value in line.items() if name != "time"} for line in scene.lines()] == [
         {"key": "operator", "method": "PutItems", "status": "ABORTED", "peer": PEER},
+        {"key": "support", "method": "GetUser", "status": "ABORTED", "peer": PEER},
         {"key": "operator", "method": "GetVersionSets", "status": "ABORTED", "peer": PEER},
         {"key": "eraser", "method": "ForgetUser", "status": "ABORTED", "peer": PEER},
     ]

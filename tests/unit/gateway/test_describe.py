@@ -1,0 +1,92 @@
+"""What people look at: details beside an answer, the catalogue, and what is stored of a user."""
+
+import pytest
+from freshet.v1 import common_pb2, gateway_pb2
+from gateway_scene import STORED, Scene
+
+from services.gateway.domain import HistoryEvent
+from services.platform.errors import DependencyUnavailable, InvalidRequest
+
+
+async def test_details_stand_beside_the_items_where_they_are_asked_for() -> None:
+    scene = Scene()
+    scene.titles.put("f", "")
+    request = gateway_pb2.RecommendRequest(user_id="ann", k=2)
+    plain = await scene.servicer.Recommend(request, None)
+    request.with_details = True
+    described = await scene.servicer.Recommend(request, None)
+    assert [(one.item_id, one.title, list(one.categories)) for one in plain.items] == [("f", "", []), ("e", "", [])]
+    assert [(one.item_id, one.title, list(one.categories)) for one in described.items] == [
+        ("f", "", []),
+        ("e", "E", ["z"]),
+    ]
+
+
+async def test_the_catalogue_counts_categories_as_they_are_now() -> None:
+    scene = Scene()
+    scene.popular.describe("b", ["y", "new"], is_served=False)
+    scene.popular.describe("g", ["new"], is_served=True)
+    found = await scene.servicer.DescribeCatalogue(gateway_pb2.DescribeCatalogueRequest(), None)
+    # Before: x has a, b, d; y has c, d; z has e.
+    assert [(one.name, one.items) for one in found.categories] == [("y", 3), ("new", 2), ("x", 2), ("z", 1)]
+    assert (found.items, found.withdrawn_items, found.num_categories, found.model_version) == (7, 1, 4, "m1")
+    assert [(one.name, one.kind) for one in found.attributes] == [("price", "number"), ("maker", "tag")]
+    meanings = {one.type: (one.role, one.seen, one.history) for one in found.event_types}
+    assert meanings["like"] == ("positive", True, True)
+    assert meanings["impression"] == ("exposure", False, False)
+    few = await scene.servicer.DescribeCatalogue(gateway_pb2.DescribeCatalogueRequest(max_categories=2), None)
+    assert [one.name for one in few.categories] == ["y", "new"]
+    assert few.num_categories == 4
+
+
+async def test_a_user_is_described_newest_first_and_page_by_page() -> None:
+    scene = Scene()
+    scene.states.histories["ann"] = [
+        HistoryEvent("a", 1_000, "rating", 5.0),
+        HistoryEvent("b", 2_000, "rating", 1.0),
+        HistoryEvent("c", 3_000, "dislike"),
+        HistoryEvent("gone", 4_500, ""),
+    ]
+    whole = await scene.servicer.GetUser(gateway_pb2.GetUserRequest(user_id="ann"), None)
+    assert [(one.item_id, one.title, one.type, one.value, one.role) for one in whole.events] == [
+        ("gone", "", "interaction", 0.0, "positive"),
+        ("c", "C", "dislike", 0.0, "negative"),
+        ("b", "B", "rating", 1.0, "negative"),
+        ("a", "A", "rating", 5.0, "positive"),
+    ]
+    assert [one.event_time.ToMilliseconds() for one in whole.events] == [4_500, 3_000, 2_000, 1_000]
+    assert (whole.num_events, whole.model_version, whole.state_reaches_history) == (4, "m1", True)
+    assert whole.state_position == common_pb2.StreamPosition(partition=STORED.partition, offset=STORED.offset)
+    assert whole.state_time.ToMilliseconds() == STORED.applied_ms
+    request = gateway_pb2.GetUserRequest(user_id="ann", max_events=2, skip_events=1)
+    assert [one.item_id for one in (await scene.servicer.GetUser(request, None)).events] == ["c", "b"]
+
+
+async def test_an_unknown_user_has_nothing_and_a_store_that_is_away_is_an_error() -> None:
+    scene = Scene()
+    nobody = await scene.servicer.GetUser(gateway_pb2.GetUserRequest(user_id="nobody"), None)
+    assert (list(nobody.events), nobody.num_events, nobody.num_seen) == ([], 0, 0)
+    assert not nobody.HasField("state_position")
+    assert not nobody.state_reaches_history
+    scene.states.failure = DependencyUnavailable("away")
+    with pytest.raises(DependencyUnavailable, match="away"):
+        await scene.servicer.GetUser(gateway_pb2.GetUserRequest(user_id="ann"), None)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"user_id": ""}, "user_id="),
+        ({"user_id": "x" * 129}, "user_id="),
+        ({"user_id": "ann", "max_events": 1001}, "max_events=1001 allowed: 0-1000"),
+        ({"user_id": "ann", "skip_events": 100_001}, "skip_events=100001 allowed: 0-100000"),
+    ],
+)
+async def test_a_bad_look_at_a_user_is_refused_by_name(fields: dict, message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        await Scene().servicer.GetUser(gateway_pb2.GetUserRequest(**fields), None)
+
+
+async def test_too_many_categories_are_refused_by_name() -> None:
+    with pytest.raises(InvalidRequest, match="max_categories=10001 allowed: 0-10000"):
+        await Scene().servicer.DescribeCatalogue(gateway_pb2.DescribeCatalogueRequest(max_categories=10_001), None)
