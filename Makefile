@@ -14,7 +14,7 @@ WORKERS ?= 2
 PYTEST := PYTHONDONTWRITEBYTECODE= PYTHONHASHSEED=0 $(BIN)/pytest -n $(WORKERS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-cluster test-fast coverage compose-test chart-test alerts promtool chaos fuzz cost attacks check fmt up down bench docs proto-image hooks clean
+.PHONY: help setup demo test test-cluster test-fast coverage compose-test chart-test alerts chromium promtool chaos fuzz cost attacks check fmt up down bench docs proto-image hooks clean
 
 help: ## List the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,7 +36,7 @@ $(STAMP): pyproject.toml services/client/pyproject.toml deploy/constraints.txt $
 demo: setup ## Real interactions through the whole system, from nothing to fresh recommendations (ARGS="--keep")
 	@$(BIN)/freshet demo $(ARGS)
 
-test: setup promtool ## What the README promises, against the real components; ends with the slowest 20 tests
+test: setup promtool chromium ## What the README promises, against the real components; ends with the slowest 20 tests
 	@$(PYTEST) --durations=20 -m "not cluster" $(ARGS)
 
 test-cluster: setup ## Three brokers, Redis Cluster, Ray, encoders that take over, faults at random on the real components
@@ -58,6 +58,13 @@ chart-test: setup ## Render deploy/chart and compare it with the process table; 
 
 alerts: setup promtool ## Test the alerts: each fires, and clears
 	@$(BIN)/pytest -q tests/contract/test_alerts.py
+
+chromium: setup ## Install Debian's chromium, which the tests of the console drive
+	@command -v chromium >/dev/null || { \
+	  command -v apt-get >/dev/null || { echo "The tests of the console need chromium at /usr/bin/chromium"; exit 1; }; \
+	  echo "Installing chromium ..."; \
+	  apt-get -qq install -y --no-install-recommends chromium >/dev/null 2>&1 || { apt-get -qq update; \
+	  apt-get -qq install -y --no-install-recommends chromium >/dev/null; }; }
 
 promtool: setup ## Fetch promtool out of Debian's package, which is not installed: that would start a server
 	@test -x $(BIN)/promtool || command -v promtool >/dev/null || { \

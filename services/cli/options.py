@@ -22,6 +22,7 @@ State = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 BundlePath = Annotated[Path, typer.Option("--bundle", envvar="FRESHET_BUNDLE", help="The model bundle.")]
 StackBundle = Annotated[Path | None, typer.Option("--bundle", envvar="FRESHET_BUNDLE", help="Bundle [the stack's].")]
+WithConsole = Annotated[bool, typer.Option("--console/--no-console", help="Start the console, too.")]
 PortOffset = Annotated[int, typer.Option(min=0, help="Add this to every port of the stack.")]
 Archive = Annotated[
     Path | None, typer.Option(help="What `freshet archive` made, for interactions that retention took.")

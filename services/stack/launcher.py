@@ -6,7 +6,6 @@ ports and bundle. Parts are detached and outlive this program.
 
 import os
 import signal
-import socket
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,8 +15,10 @@ from pathlib import Path
 
 import psutil
 
+from services.platform.config import environment_tls
 from services.stack.children import Children
 from services.stack.components.component import Component, Place, Say
+from services.stack.components.console import Console
 from services.stack.components.inference_server import InferenceServer
 from services.stack.components.kafka import Kafka
 from services.stack.components.process import Process
@@ -28,7 +29,8 @@ from services.stack.folders import DEFAULT_STATE, StateFolder
 from services.stack.held_ports import held_for_servers
 from services.stack.memory import require_encoder, require_stack_memory
 from services.stack.note import Note, bundle_file, counts, new_shards, note_file, shard_addresses, taken_over
-from services.stack.ports import LOOPBACK, PARTS, Ports, stop_order
+from services.stack.ports import CONSOLE, LOOPBACK, PARTS, Ports, stop_order
+from services.stack.probes import silence
 
 _POLL_S = 0.1
 
@@ -66,6 +68,7 @@ class Stack:
         shards: int | None = None,
         replicas: int = 1,
         settings: Mapping[str, str] | None = None,
+        console: bool | None = None,
         say: Say | None = None,
     ) -> None:
         """Open the stack of `state`: what it noted about ports, bundles and profile holds unless given here.
@@ -75,7 +78,7 @@ class Stack:
         `workers` to one; `say(part, doing)` hears of progress.
 
         shards: of the catalogue, each with so many replicas, which are stacks of their own (`shard_stacks`); 1 is none.
-        settings: of its processes, beside those of docker-compose.yml.
+        settings: of its processes, beside those of docker-compose.yml. console: whether it is a part, False by default.
         """
         folder = StateFolder(Path(state).resolve())
         noted = Note.read(folder)
@@ -104,6 +107,8 @@ class Stack:
             services = sharded(services, shard_addresses(self.shards))
         kinds: dict[str, type[Component]] = {"kafka": Kafka, "redis": Redis, "inference-server": InferenceServer}
         self.components = {name: kinds.get(name, Process)(services[name]) for name in PARTS if name in services}
+        if noted.console if console is None else console:
+            self.components[CONSOLE] = Console()
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -121,6 +126,12 @@ class Stack:
     def address(self, part: str) -> str:
         """host:port of a part (of the inference server: gRPC)."""
         return self.ports.address(part)
+
+    @property
+    def console_address(self) -> str:
+        """Where a browser finds the console; empty where it does not run."""
+        runs = CONSOLE in self._running()
+        return f"http{'' if environment_tls() is None else 's'}://{self.address(CONSOLE)}" if runs else ""
 
     @property
     def redis_url(self) -> str:
@@ -251,7 +262,7 @@ class Stack:
         """None when the part runs and is ready, else why not."""
         if self._children.find(name) is None:
             return "not running"
-        return _silence(self.address(name)) or self.components[name].probe(self.place)
+        return silence(self.address(name)) or self.components[name].probe(self.place)
 
     def wait_healthy(self, name: str, *, timeout_s: float = 60.0) -> None:
         """Return when the part is ready. Raises: StackError when it ends or takes longer than `timeout_s`."""
@@ -325,6 +336,7 @@ class Stack:
             profile=self.profile,
             workers=self.workers,
             shards=self.shards,
+            console=CONSOLE in self.components,
         )
 
     def _running(self) -> list[str]:
@@ -380,13 +392,3 @@ def up_together(stacks: Sequence[Stack], only: Sequence[str], *, timeout_s: floa
     """Start these parts of several stacks, as many at once as there are processors. Raises: as `up`."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(lambda one: one.up(only, timeout_s=timeout_s), stacks))
-
-
-def _silence(address: str) -> str | None:
-    """Why nothing can be asked there yet: a tenth of the cost of a client that finds it out."""
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host, int(port)), timeout=1.0).close()
-    except OSError as exc:
-        return f"no answer at {address} ({exc})"
-    return None

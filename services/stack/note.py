@@ -25,6 +25,7 @@ class Note:
     profile: Profile | None = None
     workers: int = 1
     shards: Shards = field(default_factory=list)
+    console: bool = False
 
     @classmethod
     def read(cls, folder: StateFolder) -> "Note":
@@ -41,6 +42,7 @@ class Note:
                     [{name: int(port) for name, port in ports.items()} for ports in one]
                     for one in noted.get("shards", [])
                 ],
+                console=bool(noted.get("console", False)),
             )
         except (OSError, ValueError, KeyError, TypeError):
             return cls()

@@ -32,6 +32,7 @@ class Part:
     needs_bundle: bool = True
 
 
+CONSOLE = "console"
 INFRASTRUCTURE = ("kafka", "redis", "inference-server")
 _ROWS = (
     Part(
@@ -64,6 +65,8 @@ _ROWS = (
         )
         for row in PROCESSES.values()
     ),
+    # It speaks no gRPC and knows the gateway alone, so it is no row of that table.
+    Part(name=CONSOLE, ports={CONSOLE: 50060}, memory_mb=150, needs_bundle=False),
 )
 PARTS: Mapping[str, Part] = MappingProxyType({row.name: row for row in _ROWS})
 

@@ -26,6 +26,7 @@ def demo(
     reuse: Annotated[
         bool, typer.Option("--reuse", help="Take the bundle of an earlier demo on the same data instead of training.")
     ] = False,
+    with_console: options.WithConsole = True,
     port_offset: options.PortOffset = 0,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the stack running at the end.")] = False,
     as_json: options.AsJson = False,
@@ -55,6 +56,7 @@ def demo(
         keep=keep,
         reuse=reuse,
         port_offset=port_offset,
+        with_console=with_console,
     )
     display = Display(console(stderr=as_json))
     # Ended by a supervisor, the demo stops its stack as after Ctrl-C.

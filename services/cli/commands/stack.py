@@ -48,11 +48,12 @@ def up(
         int | None, typer.Option(min=1, max=16, help="Candidates in so many shards of the catalogue. [1]")
     ] = None,
     replicas: Annotated[int, typer.Option(min=1, max=4, help="Processes for each shard.")] = 1,
+    with_console: options.WithConsole = True,
     port_offset: options.PortOffset = 0,
     timeout_s: Annotated[float, typer.Option(min=1, help="Give up when not all is healthy by then.")] = 120.0,
     as_json: options.AsJson = False,
 ) -> None:
-    """Start Kafka, Redis, the inference server and the processes; wait until each is healthy.
+    """Start Kafka, Redis, the inference server, the processes and the console; wait until each is healthy.
 
     Example:  freshet up
 
@@ -79,6 +80,7 @@ def up(
                 workers=workers,
                 shards=shards,
                 replicas=replicas,
+                console=with_console,
                 say=say,
             )
             stack.up(parts, timeout_s=timeout_s)
@@ -93,6 +95,8 @@ def up(
         except ValueError as exc:
             raise usage_error(str(exc)) from exc
     _show([*stack.status(), *_shard_status(stack)], as_json=as_json)
+    if not as_json and (address := stack.console_address):
+        console().print(f"watch it live: {address}", highlight=False)
 
 
 @reports_errors

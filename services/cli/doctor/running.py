@@ -23,6 +23,7 @@ COSTS: Mapping[str, str] = {
     "candidates": "everybody gets popular items",
     "reranker": "answers with words, a category limit or diversity keep the first stage's order",
     "generator": "Search fails",
+    "console": "no pages in a browser; answers go on",
     "gateway": "nobody is answered",
 }
 # The RPC by which a process tells its model's version.

@@ -87,6 +87,8 @@ def run_demo(options: DemoOptions, display: Display) -> dict[str, Any]:
     try:
         with clock.part("start"):
             components = steps.start(stack, display)
+            if stack.console_address:
+                display.fact(f"watch it live: {stack.console_address}")
         display.step("past", "import what happened before the split: histories, seen items, states")
         with clock.part("import"):
             steps.import_past(split.train, stack, display)

@@ -33,6 +33,7 @@ class DemoOptions:
     keep: bool = False
     reuse: bool = False
     port_offset: int = 0
+    with_console: bool = True
 
     @property
     def folder(self) -> Path:
@@ -120,7 +121,7 @@ def make_stack(options: DemoOptions, display: Display) -> Stack:
 
     # A new item is found by its title: the refresher encodes the catalogue's titles once, as it starts.
     os.environ.setdefault("FRESHET_REFRESHER_TEXT_ENCODER", "minilm")
-    return Stack(options.state_dir, bundle=options.bundle, ports=ports, say=say)
+    return Stack(options.state_dir, bundle=options.bundle, ports=ports, console=options.with_console, say=say)
 
 
 def require_free(stack: Stack, options: DemoOptions) -> None:

@@ -31,7 +31,7 @@ from services.platform.metrics import serve_metrics
 from services.platform.rpc.server import HealthState, RpcServer
 from services.platform.turn_clock import TurnClock
 from services.stack import Ports, Stack, StackError
-from services.stack.ports import PARTS
+from services.stack.ports import CONSOLE, PARTS
 from tests.unit.bundle.bundle_scene import content
 
 
@@ -139,7 +139,7 @@ async def test_parts_that_are_away_or_not_ready_say_what_that_costs(stack: Stack
     assert found["candidates"].found.endswith("topics were not read to their ends yet")
     assert found["candidates"].why == "everybody gets popular items"
     assert found["candidates"].advice == "docker compose logs --tail 20 candidates"
-    assert set(PARTS) <= set(found) | {"candidates"}
+    assert set(PARTS) <= set(found) | {"candidates", CONSOLE}
     assert found["redis"].advice == "freshet up --only redis"
     # It answers, so its port is not somebody else's.
     assert f"port {stack.ports['candidates']}" not in found

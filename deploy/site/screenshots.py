@@ -1,0 +1,48 @@
+"""Take the console's pictures for docs/guide/console.md from a running one: `python deploy/site/screenshots.py`.
+
+It needs chromium and the demo's data (`make demo ARGS=--keep`). What it does, it does as a user of its own.
+"""
+
+import sys
+import uuid
+from pathlib import Path
+
+from playwright.sync_api import Page, expect, sync_playwright
+
+CHROMIUM = "/usr/bin/chromium"
+FOLDER = Path(__file__).parents[2] / "docs" / "guide"
+MAX_BYTES = 150_000
+
+
+def like(page: Page, *places: int) -> None:
+    """Like the cards at these positions, one after the other."""
+    for place in places:
+        title = page.locator(".card .title").nth(place).inner_text()
+        page.locator(".card .act.like").nth(place).click()
+        expect(page.locator(".card .title").get_by_text(title, exact=True)).to_have_count(0)
+
+
+def main(base: str) -> None:
+    """Write one PNG a page."""
+    user = f"guest-{uuid.uuid4().hex[:6]}"
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 1280, "height": 740}, reduced_motion="reduce")
+        page.goto(f"{base}/?user={user}")
+        expect(page.locator(".card")).to_have_count(12)
+        like(page, 1, 3, 5)
+        page.mouse.move(0, 0)
+        shot(page, "try-it")
+        browser.close()
+
+
+def shot(page: Page, name: str) -> None:
+    """Raises: ValueError for a picture that is too large for the repository."""
+    file = FOLDER / f"console-{name}.png"
+    page.screenshot(path=file)
+    if (size := file.stat().st_size) > MAX_BYTES:
+        raise ValueError(f"{file}: {size} bytes; allowed: {MAX_BYTES}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1] if len(sys.argv) > 1 else "http://127.0.0.1:50060")

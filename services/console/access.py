@@ -1,0 +1,73 @@
+"""Who looks: a key per browser, kept in memory, and a client of the gateway for each key.
+
+The cookie holds a random name of the browser; the key never leaves this process. A restart signs everybody out.
+"""
+
+from collections import OrderedDict
+
+from freshet_client import AsyncClient, FreshetError, PermissionDenied, Tls, Unauthenticated
+from nicegui import app
+
+from services.console.config import ConsoleSettings
+
+MAX_BROWSERS, MAX_CLIENTS, TIMEOUT_S = 10_000, 64, 5.0
+
+
+class Access:
+    """The keys of all browsers."""
+
+    def __init__(self, settings: ConsoleSettings) -> None:
+        self.settings = settings
+        tls = settings.tls
+        self._tls = None if tls is None else Tls(ca=tls.ca, certificate=tls.certificate, key=tls.key)
+        self._keys: OrderedDict[str, str] = OrderedDict()
+        self._clients: OrderedDict[str, AsyncClient] = OrderedDict()
+
+    @property
+    def is_signed_in(self) -> bool:
+        """Whether this browser showed a key."""
+        return bool(self._key)
+
+    @property
+    def client(self) -> AsyncClient:
+        """The gateway, as this browser may call it."""
+        return self._client_of(self._key)
+
+    async def problem(self, key: str) -> str:
+        """Why nothing can be asked with this key ("": without one); "" where it can."""
+        try:
+            await self._client_of(key).catalogue(max_categories=1)
+        except Unauthenticated:
+            return "The gateway does not know this key." if key else "Sign in with an API key."
+        except PermissionDenied:
+            return ""
+        except FreshetError as error:
+            return str(error)
+        if not key and not self.settings.is_for_this_machine:
+            return "This gateway asks for no keys: the console shows it on the loopback address alone."
+        return ""
+
+    def sign_in(self, key: str) -> None:
+        """This browser's key from now on."""
+        self._keys[app.storage.browser["id"]] = key
+        while len(self._keys) > MAX_BROWSERS:
+            self._keys.popitem(last=False)
+
+    def sign_out(self) -> None:
+        """This browser has no key from now on."""
+        self._keys.pop(app.storage.browser["id"], None)
+
+    @property
+    def _key(self) -> str:
+        return self._keys.get(app.storage.browser["id"], "")
+
+    def _client_of(self, key: str) -> AsyncClient:
+        found = self._clients.get(key)
+        if found is None:
+            found = AsyncClient(self.settings.gateway, api_key=key or None, tls=self._tls, timeout_s=TIMEOUT_S)
+            self._clients[key] = found
+            if len(self._clients) > MAX_CLIENTS:
+                # Its calls end with it; whoever has the key gets a new one.
+                self._clients.popitem(last=False)
+        self._clients.move_to_end(key)
+        return found

@@ -1,0 +1,67 @@
+"""The console's process: its pages on one port, until a signal."""
+
+import secrets
+from pathlib import Path
+from typing import Any
+
+import structlog
+import uvicorn
+from fastapi import FastAPI
+from fastapi.responses import PlainTextResponse
+from nicegui import app as pages_app
+from nicegui import ui
+
+from services.console.access import Access
+from services.console.config import ConsoleSettings
+from services.console.pages import sign_in, try_it
+from services.console.same_origin import SameOrigin
+from services.platform.ports import check_port_free
+
+log = structlog.get_logger()
+
+STATIC = Path(__file__).parent / "static"
+
+
+async def run(settings: ConsoleSettings) -> None:
+    """Serve until a signal. Raises: PortTaken. The gateway may be away: pages say so until it comes."""
+    check_port_free(settings.host, settings.port)
+    tls = settings.tls
+    certificates: dict[str, Any] = {} if tls is None else {"ssl_keyfile": tls.key, "ssl_certfile": tls.certificate}
+    config = uvicorn.Config(
+        _application(settings),
+        host=settings.host,
+        port=settings.port,
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=max(1, round(settings.drain_seconds)),
+        **certificates,
+    )
+    log.info("serving", address=f"{'https' if tls else 'http'}://{settings.host}:{settings.port}")
+    await uvicorn.Server(config).serve()
+
+
+def _application(settings: ConsoleSettings) -> Any:
+    """The pages behind the check of origins. NiceGUI has one application per process."""
+    access = Access(settings)
+    pages_app.add_static_files("/static", STATIC)
+    sign_in.add(access)
+    try_it.add(access)
+    outer = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+
+    @outer.get("/healthz", response_class=PlainTextResponse)
+    def healthz() -> str:
+        return "serving\n"
+
+    ui.run_with(
+        outer,
+        title="Freshet",
+        favicon=STATIC / "drop.svg",
+        dark=None,
+        language="en-US",
+        storage_secret=secrets.token_urlsafe(32),
+        session_middleware_kwargs={"same_site": "strict", "https_only": settings.tls is not None},
+        show_welcome_message=False,
+    )
+    return SameOrigin(outer, settings.names)

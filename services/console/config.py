@@ -1,0 +1,42 @@
+"""The console's settings: the shared ones, its port, and the gateway that it asks."""
+
+from typing import ClassVar
+
+from pydantic import Field, field_validator
+
+from services.contracts.processes import HTTP_STEP
+from services.platform.config import ProcessSettings
+from services.platform.transport import check_address
+
+
+class ConsoleSettings(ProcessSettings):
+    """Variables are named per field."""
+
+    asks_client_certificates: ClassVar[bool] = False
+
+    port: int = Field(default=50060, ge=0, le=65535, validation_alias="FRESHET_CONSOLE_PORT")
+    gateway: str = Field(default="127.0.0.1:50050", validation_alias="FRESHET_CONSOLE_GATEWAY")
+
+    # Names that browsers reach the console by, commas between them. Empty: those of the loopback address.
+    hosts: str = Field(default="", validation_alias="FRESHET_CONSOLE_HOSTS")
+
+    @field_validator("gateway")
+    @classmethod
+    def _gateway(cls, value: str) -> str:
+        return check_address(value)
+
+    @property
+    def names(self) -> list[str]:
+        """Of `hosts`."""
+        return [name.strip().lower() for name in self.hosts.split(",") if name.strip()]
+
+    @property
+    def is_for_this_machine(self) -> bool:
+        """Whether only this machine reaches it, by a proxy neither."""
+        return self.is_on_loopback and not self.names
+
+    @property
+    def gateway_http(self) -> str:
+        """Where the gateway answers JSON by HTTP, as examples say it."""
+        host, _, port = self.gateway.rpartition(":")
+        return f"{'https' if self.tls else 'http'}://{host}:{int(port) + HTTP_STEP}"

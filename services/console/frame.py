@@ -1,0 +1,115 @@
+"""What all pages share: the header, texts and buttons with their own tags, and what a failed call says.
+
+Texts of items and users are set as text, never as HTML, and stand isolated, so that no mark in them turns the line.
+"""
+
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+from freshet_client import FreshetError, PermissionDenied, Unauthenticated, Unreachable
+from nicegui import ui
+from nicegui.element import Element
+from nicegui.elements.mixins.text_element import TextElement
+
+from services.console.access import Access
+
+# Path and name, in the order of the header.
+PAGES = (("/", "Try it"),)
+Handler = Callable[[], Awaitable[None] | None]
+
+
+def text(tag: str, value: str, classes: str = "", **attributes: str) -> TextElement:
+    """An element with a text."""
+    made = TextElement(tag=tag, text=value)
+    if classes:
+        made.classes(classes)
+    made.props.update({name.replace("_", "-"): one for name, one in attributes.items()})
+    return made
+
+
+def box(tag: str = "div", classes: str = "", **attributes: str) -> Element:
+    """An element for others, a context."""
+    made = ui.element(tag)
+    if classes:
+        made.classes(classes)
+    made.props.update({name.replace("_", "-"): one for name, one in attributes.items()})
+    return made
+
+
+def button(label: str, act: Handler, *, icon: str = "", classes: str = "button", about: str = "") -> Element:
+    """A button; `about` is read out in place of the label, and shown on hovering."""
+    made = box("button", classes, type="button")
+    if about:
+        made.props.update({"aria-label": about, "title": about})
+    with made:
+        if icon:
+            ui.icon(icon).props("aria-hidden=true")
+        if label:
+            text("span", label)
+    made.on("click", lambda: act())
+    return made
+
+
+def entry(label: str, act: Callable[[str], Any], *, value: str = "", hint: str = "", kind: str = "text") -> Element:
+    """A text field with its label; `act` is called with the text on Enter."""
+    with box("label", "field"):
+        text("span", label, "field-name")
+        made = box("input", "input", type=kind, value=value, placeholder=hint, autocomplete="off", spellcheck="false")
+    made.on("keydown.enter", lambda event: act(str(event.args or "")), js_handler="(e) => emit(e.target.value)")
+    return made
+
+
+class Notice:
+    """The line that says what went wrong; empty while all is well."""
+
+    def __init__(self) -> None:
+        self._line = text("div", "", "notice", role="alert")
+        self._line.set_visibility(False)
+
+    def say(self, what: str) -> None:
+        """Show it; "" hides the line."""
+        self._line.set_text(what)
+        self._line.set_visibility(bool(what))
+
+    @contextlib.contextmanager
+    def failures(self) -> Iterator[None]:
+        """What the gateway refuses is said, and the page stays as it was."""
+        try:
+            yield
+        except Unauthenticated:
+            ui.navigate.to("/sign-in")
+        except PermissionDenied as error:
+            self.say(f"Your key may not do that: {error}")
+        except Unreachable as error:
+            self.say(f"The gateway does not answer. {error} The page works again when it does.")
+        except FreshetError as error:
+            self.say(str(error))
+        else:
+            self.say("")
+
+
+def page_frame(access: Access, path: str, title: str) -> Element:
+    """Header and main part; return the main part, a context."""
+    ui.page_title(f"{title} · Freshet")
+    ui.add_head_html('<link rel="stylesheet" href="/static/console.css"><script src="/static/console.js"></script>')
+    ui.query(".nicegui-content").classes("page")
+    text("a", "Skip to content", "skip", href="#main")
+    with box("header", "top"):
+        with box("a", "brand", href="/", aria_label="Freshet, start page"):
+            box("img", "drop", src="/static/drop.svg", alt="", width="26", height="26")
+            text("span", "Freshet")
+        with box("nav", "tabs", aria_label="Pages"):
+            for target, name in PAGES:
+                link = text("a", name, "tab", href=target)
+                if target == path:
+                    link.props["aria-current"] = "page"
+        if access.is_signed_in:
+            button("Sign out", lambda: _sign_out(access), classes="button quiet")
+    # The page itself is <main> already.
+    return box("div", "main", id="main", tabindex="-1")
+
+
+def _sign_out(access: Access) -> None:
+    access.sign_out()
+    ui.navigate.to("/sign-in")

@@ -1,0 +1,217 @@
+"""The parts of the page `Try it` beside the cards: who looks, what is asked for, what was done, what was answered."""
+
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from freshet_client import AsyncClient, AsyncSession, CatalogueDescription
+from nicegui import ui
+from nicegui.element import Element
+
+from services.console.access import Access
+from services.console.frame import box, button, entry, text
+from services.console.snippets import curl, in_script, python
+from services.console.wanted import Wanted, call_of
+
+MAX_CHIPS, MAX_DONE = 16, 8
+ICONS = {"like": "thumb_up", "dislike": "thumb_down", "hide": "visibility_off"}
+_DONE = {"undo": "The undo", "like": "The like", "dislike": "The dislike", "hide": "The hiding"}
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """The gateway as this tab calls it, and how an example of such a call begins."""
+
+    client: AsyncClient
+    target: str
+    base: str
+    with_key: bool
+
+    @classmethod
+    def of(cls, access: Access) -> "Asker":
+        settings = access.settings
+        return cls(access.client, settings.gateway, settings.gateway_http, access.is_signed_in)
+
+
+class Who:
+    """Whose list it is. become: takes an id, "" for a visitor. invent: makes one."""
+
+    def __init__(
+        self, user_id: str, become: Callable[[str], Awaitable[None]], invent: Callable[[], Awaitable[None]]
+    ) -> None:
+        with box("section", "panel", aria_label="Who is looking"):
+            text("h2", "Who is looking")
+            self._field = entry("User id", become, value=user_id, hint="an id, then Enter")
+            with box("div", "row"):
+                button("Somebody new", invent, icon="person_add")
+                button("A visitor", lambda: become(""), icon="no_accounts", about="A visitor without an id")
+            self._said = text("p", "", "hint isolated")
+
+    def say(self, user_id: str) -> None:
+        """Who it is by now."""
+        visitor = "Nothing is written of a visitor: what happens here stays in this tab."
+        self._said.set_text(f"You are {user_id}." if user_id else visitor)
+        ui.run_javascript(f"getElement({self._field.id}).value = {in_script(user_id)}")
+
+
+class Filters:
+    """What to answer. search: takes words. changed: another field of `wanted` changed."""
+
+    def __init__(
+        self, wanted: Wanted, search: Callable[[str], Awaitable[None]], changed: Callable[[], Awaitable[None]]
+    ) -> None:
+        self._wanted, self._search, self._changed = wanted, search, changed
+        self._chips: dict[str, Element] = {}
+        self._panel = box("section", "panel after", aria_label="What to answer")
+
+    def show(self, catalogue: CatalogueDescription | None) -> None:
+        """The fields, with the categories of the catalogue; once."""
+        with self._panel:
+            text("h2", "What to answer")
+            entry("Words", self._search, value=self._wanted.words, hint="find by words, then Enter", kind="search")
+            self._categories(catalogue)
+            self._range("At most of one category", "per_category", "5", "1", "0 is no limit")
+            self._range("Variety", "variety", "0.9", "0.1", "0 orders by score alone")
+
+    def _categories(self, catalogue: CatalogueDescription | None) -> None:
+        found = catalogue.categories[:MAX_CHIPS] if catalogue else ()
+        if found:
+            text("p", "Only these categories", "field-name")
+        self._box = box("div", "chips")
+        for one in found:
+            self._add_chip(one.name, f"{one.items:,}")
+        for name in self._wanted.categories:
+            if name not in self._chips:
+                self._add_chip(name, "")
+        if catalogue is not None and catalogue.num_categories > MAX_CHIPS:
+            entry(f"Another of {catalogue.num_categories:,} categories", self._toggle, hint="its name, then Enter")
+
+    def _add_chip(self, name: str, count: str) -> None:
+        is_on = str(name in self._wanted.categories).lower()
+        with self._box:
+            chip = self._chips[name] = box("button", "chip", type="button", aria_pressed=is_on)
+            with chip:
+                text("span", name, "isolated")
+                text("span", count, "count")
+        chip.on("click", lambda: self._toggle(name))
+
+    async def _toggle(self, name: str) -> None:
+        chosen, name = self._wanted.categories, name.strip()
+        if not name:
+            return
+        if name in chosen:
+            chosen.remove(name)
+        else:
+            chosen.append(name)
+        if name not in self._chips:
+            self._add_chip(name, "")
+        self._chips[name].props["aria-pressed"] = str(name in chosen).lower()
+        self._chips[name].update()
+        await self._changed()
+
+    def _range(self, label: str, name: str, most: str, step: str, hint: str) -> None:
+        value = str(getattr(self._wanted, name))
+        with box("label", "field"):
+            with box("span", "field-name"):
+                text("span", label)
+                shown = text("output", value)
+            slider = box("input", "range", type="range", min="0", max=most, step=step, value=value, title=hint)
+
+        async def moved(said: str) -> None:
+            setattr(self._wanted, name, int(said) if step == "1" else float(said))
+            shown.set_text(said)
+            await self._changed()
+
+        slider.on("change", lambda event: moved(str(event.args)), js_handler="(e) => emit(e.target.value)")
+
+
+class Done:
+    """What the person did in this tab, newest first. undo: takes an event id, and what to do once it is gone."""
+
+    def __init__(self, undo: Callable[[str, Callable[[], None]], Awaitable[None]]) -> None:
+        self._undo = undo
+        with box("section", "panel after", aria_label="What this person did here"):
+            text("h2", "Done here")
+            self._lines = box("ol", "done")
+            self._nothing = text("p", "Nothing yet: like a card.", "hint")
+
+    def clear(self) -> None:
+        """Somebody else begins."""
+        self._lines.clear()
+        self._nothing.set_visibility(True)
+
+    def add(self, kind: str, name: str, event_id: str) -> None:
+        """One more, which can be undone where it has an id."""
+        self._nothing.set_visibility(False)
+        with self._lines:
+            line = box("li", "did")
+            with line:
+                ui.icon(ICONS.get(kind, "done")).props("aria-hidden=true")
+                text("span", name, "isolated")
+                if event_id:
+                    undo = self._undo
+                    button("Undo", lambda: undo(event_id, line.delete), classes="button quiet", about=f"Undo: {name}")
+        line.move(target_index=0)
+        for old in self._lines.default_slot.children[MAX_DONE:]:
+            old.delete()
+
+
+class Headline:
+    """What the cards are, and after how long they reflect what was done."""
+
+    def __init__(self) -> None:
+        with box("div", "said"):
+            self._moment = text("p", "", "moment", role="status")
+            self._moment.set_visibility(False)
+            self._what = text("h2", "", "isolated")
+            self._about = text("p", "", "hint")
+
+    def name(self, wanted: Wanted, like: str) -> None:
+        """like: the title of the item that the others are like."""
+        if wanted.words:
+            self._what.set_text(f"Found for “{wanted.words}”")
+        elif wanted.like:
+            self._what.set_text(f"Like {like}")
+        else:
+            self._what.set_text(f"For {wanted.user or 'a visitor'}")
+
+    def say(self, about: str) -> None:
+        """A sentence about the answer."""
+        self._about.set_text(about)
+
+    def forget_moment(self) -> None:
+        """Nothing was done yet."""
+        self._moment.set_visibility(False)
+
+    def say_moment(self, done: str, milliseconds: float, *, is_fresh: bool) -> None:
+        """done: a type of event, or "undo". is_fresh: the list reflects it."""
+        name = _DONE.get(done, done)
+        late = f"{name} is written, and this list does not reflect it yet."
+        self._moment.set_text(f"{name} is in this list, {milliseconds:,.0f} ms later." if is_fresh else late)
+        self._moment.set_visibility(True)
+        self._moment.classes(replace="moment" if is_fresh else "moment late")
+
+
+class Code:
+    """The list as calls to copy."""
+
+    def __init__(self, asker: Asker) -> None:
+        self._asker, self._box = asker, box("details", "code")
+
+    def show(self, wanted: Wanted, session: AsyncSession, count: int) -> None:
+        """Of what is shown now."""
+        method, call, request, arguments = call_of(wanted, session, count)
+        asker = self._asker
+        self._box.clear()
+        with self._box:
+            text("summary", "This list as curl and Python")
+            _snippet("curl", curl(asker.base, method, request, with_key=asker.with_key))
+            _snippet("Python", python(asker.target, call, arguments, with_key=asker.with_key))
+
+
+def _snippet(name: str, code: str) -> Element:
+    with box("div", "snippet") as made:
+        text("pre", code, tabindex="0")
+        copy = button("Copy", lambda: None, icon="content_copy", about=f"Copy as {name}")
+        copy.on("click", js_handler=f"(e) => freshet.copy(e, {json.dumps(code)})")
+    return made

@@ -1,0 +1,36 @@
+"""What an answer says of itself, in sentences."""
+
+from collections.abc import Sequence
+
+from freshet_client import Certificate
+
+# Names of `degradations` -> what they mean to who looks.
+MEANINGS = {
+    "stale_state": "the newest events are not reflected",
+    "popular_fallback": "nothing is known of this person, so these are popular items",
+    "state_store_down": "what is stored of people could not be read",
+    "first_stage_order": "the reranker did not answer, so the order is the first stage's",
+    "partial_catalogue": "a part of the catalogue did not answer",
+    "not_fresh": "the stream is behind, so recent events may be missing",
+    "token_not_honoured": "what was just done is not reflected yet",
+    "partial_sources": "a source of items by words did not answer",
+    "not_personalised": "the order is the same for everybody",
+    "history_incomplete": "a part of the history is being read again",
+    "busy": "the gateway had no time for more than popular items",
+    "gap_not_proven": "less is proven than was asked for",
+}
+
+
+def about_answer(
+    count: int, degradations: Sequence[str], certificate: Certificate | None, milliseconds: float | None
+) -> str:
+    """How many, how exact, how long, and what is less than it should be."""
+    parts = [f"{count} items" if count != 1 else "1 item"]
+    if certificate is not None and certificate.kind == "exact":
+        parts.append("proven: nothing that is left out scores higher")
+    elif certificate is not None and certificate.kind == "bounded":
+        parts.append(f"nothing that is left out scores more than {certificate.gap:.3f} higher")
+    if milliseconds is not None:
+        parts.append(f"made in {milliseconds:,.1f} ms")
+    parts += [MEANINGS.get(name, name) for name in degradations]
+    return "; ".join(parts) + "."

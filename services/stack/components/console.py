@@ -1,0 +1,72 @@
+"""The console: a process of Freshet that speaks HTTP, and asks the gateway alone."""
+
+import http.client
+import importlib.util
+import ssl
+import sys
+
+from services.platform.config import environment_tls
+from services.stack.children import Launch
+from services.stack.components.component import Component, Place, Say, inherited_environment
+from services.stack.components.process import TLS_VARIABLES
+from services.stack.compose import Service
+from services.stack.errors import StackError
+from services.stack.folders import REPOSITORY
+from services.stack.ports import CONSOLE
+from services.stack.version import freshet_version
+
+_PROBE_S = 2.0
+
+
+class Console(Component):
+    """It is installed with the extra `console`."""
+
+    def __init__(self) -> None:
+        super().__init__(Service(name=CONSOLE, needs={"gateway": False}))
+
+    def missing(self) -> tuple[str, str] | None:
+        if importlib.util.find_spec("nicegui") is not None:
+            return None
+        return "NiceGUI is not installed", "pip install 'freshet-recsys[console]', or freshet up --no-console"
+
+    def prepare(self, say: Say) -> None:
+        found = self.missing()
+        if found is not None:
+            raise StackError(self.name, found[0], advice=found[1])
+
+    def launch(self, place: Place) -> Launch:
+        settings = {
+            "FRESHET_CONSOLE_PORT": str(place.ports[CONSOLE]),
+            "FRESHET_CONSOLE_GATEWAY": place.ports.address("gateway"),
+        }
+        tls = environment_tls()
+        if tls is not None:
+            for variable, file in zip(TLS_VARIABLES, (tls.certificate, tls.key, tls.ca), strict=True):
+                settings[variable] = str(file.absolute())
+        return Launch(
+            argv=[sys.executable, "-m", "services.console"],
+            environment=inherited_environment() | settings | dict(place.settings),
+            cwd=REPOSITORY,
+        )
+
+    def probe(self, place: Place) -> str | None:
+        tls, port = environment_tls(), place.ports[CONSOLE]
+        made: http.client.HTTPConnection
+        if tls is None:
+            made = http.client.HTTPConnection("127.0.0.1", port, timeout=_PROBE_S)
+        else:
+            context = tls.client_context()
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+            made = http.client.HTTPSConnection("127.0.0.1", port, timeout=_PROBE_S, context=context)
+        try:
+            made.request("GET", "/healthz")
+            status = made.getresponse().status
+        except (OSError, http.client.HTTPException) as exc:
+            return f"no answer ({exc})"
+        finally:
+            made.close()
+        return None if status == 200 else f"answers {status}"
+
+    def version(self, place: Place) -> str:
+        return f"freshet {freshet_version()}"

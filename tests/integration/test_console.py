@@ -1,0 +1,250 @@
+"""The console in a browser, on the compact stack: each page's main job, and that nothing leaves this machine."""
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from freshet_client import Client, Filter, Item
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from services.gateway.edge.api_keys import create_key
+from services.gateway.edge.roles import Role
+from services.stack import Ports, Stack
+
+pytestmark = pytest.mark.integration
+
+CHROMIUM = "/usr/bin/chromium"
+WAIT_MS = 20_000
+# Text that a page must not read as anything else: HTML, its own markup, and a mark that turns the line around.
+EVIL = "<img src=x onerror=alert(1)> [/x] {{7*7}} \u202eevil"
+OpenPage = Callable[..., Page]
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory, small_bundle: Path) -> Iterator[Stack]:
+    folder = tmp_path_factory.mktemp("console")
+    stack = Stack(folder, bundle=small_bundle, ports=Ports.free(), profile="compact", console=True)
+    stack.up()
+    yield stack
+    stack.down()
+
+
+@pytest.fixture
+def client(running: Stack) -> Iterator[Client]:
+    with Client(running.address("gateway")) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@contextmanager
+def opened(browser: Browser, running: Stack, **context: object) -> Iterator[OpenPage]:
+    """Opens pages; at the end, none of them has complained or asked another machine."""
+    problems: list[str] = []
+    base = running.console_address
+    tab = browser.new_context(viewport={"width": 1280, "height": 900}, **context)
+    tab.set_default_timeout(WAIT_MS)
+
+    def open_page(path: str = "/") -> Page:
+        page = tab.new_page()
+        page.on("console", lambda said: problems.append(said.text) if said.type == "error" else None)
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.on("dialog", lambda dialog: problems.append(f"a dialog: {dialog.message}"))
+        page.on("request", lambda asked: problems.append(asked.url) if base not in asked.url else None)
+        page.goto(base + path)
+        return page
+
+    yield open_page
+    tab.close()
+    assert [one for one in problems if not one.startswith(("data:", f"ws{base[4:]}"))] == []
+
+
+@pytest.fixture
+def open_page(browser: Browser, running: Stack) -> Iterator[OpenPage]:
+    with opened(browser, running) as open_page:
+        yield open_page
+
+
+def titles(page: Page) -> list[str]:
+    return page.locator(".card .title").all_inner_texts()
+
+
+def wait_for_cards(page: Page, wanted: list[str]) -> None:
+    expect(page.locator(".card .title")).to_have_text(wanted, timeout=WAIT_MS)
+
+
+def act(page: Page, kind: str, place: int) -> str:
+    """Press a card's button; the title on the card. Returns when the list reflects it."""
+    card = page.locator(".card").nth(place)
+    title = card.locator(".title").inner_text()
+    card.locator(f".act.{kind}").click()
+    expect(page.locator(".card .title", has_text=re.compile(f"^{re.escape(title)}$"))).to_have_count(0)
+    return title
+
+
+def test_what_is_done_changes_the_list_and_the_page_says_after_how_long(open_page: OpenPage, client: Client) -> None:
+    user = f"u-{uuid4().hex}"
+    page = open_page(f"/?user={user}")
+    expect(page.locator(".card")).to_have_count(12)
+    liked = act(page, "like", 2)
+    expect(page.locator(".moment")).to_have_text(re.compile(r"^The like is in this list, [\d,]+ ms later\.$"))
+    hidden = act(page, "hide", 0)
+    expect(page.locator(".did .isolated")).to_have_text([hidden, liked])
+    stored = client.user(user)
+    assert [(one.title, one.type) for one in stored.events] == [(hidden, "hide"), (liked, "like")]
+    wait_for_cards(page, [one.title for one in client.recommend(user, k=12, with_details=True).items])
+    page.get_by_role("button", name=f"Undo: {hidden}").click()
+    expect(page.locator(".moment")).to_have_text(re.compile("^The undo is in this list"))
+    expect(page.locator(".did .isolated")).to_have_text([liked])
+    assert [one.title for one in client.user(user).events] == [liked]
+
+
+def test_pages_filters_words_and_similar_items_are_the_gateways(open_page: OpenPage, client: Client) -> None:
+    user = f"u-{uuid4().hex}"
+    client.session(user).record(client.recommend(user, k=1).item_ids[0], "like")
+    page = open_page(f"/?user={user}")
+    ranked = [one.title for one in client.recommend(user, k=24, with_details=True).items]
+    wait_for_cards(page, ranked[:12])
+    page.get_by_role("button", name="Show more").click()
+    wait_for_cards(page, ranked)
+    category = client.catalogue().categories[0].name
+    page.locator(".chip", has_text=category).first.click()
+    allowed = Filter(allow_categories=[category])
+    wait_for_cards(page, [one.title for one in client.recommend(user, 24, filter=allowed, with_details=True).items])
+    assert f"category={category.replace(' ', '+')}" in page.url
+    expect(page.locator(f'.chip[aria-pressed="true"] >> text="{category}"')).to_have_count(1)
+    words = ranked[0].split()[0]
+    page.get_by_label("Words").fill(words)
+    page.get_by_label("Words").press("Enter")
+    wait_for_cards(page, [one.title for one in client.search(words, 12, user_id=user, filter=allowed).results])
+    page.locator(".card .act").last.click()
+    expect(page.locator(".said h2")).to_have_text(re.compile("^Like "))
+    page.wait_for_url(re.compile("like="))
+    like = page.url.partition("like=")[2].partition("&")[0]
+    wait_for_cards(page, [one.title for one in client.similar(like, 12, user_id=user, filter=allowed).items])
+    code = page.locator(".snippet pre")
+    page.get_by_text("This list as curl and Python").click()
+    expect(code.first).to_contain_text("GatewayService/Similar")
+    expect(code.last).to_contain_text("client.similar(")
+
+
+def test_of_a_visitor_the_list_follows_and_nothing_is_written(open_page: OpenPage, client: Client) -> None:
+    page = open_page("/?user=somebody")
+    expect(page.locator(".card")).to_have_count(12)
+    page.get_by_role("button", name="A visitor without an id").click()
+    expect(page.locator(".said h2")).to_have_text("For a visitor")
+    liked = act(page, "like", 1)
+    expect(page.locator(".moment")).to_have_text(re.compile("^The like is in this list"))
+    expect(page.locator(".did .isolated")).to_have_text([liked])
+    expect(page.locator(".did button")).to_have_count(0)
+    page.get_by_role("button", name="Somebody new").click()
+    expect(page.locator(".said h2")).to_have_text(re.compile("^For guest-[0-9a-f]{6}$"))
+    expect(page.locator(".did")).to_have_count(0)
+    assert client.user("somebody").num_events == 0
+
+
+def test_markup_in_ids_titles_and_categories_is_shown_as_text(open_page: OpenPage, client: Client) -> None:
+    category = f"odd </script> {uuid4().hex}"
+    client.put_items([Item(item_id=f"{EVIL}", title=EVIL, categories=[category])])
+    page = open_page()
+    field = page.get_by_label("User id")
+    field.fill(EVIL)
+    field.press("Enter")
+    expect(page.locator(".said h2")).to_have_text(f"For {EVIL}")
+    page.get_by_label(re.compile("^Another of")).fill(category)
+    page.get_by_label(re.compile("^Another of")).press("Enter")
+    wait_for_cards(page, [EVIL])
+    expect(page.locator(".tag").first).to_have_text(category)
+    act(page, "like", 0)
+    expect(page.locator(".did .isolated")).to_have_text([EVIL])
+    page.reload()
+    expect(page.locator(".said h2")).to_have_text(f"For {EVIL}")
+    assert [one.item_id for one in client.user(EVIL).events] == [EVIL]
+    assert page.locator("#main img").count() == 0
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_checker_of_accessibility_finds_nothing_serious(browser: Browser, running: Stack, scheme: str) -> None:
+    with opened(browser, running, color_scheme=scheme, reduced_motion="reduce") as open_page:
+        page = open_page("/?user=checked")
+        expect(page.locator(".card")).to_have_count(12)
+        act(page, "like", 0)
+        found = Axe().run(page).response["violations"]
+    serious = {one["id"]: one["nodes"] for one in found if one["impact"] in ("serious", "critical")}
+    assert serious == {}, json.dumps(serious)[:3000]
+
+
+def test_a_narrow_screen_scrolls_in_one_direction(browser: Browser, running: Stack) -> None:
+    with opened(browser, running) as open_page:
+        page = open_page("/?user=narrow")
+        page.set_viewport_size({"width": 390, "height": 844})
+        expect(page.locator(".card")).to_have_count(12)
+        assert page.evaluate("document.documentElement.scrollWidth") == 390
+
+
+def test_a_gateway_that_is_away_is_said_and_the_page_works_again(open_page: OpenPage, running: Stack) -> None:
+    page = open_page("/?user=patient")
+    expect(page.locator(".card")).to_have_count(12)
+    shown = titles(page)
+    running.stop("gateway")
+    page.locator(".card .act.like").first.click()
+    expect(page.get_by_role("alert")).to_contain_text("The gateway does not answer.")
+    assert titles(page) == shown
+    running.start("gateway", timeout_s=120.0)
+    act(page, "like", 0)
+    expect(page.locator(".notice")).to_be_hidden()
+
+
+def test_with_keys_one_signs_in_and_may_do_what_the_key_may(
+    browser: Browser, running: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = tmp_path / "keys.json"
+    reader = create_key(keys, id="reader", roles=frozenset({Role.RECOMMEND}))
+    writer = create_key(keys, id="writer", roles=frozenset({Role.RECOMMEND, Role.INGEST}))
+    running.stop("gateway")
+    monkeypatch.setenv("FRESHET_API_KEYS", str(keys))
+    running.start("gateway", timeout_s=120.0)
+    monkeypatch.delenv("FRESHET_API_KEYS")
+    try:
+        with opened(browser, running) as open_page:
+            page = open_page()
+            page.wait_for_url("**/sign-in")
+            field = page.get_by_label("API key")
+            field.fill("nobody's")
+            field.press("Enter")
+            expect(page.get_by_role("alert")).to_have_text("The gateway does not know this key.")
+            field.fill(reader)
+            field.press("Enter")
+            expect(page.locator(".card")).to_have_count(12)
+            page.goto(f"{running.console_address}/?user=reader")
+            expect(page.locator(".said h2")).to_have_text("For reader")
+            expect(page.locator(".card")).to_have_count(12)
+            page.locator(".card .act.like").first.click()
+            expect(page.get_by_role("alert")).to_contain_text("needs the role ingest")
+            (cookie,) = page.context.cookies()
+            assert (cookie["httpOnly"], cookie["sameSite"]) == (True, "Strict")
+            assert reader not in page.content() + cookie["value"]
+            # Another browser is nobody, and another key is another's.
+            with opened(browser, running) as open_other:
+                other = open_other()
+                other.wait_for_url("**/sign-in")
+                other.get_by_label("API key").fill(writer)
+                other.get_by_role("button", name="Sign in").click()
+                expect(other.locator(".card")).to_have_count(12)
+                act(other, "like", 0)
+            page.get_by_role("button", name="Sign out").click()
+            page.wait_for_url("**/sign-in")
+    finally:
+        running.stop("gateway")
+        running.start("gateway", timeout_s=120.0)

@@ -1,0 +1,127 @@
+"""What the console's parts make, without a browser: addresses, examples, sentences, and whom the check refuses."""
+
+import json
+import shlex
+from typing import Any
+
+import pytest
+from fastapi import Request
+from freshet_client import Certificate, Filter
+from freshet_client.testing import FakeGateway
+
+from services.console.same_origin import SameOrigin
+from services.console.sentences import MEANINGS, about_answer
+from services.console.snippets import curl, in_script, python
+from services.console.wanted import Wanted, call_of
+from services.gateway.domain import Degradation
+
+
+def asked(query: str) -> Wanted:
+    return Wanted.of(Request({"type": "http", "query_string": query.encode(), "headers": []}))
+
+
+def test_an_address_says_what_is_wanted_and_comes_back_the_same() -> None:
+    wanted = asked("user=42&category=Drama&category=War&per_category=2&variety=0.5")
+    assert wanted == Wanted(user="42", categories=["Drama", "War"], per_category=2, variety=0.5)
+    assert wanted.filter == Filter(allow_categories=["Drama", "War"])
+    assert wanted.address == [
+        ("user", "42"),
+        ("category", "Drama"),
+        ("category", "War"),
+        ("per_category", "2"),
+        ("variety", "0.5"),
+    ]
+
+
+@pytest.mark.parametrize("query", ["per_category=-1", "per_category=x", "variety=nan", "variety=1.2.3", "variety="])
+def test_what_an_address_cannot_say_is_left_out(query: str) -> None:
+    assert asked(query) == Wanted()
+
+
+def test_large_numbers_of_an_address_are_limited() -> None:
+    assert asked("per_category=999&variety=7") == Wanted(per_category=10, variety=1.0)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "method", "request_fields"),
+    [
+        (Wanted(words="war"), "Search", {"query": "war", "k": 3, "userId": "ann"}),
+        (Wanted(like="7"), "Similar", {"itemId": "7", "k": 3, "userId": "ann"}),
+        (Wanted(categories=["Drama"]), "Recommend", {"userId": "ann", "k": 3, "withDetails": True}),
+    ],
+)
+def test_an_example_is_the_call_that_the_page_makes(wanted: Wanted, method: str, request_fields: dict) -> None:
+    session = FakeGateway([]).async_client().session("ann")
+    found, _, request, _ = call_of(wanted, session, 3)
+    if wanted.categories:
+        request_fields = request_fields | {"filter": {"allowCategories": ["Drama"]}}
+    assert found == method
+    assert {name: value for name, value in request.items() if value} == request_fields
+
+
+def test_examples_are_quoted_for_the_shell_and_for_python() -> None:
+    user = 'o\'hara "$(rm)" <b>'
+    command = curl("http://127.0.0.1:50080", "Recommend", {"userId": user, "k": 3}, with_key=False)
+    words = shlex.split(command.replace("\\\n", ""))
+    assert words[:2] == ["curl", "--json"]
+    assert json.loads(words[2]) == {"userId": user, "k": 3}
+    assert words[3] == "http://127.0.0.1:50080/freshet.v1.GatewayService/Recommend"
+    assert '-H "Authorization: Bearer $FRESHET_API_KEY"' in curl("http://h:1", "Recommend", {}, with_key=True)
+    program = python("127.0.0.1:50050", "recommend", {"user_id": user, "k": 3}, with_key=True)
+    compile(program, "example", "exec")
+    assert repr(user) in program
+
+
+def test_a_value_in_a_script_does_not_end_it() -> None:
+    assert in_script("</script>") == '"<\\/script>"'
+
+
+def test_every_degradation_has_its_words() -> None:
+    assert MEANINGS.keys() == {one.name.lower() for one in Degradation}
+
+
+def test_an_answer_says_how_exact_it_is_and_what_is_less_than_it_should_be() -> None:
+    assert about_answer(1, (), Certificate("exact", 0.0), 2.34) == (
+        "1 item; proven: nothing that is left out scores higher; made in 2.3 ms."
+    )
+    bounded = about_answer(2, ("not_fresh", "degradation_99"), Certificate("bounded", 0.02), None)
+    assert bounded == (
+        "2 items; nothing that is left out scores more than 0.020 higher; "
+        "the stream is behind, so recent events may be missing; degradation_99."
+    )
+
+
+async def answered(kind: str, **headers: str) -> int:
+    """The status of a request through the check; 0 where the application got it."""
+    sent: list[Any] = []
+
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        sent.append({"status": 0})
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
+    scope = {"type": kind.partition(" ")[0], "method": kind.partition(" ")[2], "headers": pairs}
+    await SameOrigin(application)(scope, None, send)
+    return sent[0].get("status", sent[0].get("code"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "headers", "status"),
+    [
+        ("http GET", {"host": "127.0.0.1:50060"}, 0),
+        ("http GET", {"host": "localhost:50060", "origin": "http://other.example"}, 0),
+        ("http GET", {"host": "[::1]:50060"}, 0),
+        ("http GET", {"host": "rebound.example:50060"}, 403),
+        ("http GET", {"host": "["}, 403),
+        ("http GET", {}, 403),
+        ("http POST", {"host": "localhost:50060", "origin": "http://localhost:50060"}, 0),
+        ("http POST", {"host": "localhost:50060", "origin": "http://other.example"}, 403),
+        ("websocket ", {"host": "localhost:50060", "origin": "http://localhost:50060"}, 0),
+        ("websocket ", {"host": "localhost:50060", "origin": "http://localhost:50061"}, 1008),
+        ("websocket ", {"host": "localhost:50060", "origin": "null"}, 1008),
+    ],
+)
+async def test_requests_of_other_pages_and_for_other_names_are_refused(kind: str, headers: dict, status: int) -> None:
+    assert await answered(kind, **headers) == status
