@@ -216,7 +216,7 @@ def rows_of(answer: Recommendation) -> list[int]:
     return [int(item.item_id.removeprefix("item-")) for item in answer.items]
 
 
-@pytest.mark.parametrize("served", range(25), indirect=True)
+@pytest.mark.parametrize("served", range(12), indirect=True)
 async def test_an_answer_is_as_long_as_the_limits_allow_and_its_items_those_of_a_loop_over_all(served: Served) -> None:
     world = served.world
     for _ in range(8):
@@ -246,7 +246,7 @@ async def test_a_pool_grows_until_the_gap_is_proven(served: Served) -> None:
             assert found == wanted
 
 
-@pytest.mark.parametrize("served", range(25), indirect=True)
+@pytest.mark.parametrize("served", range(12), indirect=True)
 async def test_rules_hold_where_positions_are_reserved(served: Served) -> None:
     world = served.world
     for share in (0.1, 0.3, 0.5, 1.0) * 2:

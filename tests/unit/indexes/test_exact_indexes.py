@@ -63,7 +63,7 @@ def test_gate_bounds_score_few_items_in_full_and_say_so(kind: type) -> None:
 
 @pytest.mark.parametrize("kind", STRATEGIES)
 @pytest.mark.parametrize("filtered", [False, True])
-@pytest.mark.parametrize("max_gap", [1e-9, 0.01, 0.05, 0.3, 3.0])
+@pytest.mark.parametrize("max_gap", [1e-9, 0.05, 3.0])
 def test_what_a_gap_leaves_out_scores_at_most_that_much_above_the_last(
     kind: type, filtered: bool, max_gap: float
 ) -> None:

@@ -16,7 +16,7 @@ from services.algorithms.indexes.mutable.index import IndexFullError, only
 from services.algorithms.indexes.mutable.lookup import find_items
 from services.algorithms.indexes.mutable.snapshot import SnapshotError, load_snapshot
 from services.algorithms.items.catalogue import Catalogue
-from services.algorithms.items.live_catalogue import NO_CHANGE, LiveCatalogue
+from services.algorithms.items.live_catalogue import LiveCatalogue
 from services.algorithms.ops.mol_scores.reference import mol_scores_reference
 from services.algorithms.rules.attributes import AttributeTable, Comparison, Condition, Kind, Values
 from services.algorithms.rules.filters import ItemFilter
@@ -119,13 +119,6 @@ def base_score(item_id: str) -> float:
     assert STATES.gate is not None
     row = IDS.index(item_id)
     return score(STATES.components[row], STATES.gate[row])
-
-
-def test_before_any_change_it_is_the_bundle_under_the_bundles_name() -> None:
-    catalogue = live()
-    assert catalogue.served.name == catalogue.base.index_version
-    assert catalogue.served.position == NO_CHANGE
-    assert answer(catalogue) == pytest.approx({item_id: base_score(item_id) for item_id in IDS})
 
 
 def test_query_states_longer_than_1_are_refused_unless_the_items_were_brought_from_elsewhere() -> None:

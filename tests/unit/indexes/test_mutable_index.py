@@ -14,7 +14,6 @@ from services.algorithms.indexes.mutable.item_batch import ItemBatch
 from services.algorithms.indexes.protocol import Index
 from services.algorithms.indexes.top_k_avg import TopKAvg
 from services.algorithms.ops.mol_scores import MolScorer
-from services.algorithms.ops.mol_scores.reference import mol_scores_reference
 from services.algorithms.rules.filters import ItemFilter
 from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
 
@@ -81,21 +80,6 @@ def test_what_changes_nothing_keeps_the_version(states: States) -> None:
     assert index.version.name == name
 
 
-def test_categories_stay_with_an_item_whose_update_brings_none(states: States) -> None:
-    index = make_index(states)
-    index.apply(upserts=batch(states, ["a", "b"], categories=[["x"], ["y"]]))
-    index.apply(upserts=batch(states, ["a"], [5]))
-    assert held(index, states, ItemFilter(allow_categories=["x"])) == ["a"]
-    index.merge()
-    index.apply(upserts=batch(states, ["a"], [6]))
-    assert held(index, states, ItemFilter(allow_categories=["x"])) == ["a"]
-    index.apply(upserts=batch(states, ["a"], [6], categories=[[]]))
-    assert held(index, states, ItemFilter(allow_categories=["x"])) == []
-    index.apply(removals=["b"])
-    index.apply(upserts=batch(states, ["b"]))
-    assert held(index, states, ItemFilter(allow_categories=["y"])) == []
-
-
 def test_each_query_may_bring_its_own_filter(states: States) -> None:
     index = make_index(states, 4)
     index.apply(upserts=batch(states, ["z"]))
@@ -105,15 +89,6 @@ def test_each_query_may_bring_its_own_filter(states: States) -> None:
     assert sorted(answer.item_ids[1]) == ["i00000", "i00002", "i00003", "z"]
     with pytest.raises(ValueError, match=r"len\(filters\)=1 allowed: one for all queries or one for each of 2"):
         index.search(states.query([0, 1]), 9, [ItemFilter()])
-
-
-def test_equal_scores_come_in_order_of_id_across_main_and_delta(states: States) -> None:
-    index = make_index(states)
-    index.apply(upserts=batch(states, ["d", "b", "f"], [7, 7, 7]))
-    index.merge()
-    index.apply(upserts=batch(states, ["a", "e", "c"], [7, 7, 7]))
-    for k in (1, 3, 5, 6):
-        assert list(index.search(states.query([0]), k).item_ids[0]) == list("abcdef")[:k]
 
 
 def test_a_merge_that_fails_leaves_the_index_as_it_was(states: States) -> None:
@@ -132,25 +107,6 @@ def test_a_merge_that_fails_leaves_the_index_as_it_was(states: States) -> None:
     index.merge()
     assert held(index, states) == ["a", "b", "c"]
     assert index.memory.delta == make_index(states).memory.delta
-
-
-def test_an_inexact_main_keeps_a_certificate_that_holds_for_the_union() -> None:
-    rng = np.random.default_rng(3)
-    states = States(rng, p_q=2, p_x=3, d=8, count=600, num_queries=40, spread=0.03)
-    index = make_index(states, 500, build=lambda scorer, gate: TopKAvg(scorer, gate, pool_size=12))
-    index.apply(upserts=batch(states, [f"n{row}" for row in range(100)], list(range(500, 600))))
-    index.apply(removals=[f"i{row:05d}" for row in range(0, 500, 7)])
-    removed = {f"i{row:05d}" for row in range(0, 500, 7)}
-    ids = [f"i{row:05d}" for row in range(500)] + [f"n{row}" for row in range(100)]
-    answer = index.search(states.query(list(range(40))), 10)
-    kinds = set()
-    for query, certificate in enumerate(answer.certificates):
-        kinds.add(certificate.kind)
-        score = dict(zip(ids, states.exact[query], strict=True))
-        left_out = max(score[item_id] for item_id in set(ids) - removed - set(answer.item_ids[query]))
-        assert certificate.gap is None or left_out <= answer.scores[query, 9] + certificate.gap + 1e-12
-        assert np.abs(answer.scores[query] - [score[item_id] for item_id in answer.item_ids[query]]).max() < 1e-10
-    assert "bounded" in kinds
 
 
 @pytest.mark.parametrize(
@@ -218,16 +174,6 @@ def test_algorithms_by_name_share_one_changing_catalogue(states: States) -> None
     for call in (index.search, index.first_stage):
         with pytest.raises(ValueError, match="algorithm='most' allowed: all, few"):
             call(query, 5, algorithm="most")
-
-
-@pytest.mark.parametrize("absent", [[1], [0, 1]])
-def test_an_item_may_lack_components(states: States, absent: list[int]) -> None:
-    partial = states.of([0])
-    partial.components[0, absent] = 0
-    index = make_index(states)
-    index.apply(upserts=ItemBatch(item_ids=["a"], states=partial))
-    exact = mol_scores_reference(states.query([0]), partial, states.pair_gate).numpy()[0, 0]
-    assert index.search(states.query([0]), 1).scores[0, 0] == pytest.approx(exact, abs=1e-12)
 
 
 def test_a_search_that_makes_no_sense_is_refused_by_name(states: States) -> None:
