@@ -109,13 +109,14 @@ OLD ?= HEAD~1
 rolling-test: setup ## Replace each process of a running stack by that of another commit, and back, under load: OLD=
 	@$(BIN)/python tests/rolling/deploy.py --old $(OLD)
 
-check: setup ## Format, lint, types, import rules, proto lint and breaking changes
+check: setup ## Format, lint, types, import rules, proto lint and breaking changes, words of pages
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
 	@$(BIN)/buf lint
 	@$(BIN)/buf breaking --against protos/image.binpb
+	@$(BIN)/pytest -q -n 0 tests/architecture/test_plain_words.py
 
 fmt: setup ## Format and fix what can be fixed
 	@$(BIN)/ruff format .
