@@ -2,20 +2,16 @@
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from services.offline.evaluation.common.plots import panels, titled
 from services.offline.evaluation.common.report import (
     Report,
     Request,
-    cell,
     commit,
     filled,
-    markdown,
     report_of,
     written,
 )
@@ -25,7 +21,6 @@ from services.offline.evaluation.quality.arms import ARMS
 Row = Mapping[str, Any]
 
 _FOLDER = Path(__file__).parent
-_STRATA = ("target's training events", "user")  # of the questions in a report, those that the page shows
 
 
 def quality(
@@ -62,7 +57,7 @@ def page(report: Mapping[str, Any]) -> str:
     values = {
         "tuning_minutes": table.TUNING_SECONDS / 60,
         "progress": progress,
-        "sections": [_section(section) for section in sections],
+        "sections": [_section(section) for section in sections if section["rows"]],
     }
     return filled(_FOLDER / "page.template.md", **{**report, **values})
 
@@ -95,39 +90,17 @@ def _section(section: Row) -> str:
     rows = {
         "told": told,
         "at": f", at commit {commits}" if commits else "",
-        "missing": not ordered,
         "rows": [
-            _minutes(row) | {"name": _name(row), "epochs": _epochs(section["curves"].get(row["arm"], ()))}
-            for row in ordered
+            _minutes(row) | {"name": f"**{row['title']}**" if row["arm"] in ARMS else row["title"]} for row in ordered
         ],
-        "verdicts": [verdict for verdict in section["verdicts"] if verdict["metric"] == "ndcg@10"],
-        "strata": list(_strata([row for row in section["strata"] if row["question"] in _STRATA])),
+        "verdicts": [
+            verdict
+            for verdict in section["verdicts"]
+            if verdict["metric"] == "ndcg@10" and verdict["question"] != "with item neighbours minus without"
+        ],
     }
     return filled(_FOLDER / "section.template.md", **{**section, **rows})
 
 
-def _name(row: Row) -> str:
-    return f"**{row['title']}** ({row['chosen']})" if row["arm"] in ARMS else row["title"]
-
-
-def _epochs(curves: Sequence[Sequence[Sequence[float]]]) -> str | None:
-    """Which epoch validated best, of how many: means over seeds of their curves, (seconds, validation) per epoch."""
-    if not curves:
-        return None
-    best = [max(range(len(curve)), key=lambda epoch: curve[epoch][1]) + 1 for curve in curves]
-    return f"{np.mean(best):.0f} of {np.mean([len(curve) for curve in curves]):.0f}"
-
-
 def _minutes(row: Row) -> dict[str, Any]:
     return {**row, "minutes": row["cpu_seconds"] / 60}
-
-
-def _strata(rows: Sequence[Row]) -> Iterator[str]:
-    if rows:
-        kinds = [kind for kind in ("mixture", "dot", "baseline") if kind in rows[0]]
-        header = ("HR@10 by", "stratum", "events", *(f"best {kind}" for kind in kinds))
-        cells = (
-            [row["question"], row["stratum"], f"{row['events']:,}", *(cell(row[kind], "share") for kind in kinds)]
-            for row in rows
-        )
-        yield from markdown(header, cells)

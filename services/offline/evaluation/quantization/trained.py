@@ -78,7 +78,11 @@ def run(request: Request, bundles: Sequence[Path]) -> Report:
 def page(report: Report) -> str:
     """trained-codes.md: some of the codes and pool sizes; the report has all of them."""
     codes = [row for row in report["rows"] if "codes" in row]
-    indexes = [row for row in report["rows"] if "index" in row and row["N"] in (None, 500)]
+    indexes = [
+        {name.replace("beside", "without"): value for name, value in row.items()}
+        for row in report["rows"]
+        if "index" in row and row["N"] in (None, 500)
+    ]
     shown = [
         {name: value for name, value in row.items() if name not in ("N=100", "N=1000", "N=2000")}
         for row in codes

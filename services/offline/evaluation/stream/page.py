@@ -86,8 +86,8 @@ def _verdict(row: Row) -> Row:
 def _by_kind(names: Sequence[str], by_kind: Mapping[tuple[str, str], Row]) -> list[str]:
     lines = []
     for kind in dict.fromkeys(kind for kind, _ in by_kind):
-        if kind in (ALL, NEW, KNOWN) or kind.startswith("new item, "):
-            continue  # the first table has those; items by their age are in the stored report
+        if kind in (ALL, NEW, KNOWN) or kind.startswith(("new item, ", "popularity quarter")):
+            continue  # in the first table, or in the stored report alone
         first, metric = by_kind[kind, names[0]], "hr@50" if kind.startswith("new item") else "hr@10"
         values = [cell(by_kind[kind, name][metric][0], ".4f") for name in names]
         lines.append([kind, f"{first['events']:,}", f"{first['items']:,}", *values])

@@ -17,7 +17,7 @@ from services.offline.evaluation.engine.baselines import GRIDS
 from services.offline.evaluation.engine.ranked_events import RankedEvents
 from services.offline.evaluation.quality import table
 from services.offline.evaluation.quality.arms import ARMS, EVERY_ARM, Trial, bytes_per_item, tune
-from services.offline.evaluation.quality.page import _epochs, page, plot_curves, quality
+from services.offline.evaluation.quality.page import page, plot_curves, quality
 from services.offline.evaluation.quality.runs import Finished, Plan, Store
 from services.offline.evaluation.quality.table import DATA as SETS
 from services.offline.evaluation.quality.table import (
@@ -212,14 +212,15 @@ def test_neighbours_in_ordered_data_beat_popularity(finished: Path) -> None:
     assert rows["session-knn"]["hr@10"] > rows["popularity"]["hr@10"] + 0.2
 
 
-def test_the_page_holds_every_row_verdict_and_trial(finished: Path, tmp_path: Path) -> None:
+def test_the_page_has_every_row_and_the_verdicts_on_models(finished: Path, tmp_path: Path) -> None:
     found = report(work(finished), DATA) | {"command": "freshet bench paper table-3"}
     json.dumps(found)
     text = page(found)
     section = found["sections"][0]
     assert text.count("\n| **") == len(ARMS) + 2
     assert text.count(", with item neighbours**") == 2
-    assert all(verdict["question"] in text for verdict in section["verdicts"])
+    shown = {verdict["question"] for verdict in section["verdicts"]} - {"with item neighbours minus without"}
+    assert all(question in text for question in shown)
     assert len(section["trials"]) == len(ARMS) * len(EVERY_ARM)
     for metric in ("ndcg@10", "hr@10"):
         # Three families, each corrected by itself: the smallest of its p-values by the number of its verdicts.
@@ -314,11 +315,6 @@ def test_a_long_training_differs_in_its_epochs_alone() -> None:
     usual, longer = plan_for(by_key["ml-1m"], train), plan_for(by_key["ml-1m-long"], train)
     assert longer == replace(usual, final_epochs=30) != usual
     assert by_key["ml-1m-long"].tuned_on("leave-one-out") == by_key["ml-1m"].tuned_on("leave-one-out")
-
-
-def test_the_best_epoch_is_a_mean_over_seeds() -> None:
-    curves = [[[1.0, 0.1], [2.0, 0.3], [3.0, 0.2]], [[1.0, 0.1], [2.0, 0.2], [3.0, 0.3], [4.0, 0.4], [5.0, 0.1]]]
-    assert (_epochs(curves), _epochs(())) == ("3 of 4", None)
 
 
 def test_one_person_with_many_events_decides_nothing() -> None:
