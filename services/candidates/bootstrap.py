@@ -72,7 +72,7 @@ def load_catalogue(settings: CandidatesSettings) -> Catalogue:
     bundle = load_bundle(settings.bundle)
     require_memory(
         f"the model {bundle.model_version} with {bundle.num_items} items",
-        required_bytes(bundle.manifest, len(bundle.attributes.kinds), parts=settings.shard.count),
+        required_bytes(bundle.manifest, parts=settings.shard.count),
         limit_mb=settings.max_memory_mb,
         variable=MEMORY_VARIABLE,
     )

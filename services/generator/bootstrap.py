@@ -19,10 +19,10 @@ from services.algorithms.bundles.model_manifest import BundleError
 from services.algorithms.bundles.tensor_file import changed_in_place
 from services.algorithms.bundles.text_bundle import TextBundle
 from services.algorithms.generation.phrases_part import load_phrases
+from services.algorithms.item_table.attributes import AttributeTable
 from services.algorithms.item_table.categories import Categories
 from services.algorithms.native.threads import set_compute_threads
 from services.algorithms.pefa.policy import SharePolicy
-from services.algorithms.rules.attributes import AttributeTable
 from services.catalogue.follower import CatalogueFollower, catalogue_reader
 from services.catalogue.merge_reports import MergeReports
 from services.contracts.topics.items import ITEMS

@@ -49,7 +49,7 @@ def load_catalogue(settings: RerankerSettings) -> tuple[LiveCatalogue, Catalogue
     bundle = load_bundle(settings.bundle)
     require_memory(
         f"the model {bundle.model_version} with {bundle.num_items} items",
-        required_bytes(bundle.manifest, len(bundle.attributes.kinds)),
+        required_bytes(bundle.manifest),
         limit_mb=settings.max_memory_mb,
         variable=MEMORY_VARIABLE,
     )

@@ -21,7 +21,6 @@ from services.algorithms.bundles.model_bundle import load_bundle
 from services.algorithms.bundles.text_bundle import load_text_bundle
 from services.algorithms.generation.phrases_part import load_phrases, save_phrases
 from services.algorithms.indexes.mutable.snapshot import load_snapshot
-from services.algorithms.rules.attributes import AttributeTable
 from services.cli.backup import MANIFEST, Positions, _own_checksum, read_backup
 from services.contracts import stored_history
 from services.contracts.topics import experiments, histories, index_deltas
@@ -68,9 +67,8 @@ def test_a_bundle() -> None:
     assert bundle.user_index == {user_id: row for row, user_id in enumerate(wanted.user_ids)}
     assert bundle.event_schema == EventSchema.parse(formats.EVENTS_YAML, "events.yaml")
     assert wanted.attributes is not None
-    table = AttributeTable.from_arrow(wanted.attributes)
-    assert (bundle.attributes.kinds, bundle.attributes.tags) == (table.kinds, table.tags)
-    assert_arrays(bundle.attributes, table, "values")
+    rows = [{name: value for name, value in row.items() if value is not None} for row in wanted.attributes.to_pylist()]
+    assert [bundle.attributes.of_row(row) for row in range(len(rows))] == rows
     assert bundle.weights().keys() == wanted.weights.keys()
     for name, array in wanted.weights.items():
         np.testing.assert_array_equal(bundle.weights()[name], array)
@@ -275,7 +273,7 @@ def edit(path: Path, **changes: Any) -> None:
 
 
 def _bundle(folder: Path) -> Any:
-    edit(folder / "backup/bundle/manifest.json", format=3)
+    edit(folder / "backup/bundle/manifest.json", format=4)
     return lambda: load_bundle(folder / "backup/bundle")
 
 
@@ -319,7 +317,7 @@ def _backup(folder: Path) -> Any:
 @pytest.mark.parametrize(
     ("change", "where", "message"),
     [
-        (_bundle, "backup/bundle/manifest.json", "format=3; this program reads format 2"),
+        (_bundle, "backup/bundle/manifest.json", "format=4; this program reads format 3"),
         (_text, "text/manifest.json", "format=2; this program reads format 1"),
         (_vocabulary, "text/phrases/vocabulary", "version=9; allowed: "),
         (_snapshot, f"snapshots/{SNAPSHOT.name}/manifest.json", "format=4; this program reads format 3"),

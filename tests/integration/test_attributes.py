@@ -2,12 +2,11 @@
 
 import uuid
 
-import pyarrow.parquet as pq
 import pytest
 from freshet.v1 import common_pb2, events_pb2, gateway_pb2
 from outside import Outside, event, until
 
-from services.algorithms.bundles.model_bundle import ATTRIBUTES, load_bundle
+from services.algorithms.bundles.model_bundle import load_bundle
 from services.contracts.attributes import condition_message
 from services.contracts.conditions import parse_condition
 from services.stack import Stack
@@ -22,11 +21,11 @@ def where(*conditions: str, **fields: object) -> common_pb2.Filter:
 def test_every_way_of_asking_keeps_to_attributes(stack: Stack) -> None:
     stack.up()
     bundle = load_bundle(stack.bundle)
-    rows = pq.read_table(stack.bundle / ATTRIBUTES).to_pylist()
+    rows = [bundle.attributes.of_row(row) for row in range(bundle.num_items)]
     cheap = {
         item_id
         for item_id, one in zip(bundle.item_ids, rows, strict=True)
-        if one["price"] is not None and one["price"] <= 3 and one["language"] == "de"
+        if one.get("price", 9) <= 3 and one["language"] == "de"
     }
     conditions = ("price<=3", "language=de")
     user, word = f"ann-{uuid.uuid4().hex[:8]}", f"zeppelin{uuid.uuid4().hex[:6]}"

@@ -49,11 +49,11 @@ from services.algorithms.bundles.sealed_files import (
 from services.algorithms.bundles.tensor_file import read_tensors
 from services.algorithms.encoding.absence import AbsenceRows
 from services.algorithms.indexes.quantized.codebooks import Codebooks
+from services.algorithms.item_table.attributes import AttributeTable
 from services.algorithms.item_table.categories import Categories
 from services.algorithms.item_table.file import ItemColumns, read_items, write_items
 from services.algorithms.item_table.ids import ItemIds
 from services.algorithms.item_table.strings import Indices, Strings
-from services.algorithms.rules.attributes import AttributeTable, no_attributes
 from services.algorithms.scoring.neighbours import ItemNeighbours
 from services.algorithms.scoring.states import MAX_LENGTH, MAX_OWN_LENGTH, FloatArray, ItemStates, PairGate
 
@@ -77,7 +77,6 @@ PAIR_GATE = "pair_gate.safetensors"
 NEIGHBOURS = "neighbours.safetensors"
 CODEBOOKS = "codebooks.safetensors"
 ITEMS = "items.arrow"
-ATTRIBUTES = "attributes.parquet"
 USERS = "users.parquet"
 ENCODER_ONNX = "encoder.onnx"
 ENCODER_STEP_ONNX = "encoder_step.onnx"
@@ -240,21 +239,10 @@ class Bundle:
         except ValueError as exc:
             raise BundleError(f"{self.path / WEIGHTS}: {exc}") from exc
 
-    @cached_property
+    @property
     def attributes(self) -> AttributeTable:
-        """Those that the bundle declares; none where it has no such file. Raises: BundleError."""
-        if ATTRIBUTES not in self.manifest.files:
-            return no_attributes(self.num_items)
-        path = self.path / ATTRIBUTES
-        try:
-            table = AttributeTable.from_arrow(read_table(path, with_nulls=True))
-        except BundleError:
-            raise
-        except ValueError as exc:
-            raise BundleError(f"{path}: {exc}") from exc
-        if table.num_items != self.num_items:
-            raise BundleError(f"{path} has {table.num_items} rows; expected {self.num_items}")
-        return table
+        """Those that the bundle declares."""
+        return self._items.attributes
 
     @cached_property
     def event_schema(self) -> EventSchema:
@@ -374,7 +362,6 @@ def _check_shapes(bundle: Bundle) -> None:
     check_table(root / USERS, _USER_SCHEMA, manifest.num_users)
     bundle.absence  # noqa: B018
     bundle.event_schema  # noqa: B018
-    bundle.attributes  # noqa: B018
     bundle.codebooks  # noqa: B018
 
 
@@ -384,13 +371,9 @@ def _content_files(head: HeadShape, neighbours: NeighbourShape | None) -> tuple[
     return (WEIGHTS, ITEM_STATES, *optional, ITEMS, USERS)
 
 
-# What the model's version covers where it is there.
-_OPTIONAL_FILES = (EVENTS_YAML, ATTRIBUTES)
-
-
 def _model_version(manifest: Manifest, root: Path) -> str:
     files, encoder, near, away = manifest.files, manifest.encoder, manifest.neighbours, manifest.absence
-    names = (*_content_files(manifest.head, near), *(name for name in _OPTIONAL_FILES if name in files))
+    names = (*_content_files(manifest.head, near), *(name for name in (EVENTS_YAML,) if name in files))
     missing = [name for name in names if name not in files]
     if missing:
         raise BundleError(f"{root / MANIFEST} lists {sorted(files)}; missing: {missing}")
@@ -415,17 +398,16 @@ def _write_content(root: Path, content: BundleContent) -> None:
     near = None if content.neighbours is None else content.neighbours.shape
     if content.neighbours is not None:
         save_tensors({"items": content.neighbours.items, "weights": content.neighbours.weights}, root / NEIGHBOURS)
-    write_items(root / ITEMS, content.item_ids, content.titles, content.categories, content.counts)
+    items = content.item_ids, content.titles, content.categories, content.counts
+    write_items(root / ITEMS, *items, content.attributes)
     pq.write_table(pa.table({"user_id": list(content.user_ids)}, schema=_USER_SCHEMA), root / USERS)
     if content.events_yaml is not None:
         (root / EVENTS_YAML).write_bytes(content.events_yaml)
-    if content.attributes is not None:
-        pq.write_table(content.attributes, root / ATTRIBUTES)
     if content.codebooks is not None:
         save_tensors(
             {name: np.ascontiguousarray(array) for name, array in content.codebooks.arrays.items()}, root / CODEBOOKS
         )
-    names = (*_content_files(content.head, near), *_OPTIONAL_FILES, CODEBOOKS)
+    names = (*_content_files(content.head, near), EVENTS_YAML, CODEBOOKS)
     files = {name: file_entry(root / name) for name in names if (root / name).is_file()}
     manifest = Manifest(
         model_version="",

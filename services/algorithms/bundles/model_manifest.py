@@ -13,7 +13,8 @@ from typing import Any, Self, TypeVar, get_args, get_origin
 
 from services.algorithms.encoding.history import check_max_history
 
-FORMAT = 2
+FORMAT = 3
+_OLD_ATTRIBUTES = "attributes.parquet"  # a file of format 2
 ENCODER_KINDS = ("hstu", "sasrec")
 HEAD_KINDS = ("mol", "dot")
 OUTPUT_NORMS = ("length", "layer")
@@ -206,8 +207,13 @@ class Manifest:
     def read(cls, path: Path) -> Self:
         """Raises: BundleError if the file is missing, is no JSON object, or has other fields than these."""
         raw = read_fields(path, "a bundle")
+        if raw.get("format") == 2 and _OLD_ATTRIBUTES not in raw.get("files", ()):
+            raw["format"] = FORMAT  # without attributes they are alike
         if raw.get("format") != FORMAT:
-            raise BundleError(f"{path}: format={raw.get('format')!r:.80}; this program reads format {FORMAT}")
+            allowed = (
+                f"format {FORMAT}, and 2 without {_OLD_ATTRIBUTES}; `freshet train` or `freshet index` writes it anew"
+            )
+            raise BundleError(f"{path}: format={raw.get('format')!r:.80}; this program reads {allowed}")
         check_names(path, "manifest", raw, cls)
         check_types(path, "manifest", raw, cls)
         try:

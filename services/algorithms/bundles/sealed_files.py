@@ -69,14 +69,13 @@ def check_table(path: Path, schema: pa.Schema, rows: int) -> None:
         raise BundleError(f"{path} has {metadata.num_rows} rows of {columns}; expected {rows} rows of {wanted}")
 
 
-def read_table(path: Path, *, with_nulls: bool = False) -> pa.Table:
-    """A checked table, whole. Raises: BundleError where it cannot be read or, unless `with_nulls`, holds a null, naming
-    the column."""
+def read_table(path: Path) -> pa.Table:
+    """A checked table, whole. Raises: BundleError where it cannot be read or holds a null, naming the column."""
     try:
         table = pq.ParquetFile(path).read()
     except (pa.ArrowException, OSError, UnicodeDecodeError) as exc:
         raise BundleError(f"{path} cannot be read ({exc})") from exc
-    for name in () if with_nulls else table.column_names:
+    for name in table.column_names:
         column = table.column(name)
         # Not by pyarrow.compute: it would take 10 MB of every process.
         inner = [chunk.values for chunk in column.chunks] if pa.types.is_list(column.type) else []

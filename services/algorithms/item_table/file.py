@@ -1,6 +1,7 @@
 """A catalogue's items as an Arrow file: what a bundle knows of each beside its states.
 
     item_id: string   title: string   categories: list<dictionary<string>>   count: int64
+    attributes.NAME: double, timestamp[ms, UTC] or dictionary<string>, one for each attribute that the bundle declares
 
 One batch of uncompressed columns, mapped where the file is large, so that the processes of a machine share its pages.
 Any Arrow library reads it: pandas.read_feather(path), pyarrow.ipc.open_file(path).
@@ -19,22 +20,25 @@ import pyarrow as pa
 
 from services.algorithms.bundles.model_manifest import BundleError
 from services.algorithms.bundles.tensor_file import mapped_or_read
+from services.algorithms.item_table.attributes import AttributeTable, stored
 from services.algorithms.item_table.categories import Categories, CategoryLists
 from services.algorithms.item_table.ids import ItemIds
 from services.algorithms.item_table.strings import Strings
 
 _LONG = 2**31 - 1  # bytes of a column beyond which its ends take eight bytes each
 _CATEGORY = pa.dictionary(pa.int32(), pa.string())
+_ATTRIBUTE = "attributes."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ItemColumns:
-    """n items: ids, titles, categories, and how many interactions training saw of each (n,)."""
+    """n items: ids, titles, categories, how many interactions training saw of each (n,), and attributes."""
 
     ids: ItemIds
     titles: Strings
     categories: Categories
     counts: npt.NDArray[np.int64]
+    attributes: AttributeTable
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -46,8 +50,9 @@ def write_items(
     titles: Sequence[str],
     categories: Sequence[Sequence[str]],
     counts: npt.NDArray[np.int64],
+    attributes: pa.Table | None = None,
 ) -> None:
-    """Raises: ValueError for columns of unequal length."""
+    """attributes: columns of `attributes.ARROW_TYPES`. Raises: ValueError for columns of unequal length."""
     lists = Categories.of(categories)
     codes = pa.DictionaryArray.from_arrays(pa.array(lists.lists.codes), pa.array(lists.names, pa.string()))
     columns = {
@@ -56,6 +61,8 @@ def write_items(
         "categories": pa.ListArray.from_arrays(pa.array(lists.lists.offsets.astype(np.int32)), codes),
         "count": pa.array(np.asarray(counts, np.int64)),
     }
+    if attributes is not None:
+        columns |= {_ATTRIBUTE + name: column for name, column in stored(attributes).items()}
     table = pa.table(columns)
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
         writer.write_table(table)
@@ -70,14 +77,17 @@ def read_items(path: Path, num_items: int) -> ItemColumns:
     except (pa.ArrowException, OSError, ValueError) as exc:
         raise BundleError(f"{path}: not an Arrow file of items ({exc})") from exc
     wanted = {"item_id": _is_text, "title": _is_text, "categories": _is_categories, "count": pa.types.is_int64}
-    is_right = table.column_names == list(wanted) and all(
-        test(table.schema.field(name).type) for name, test in wanted.items()
+    own, others = table.column_names[: len(wanted)], table.column_names[len(wanted) :]
+    is_right = (
+        own == list(wanted)
+        and all(test(table.schema.field(name).type) for name, test in wanted.items())
+        and all(name.startswith(_ATTRIBUTE) for name in others)
     )
     if not is_right or len(table) != num_items:
         found = dict(zip(table.column_names, map(str, table.schema.types), strict=True))
         raise BundleError(
             f"{path} has {len(table)} rows of {found}; expected {num_items} rows of item_id and title (string), "
-            "categories (list of dictionary-coded strings) and count (int64)"
+            f"categories (list of dictionary-coded strings), count (int64) and what begins with {_ATTRIBUTE}"
         )
     columns: dict[str, Any] = {name: _whole(table.column(name)) for name in wanted}
     for name, column in columns.items():
@@ -94,11 +104,18 @@ def read_items(path: Path, num_items: int) -> ItemColumns:
                 codes.dictionary.to_pylist(),
             ),
             counts=columns["count"].to_numpy(),
+            attributes=AttributeTable.from_arrow(attributes_in(table)),
         )
         found_items.ids.check("item_id")
     except ValueError as exc:
         raise BundleError(f"{path}: {exc}") from exc
     return found_items
+
+
+def attributes_in(table: pa.Table) -> pa.Table:
+    """Those of the attributes, by their own names, in a table of an items' file."""
+    found = table.select([name for name in table.column_names if name.startswith(_ATTRIBUTE)])
+    return found.rename_columns([name.removeprefix(_ATTRIBUTE) for name in found.column_names])
 
 
 def _as_arrow(column: Strings) -> pa.Array:

@@ -14,10 +14,10 @@ import numpy as np
 
 from services.algorithms.bundles.model_bundle import ITEMS, Bundle, BundleError, Manifest
 from services.algorithms.indexes.quantized.codebooks import Codebooks
+from services.algorithms.item_table.attributes import AttributeTable, no_attributes
 from services.algorithms.item_table.categories import Categories
 from services.algorithms.item_table.ids import ItemIds
 from services.algorithms.item_table.strings import Indices, Strings
-from services.algorithms.rules.attributes import AttributeTable, no_attributes
 from services.algorithms.scoring.neighbours import ItemNeighbours
 from services.algorithms.scoring.states import ItemStates, PairGate
 
@@ -125,17 +125,16 @@ def _catalogue(bundle: Bundle, user_component: int | None, rows: Indices | None)
     )
 
 
-def required_bytes(manifest: Manifest, num_attributes: int = 0, *, parts: int = 1) -> int:
+def required_bytes(manifest: Manifest, *, parts: int = 1) -> int:
     """Bytes that a catalogue of this shape, or one of so many parts of it, will take, known before any array is read.
 
     Components once (mapped), the gate twice (mapped and transposed), averaged components, the file of items, the
-    hashes of their ids, and each attribute's column here and in the index; ids of who votes; neighbours with their
-    weights and a row, for all items in each part.
+    hashes of their ids; ids of who votes; neighbours with their weights and a row, for all items in each part.
     """
     head = manifest.head
     gate = 2 * head.num_pairs if head.is_mixture else 0
     floats = head.num_item_components * head.component_width + gate + head.component_width + 1
-    each = 4 * floats + 16 + 16 * num_attributes + _HASH_BYTES
+    each = 4 * floats + 16 + _HASH_BYTES
     if manifest.neighbours is None:
         return (manifest.num_items * each + manifest.files[ITEMS].bytes) // parts
     own = manifest.num_items * (each + _ID_OBJECT_BYTES) + manifest.files[ITEMS].bytes

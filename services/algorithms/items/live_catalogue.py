@@ -23,12 +23,13 @@ from services.algorithms.indexes.mutable.item_batch import ItemBatch
 from services.algorithms.indexes.mutable.lookup import find_items
 from services.algorithms.indexes.mutable.snapshot import Snapshot, write_snapshot
 from services.algorithms.indexes.mutable.version import Version
+from services.algorithms.item_table.attributes import AttributeTable
 from services.algorithms.item_table.categories import Categories
 from services.algorithms.item_table.ids import ItemIds
 from services.algorithms.item_table.strings import Strings
 from services.algorithms.items.catalogue import Catalogue
 from services.algorithms.items.stored_changes import StoredChanges
-from services.algorithms.rules.attributes import AttributeTable, Values
+from services.algorithms.rules.attributes import Values
 from services.algorithms.rules.filters import ItemFilter, Mask, passing
 from services.algorithms.scoring.states import FloatArray, ItemStates, QueryStates, check_sizes
 
@@ -335,6 +336,9 @@ class LiveCatalogue:
                 raise
             for item_id in returning:
                 self._aside.pop(item_id, None)
+            for item_id, one in shown.items():
+                if self._is_bundled(one):
+                    del self._described[item_id]
             self._publish_again()
 
     def reset(self) -> None:
@@ -430,6 +434,13 @@ class LiveCatalogue:
         if newest is served.version or newest.number != served.version.number:
             return served
         return replace(served, version=newest)
+
+    def _is_bundled(self, one: Description) -> bool:
+        """Whether that is what the bundle says of the item."""
+        row = self.base.rows.get(one.item_id, -1)
+        if row < 0 or one.title != self.base.titles[row] or tuple(one.categories) != self._categories[row]:
+            return False
+        return dict(one.attributes) == self.base.attributes.of_row(row)
 
     def _keep_aside(self, item_ids: Sequence[str]) -> None:
         for item_id in item_ids:

@@ -1,19 +1,19 @@
-"""Typed attributes of items: numbers, times and tags, as columns, and the conditions that filters put on them.
+"""Typed attributes of items: numbers, times and tags, and the conditions that filters put on them.
 
 Which attributes there are, and of what kind, the bundle declares; a value of another kind is refused wherever it comes
-from. A value's Python type says its kind: float a number, int a time in Unix milliseconds, str a tag. In columns all
-are float64, NaN where an item lacks the attribute: times are whole milliseconds below 2^53, a tag is its code.
+from. A value's Python type says its kind: float a number, int a time in Unix milliseconds, str a tag. Columns are of
+float64, int64 and, for tags' codes, int32; NaN or the least number of its type says that an item lacks the attribute.
 
-Letters: A attributes, n items.
+Letters: n items.
 """
 
 import math
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,12 +21,15 @@ import pyarrow as pa
 
 Value = float | int | str
 Values = Mapping[str, Value]  # of one item, by name
-Columns = npt.NDArray[np.float64]  # (A, n)
+Column = npt.NDArray[Any]
+Columns = Mapping[str, Column]  # (n,) each, by name
+Codes = Mapping[str, Mapping[str, int]]  # of each attribute's tags
 Mask = npt.NDArray[np.bool_]
 
 MAX_ATTRIBUTES = 32
 MAX_CONDITIONS = 32
 MAX_CONDITION_VALUES = 1_000
+_FEW = 8  # compared one by one
 
 
 class Kind(StrEnum):
@@ -39,8 +42,14 @@ class Kind(StrEnum):
 
 Kinds = Mapping[str, Kind]
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
-# What a bundle's columns are.
+# What tables of attributes hold.
 ARROW_TYPES = {Kind.NUMBER: pa.float64(), Kind.TIME: pa.timestamp("ms", tz="UTC"), Kind.TAG: pa.string()}
+_CODED_TAG = pa.dictionary(pa.int32(), pa.string())
+DTYPES: Mapping[Kind, np.dtype[Any]] = {
+    Kind.NUMBER: np.dtype(np.float64),
+    Kind.TIME: np.dtype(np.int64),
+    Kind.TAG: np.dtype(np.int32),
+}
 _KIND_OF = {float: Kind.NUMBER, int: Kind.TIME, str: Kind.TAG}
 
 
@@ -136,149 +145,49 @@ class Condition:
                 return self.comparison is Comparison.PRESENT
         return bool(_ORDERED[self.comparison](value, self.values[0]))
 
-    def mask(self, column: npt.NDArray[np.float64], codes: Mapping[str, int]) -> Mask:
+    def mask(self, column: Column, codes: Mapping[str, int]) -> Mask:
         """Where it holds in a column (n,) whose tags have these codes: (n,)."""
-        known = [float(codes.get(value, -1) if isinstance(value, str) else value) for value in self.values]
         match self.comparison:
-            case Comparison.ONE_OF:
-                return np.isin(column, known)
-            case Comparison.NONE_OF:
-                return ~np.isin(column, known)
+            case Comparison.ONE_OF | Comparison.NONE_OF:
+                known = [codes.get(value, -1) if isinstance(value, str) else value for value in self.values]
+                found = np.asarray(np.isin(column, known) if len(known) > _FEW else column == known[0])
+                for one in known[1:] if len(known) <= _FEW else ():
+                    found |= column == one
+                return found if self.comparison is Comparison.ONE_OF else ~found
             case Comparison.PRESENT | Comparison.ABSENT:
-                return np.asarray(np.isnan(column) == (self.comparison is Comparison.ABSENT))
-        return np.asarray(_ORDERED[self.comparison](column, known[0]))
+                return np.asarray(is_absent(column) == (self.comparison is Comparison.ABSENT))
+        holds = np.asarray(_ORDERED[self.comparison](column, self.values[0]))
+        if self.comparison in (Comparison.AT_MOST, Comparison.BELOW) and column.dtype.kind == "i":
+            holds &= ~is_absent(column)  # the least number is below every value; NaN is not
+        return holds
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AttributeTable:
-    """The attributes of n items: values (A, n), rows as `kinds` names them; a tag's code is its place in `tags`."""
-
-    kinds: Kinds
-    values: Columns
-    tags: Sequence[str]
-
-    @classmethod
-    def of(cls, kinds: Kinds, items: Sequence[Values]) -> Self:
-        """A table of a few items. Raises: ValueError as `check_values`."""
-        codes: dict[str, int] = {}
-        for one in items:
-            check_values(one, kinds)
-        values = np.array([encoded(one, kinds, codes) for one in items]).reshape(len(items), len(kinds)).T
-        return cls(kinds=kinds, values=values, tags=list(codes))
-
-    @classmethod
-    def from_arrow(cls, table: pa.Table) -> Self:
-        """From columns of the types of `ARROW_TYPES`, nulls where an item lacks the attribute. Raises: ValueError."""
-        kinds = arrow_kinds(table.schema)
-        values, codes = np.empty((len(kinds), len(table))), dict[str, int]()
-        for row, (name, kind) in enumerate(kinds.items()):
-            column = table.column(name).combine_chunks()
-            if kind is Kind.TAG:
-                coded = column.dictionary_encode()
-                places = [codes.setdefault(tag, len(codes)) for tag in coded.dictionary.to_pylist()]
-                found = coded.indices.to_numpy(zero_copy_only=False).astype(np.float64)
-                here = ~np.isnan(found)
-                found[here] = np.array(places, dtype=np.float64)[found[here].astype(np.int64)]
-            else:
-                column = column.cast(pa.int64()) if kind is Kind.TIME else column
-                found = column.to_numpy(zero_copy_only=False).astype(np.float64)
-                if not (np.isfinite(found) | column.is_null().to_numpy(zero_copy_only=False)).all():
-                    raise ValueError(f"{name} holds NaN or infinite numbers; allowed: finite ones, or null")
-            values[row] = found
-        return cls(kinds=kinds, values=values, tags=list(codes))
-
-    @property
-    def num_items(self) -> int:
-        return int(self.values.shape[1])
-
-    def of_row(self, row: int) -> dict[str, Value]:
-        """The attributes that an item has."""
-        found: dict[str, Value] = {}
-        for (name, kind), value in zip(self.kinds.items(), self.values[:, row].tolist(), strict=True):
-            if not math.isnan(value):
-                found[name] = self.tags[int(value)] if kind is Kind.TAG else int(value) if kind is Kind.TIME else value
-        return found
-
-    def take(self, rows: Sequence[int] | npt.NDArray[np.integer[Any]]) -> Self:
-        """The items of some rows, in their order; -1 is one without attributes."""
-        values = np.full((len(self.kinds), len(rows)), np.nan)
-        known = np.flatnonzero(np.asarray(rows, dtype=np.int64) >= 0)
-        values[:, known] = self.values[:, np.asarray(rows, dtype=np.int64)[known]]
-        return replace(self, values=values)
-
-    def recoded(self, codes: dict[str, int]) -> Columns:
-        """The values with tags as in `codes`, which gets those that it lacks."""
-        moved = np.array([codes.setdefault(tag, len(codes)) for tag in self.tags], dtype=np.float64)
-        if (moved == np.arange(len(moved))).all():
-            return self.values
-        values = self.values.copy()
-        for row, kind in enumerate(self.kinds.values()):
-            if kind is Kind.TAG:
-                here = ~np.isnan(values[row])
-                values[row, here] = moved[values[row, here].astype(np.int64)]
-        return values
+def absent(dtype: np.dtype[Any]) -> float:
+    """The entry of a column for an item without the attribute."""
+    return math.nan if dtype.kind == "f" else int(np.iinfo(dtype).min)
 
 
-def no_attributes(num_items: int) -> AttributeTable:
-    """The table of items of a model that declares none."""
-    return AttributeTable(kinds={}, values=np.empty((0, num_items)), tags=[])
+def is_absent(column: Column) -> Mask:
+    """Which items of a column (n,) lack the attribute: (n,)."""
+    return np.asarray(np.isnan(column) if column.dtype.kind == "f" else column == absent(column.dtype))
 
 
-class AttributeColumns:
-    """The attributes of items that change, by row: one writer, any number of readers."""
-
-    def __init__(self, table: AttributeTable) -> None:
-        """Starts from a table, whose memory it takes over."""
-        self.kinds, self._codes = table.kinds, {tag: code for code, tag in enumerate(table.tags)}
-        self._values, self._num_items = table.values, table.num_items
-
-    def put(self, row: int, values: Values) -> None:
-        """An item's attributes, whole; a row behind the last one is a new item."""
-        if not self.kinds:
-            return
-        if row >= self._num_items:
-            self._num_items = row + 1
-            if row >= self._values.shape[1]:
-                more = np.full((len(self.kinds), max(16, row)), np.nan)
-                self._values = np.concatenate([self._values, more], axis=1)
-        self._values[:, row] = encoded(values, self.kinds, self._codes)
-
-    def mask(self, where: Sequence[Condition], rows: npt.NDArray[np.integer[Any]] | None = None) -> Mask:
-        """The items that meet all conditions, of which there is at least one: of all, or of m rows (m,), where one
-        that there is no item for does not."""
-        if rows is None:
-            return mask_of(where, self._values[:, : self._num_items], self.kinds, self._codes)
-        is_here = (rows >= 0) & (rows < self._num_items)
-        is_here[is_here] = mask_of(where, self._values[:, rows[is_here]], self.kinds, self._codes)
-        return is_here
-
-
-def mask_of(where: Sequence[Condition], values: Columns, kinds: Kinds, codes: Mapping[str, int]) -> Mask:
-    """The items (n,) that meet all conditions, in columns (A, n). Raises: ValueError as `Condition.check`."""
-    allowed = np.ones(values.shape[1], dtype=bool)
-    names = list(kinds)
-    for one in where:
-        one.check(kinds)
-        allowed &= one.mask(values[names.index(one.name)], codes)
-    return allowed
-
-
-def encoded(values: Values, kinds: Kinds, codes: dict[str, int]) -> list[float]:
-    """One item's column entries (A,): NaN for what it lacks; a new tag gets the next code."""
-    entries = []
-    for name in kinds:
-        value = values.get(name, math.nan)
-        entries.append(float(codes.setdefault(value, len(codes)) if isinstance(value, str) else value))
-    return entries
+def mask_of(where: Sequence[Condition], columns: Columns | npt.NDArray[np.void], codes: Codes) -> Mask:
+    """The items (n,) that meet all conditions, of which there is at least one and each was checked."""
+    passes, *others = (one.mask(columns[one.name], codes.get(one.name, {})) for one in where)
+    for mask in others:
+        passes &= mask
+    return passes
 
 
 def arrow_kinds(schema: pa.Schema) -> dict[str, Kind]:
-    """What a bundle's attribute columns declare. Raises: ValueError for names or types that are not allowed."""
+    """What columns of attributes declare. Raises: ValueError for names or types that are not allowed."""
     if len(schema.names) > MAX_ATTRIBUTES:
         raise ValueError(f"{len(schema.names)} attributes; allowed: at most {MAX_ATTRIBUTES}")
     kinds = {}
     for field in schema:
-        kind = next((kind for kind, type_ in ARROW_TYPES.items() if type_ == field.type), None)
+        of = field.type.value_type if field.type == _CODED_TAG else field.type
+        kind = next((kind for kind, type_ in ARROW_TYPES.items() if type_ == of), None)
         if kind is None:
             raise ValueError(f"{field.name} is of {field.type}; allowed: {', '.join(map(str, ARROW_TYPES.values()))}")
         if not NAME.fullmatch(field.name):

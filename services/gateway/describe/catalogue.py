@@ -52,7 +52,7 @@ class DescribeCatalogue:
         return CatalogueDescription(
             model=self.model,
             num_items=len(self.popular),
-            num_withdrawn=len(self.popular.withdrawn),
+            num_withdrawn=self.popular.num_withdrawn,
             categories=largest[: max_categories or DEFAULT_CATEGORIES],
             num_categories=len(largest),
         )

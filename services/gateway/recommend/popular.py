@@ -20,9 +20,10 @@ from types import MappingProxyType
 import numpy as np
 import numpy.typing as npt
 
+from services.algorithms.item_table.attributes import AttributeRows, AttributeTable, no_attributes
 from services.algorithms.item_table.category_rows import CategoryRows
 from services.algorithms.item_table.strings import Indices
-from services.algorithms.rules.attributes import AttributeColumns, AttributeTable, Values, no_attributes
+from services.algorithms.rules.attributes import Values
 from services.algorithms.rules.filters import ItemFilter, Mask, passing
 from services.gateway.domain import ScoredItem
 from services.gateway.recommend.popular_rows import TRAINING_COUNTS, Entry, ItemRows, Negatives, Now
@@ -48,10 +49,10 @@ class PopularItems:
         """Of n items; a bundle's columns are not copied. counts (n,): of training."""
         self._rows = ItemRows(item_ids, counts, categories)
         self._total = TRAINING_COUNTS * int(counts.sum())
-        self._attributes = AttributeColumns((attributes or no_attributes(len(self._rows))).take(self._rows.order))
+        self._attributes = AttributeRows(attributes or no_attributes(len(self._rows)), self._rows.order)
         self._by_category = CategoryRows(self._rows.categories, self._rows.rank)
         self.knows_withdrawn = True
-        self.withdrawn: set[str] = set()
+        self._withdrawn = bytearray(len(self._rows))  # by row
         # Rows of items that training never saw, and when each was first heard of (Unix milliseconds).
         self._new: list[tuple[int, int]] = []
         self.take({})
@@ -85,18 +86,20 @@ class PopularItems:
         May be called from another thread: what is longer than a flag is replaced or added to, and readers find a new
         item once all of it is there. Its new categories find it at its training's count until the next `take`.
         """
-        if not is_served:
-            self.withdrawn.add(item_id)
         rows = self._rows
         row = rows.row(item_id)
         is_new, row = row < 0, row if row >= 0 else len(rows)
+        if is_new:
+            self._withdrawn.append(not is_served)
+        elif not is_served:
+            self._withdrawn[row] = True
         self._attributes.put(row, attributes)
         old, new = set(rows.put(row, item_id, tuple(categories))), set(categories)
         if is_new:
             self._new.append((written_ms, row))
         self._by_category.moved(row, old - new, new - old)
         if is_served:
-            self.withdrawn.discard(item_id)
+            self._withdrawn[row] = False
 
     def newest(self, since_ms: int, most: int) -> list[str]:
         """Items that training never saw, first heard of since then and not withdrawn: the newest so many."""
@@ -104,15 +107,22 @@ class PopularItems:
         for written_ms, row in reversed(self._new):
             if written_ms < since_ms or len(found) == most:
                 break
-            (item_id,) = self._rows.ids_of(np.array([row]))
-            if item_id not in self.withdrawn:
-                found.append(item_id)
+            if not self._withdrawn[row]:
+                found += self._rows.ids_of(np.array([row]))
         return found
+
+    @property
+    def num_withdrawn(self) -> int:
+        return self._withdrawn.count(True)
+
+    def are_withdrawn(self, item_ids: Sequence[str]) -> list[bool]:
+        """Of m items; False of an unknown one."""
+        return [row >= 0 and bool(self._withdrawn[row]) for row in self._rows.rows_of(item_ids).tolist()]
 
     def top(self, k: int, wanted: ItemFilter, seen: Iterable[str], max_per_category: int) -> list[ScoredItem]:
         """The k most popular items that the filter allows; score is the share of all that is counted."""
         now = self._now
-        choice = _Choice(k, wanted, seen, self.withdrawn, max_per_category, (self._total + now.total) or 1.0)
+        choice = _Choice(k, wanted, seen, self._withdrawn, max_per_category, (self._total + now.total) or 1.0)
         if wanted.allow_item_ids:
             chunks = iter([self._asked(wanted.allow_item_ids, now)])
         else:
@@ -230,9 +240,9 @@ class _Choice:
     """The first k of what comes by count that ids and a limit of each category allow."""
 
     def __init__(
-        self, k: int, wanted: ItemFilter, seen: Iterable[str], withdrawn: Set[str], limit: int, total: float
+        self, k: int, wanted: ItemFilter, seen: Iterable[str], withdrawn: bytearray, limit: int, total: float
     ) -> None:
-        """limit: of each category, 0 for none. total: what counts are shares of."""
+        """withdrawn: by row. limit: of each category, 0 for none. total: what counts are shares of."""
         self.k, self.limit, self._withdrawn, self._total = k, limit, withdrawn, total
         self._denied = set(wanted.deny_item_ids)
         if wanted.exclude_seen:
@@ -247,8 +257,8 @@ class _Choice:
 
     def take(self, entries: Iterable[Entry]) -> None:
         """Of those that come next by count."""
-        for negative, _, item_id, names in entries:
-            if item_id in self._withdrawn or item_id in self._denied:
+        for negative, row, item_id, names in entries:
+            if self._withdrawn[row] or item_id in self._denied:
                 continue
             if self.limit:
                 if not self.full.isdisjoint(names):

@@ -117,8 +117,9 @@ class Recommend:
         work.degradations, work.searched_share = list(served.degradations), served.ranking.searched_share
         work.absence_bucket = place.absence_bucket
         work.token_honoured = Degradation.TOKEN_NOT_HONOURED not in work.degradations
-        items, withdrawn = served.ranking.items, self.rankings.popular.withdrawn
-        rows = [row for row in range(place.offset, len(items)) if items[row].item_id not in withdrawn]
+        items = served.ranking.items
+        withdrawn = self.rankings.popular.are_withdrawn([item.item_id for item in items])
+        rows = [row for row in range(place.offset, len(items)) if not withdrawn[row]]
         rows = rows[: query.k]
         end = rows[-1] + 1 if rows else len(items)
         page = replace(served, ranking=replace(served.ranking, items=[items[row] for row in rows]))

@@ -22,11 +22,11 @@ from services.algorithms.bundles.text_bundle import (
     TextBundle,
     load_text_bundle,
 )
+from services.algorithms.item_table.attributes import AttributeTable
 from services.algorithms.item_table.categories import Categories
 from services.algorithms.item_table.strings import Strings
 from services.algorithms.items.catalogue import Catalogue
 from services.algorithms.native import instruction_set
-from services.algorithms.rules.attributes import AttributeTable
 from services.algorithms.scoring.states import FloatArray
 from services.algorithms.text.word_pieces import WordPieces
 from services.generator.adapters.text_encoders import TextEncoder

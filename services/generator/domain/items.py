@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from services.algorithms.item_table.attributes import AttributeRows, AttributeTable, no_attributes
 from services.algorithms.item_table.categories import Categories
 from services.algorithms.item_table.category_rows import CategoryRows, Rows
 from services.algorithms.item_table.ids import ItemIds
 from services.algorithms.item_table.strings import Strings
-from services.algorithms.rules.attributes import AttributeColumns, AttributeTable, Kinds, no_attributes
+from services.algorithms.rules.attributes import Kinds
 from services.algorithms.rules.filters import ItemFilter
 from services.contracts.topics.items import CatalogueItem
 
@@ -67,7 +68,7 @@ class ItemTable:
         self._row = np.empty(len(ids), np.int32)
         self._row[self._bundled[here]] = here
         self._members = CategoryRows(self._items.categories, self._row)
-        self._attributes = AttributeColumns((attributes or no_attributes(len(ids))).take(self._bundled))
+        self._attributes = AttributeRows(attributes or no_attributes(len(ids)), self._bundled)
         self._described: dict[int, tuple[str, tuple[str, ...]]] = {}  # title and categories, where not the bundle's
         self._new_ids: list[str] = []
         self._new_rows: dict[str, int] = {}

@@ -16,15 +16,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from rich.console import Console
 
 from services.algorithms.bundles.event_schema import EVENTS_YAML
-from services.algorithms.bundles.model_bundle import ATTRIBUTES, Bundle, load_bundle
+from services.algorithms.bundles.model_bundle import ITEMS, Bundle, load_bundle
 from services.algorithms.bundles.model_manifest import BundleError, Manifest
-from services.algorithms.bundles.sealed_files import MANIFEST, read_table, require_target
+from services.algorithms.bundles.sealed_files import MANIFEST, require_target
+from services.algorithms.item_table.file import attributes_in
 from services.offline.archive.files import Archive, is_archive
 from services.offline.datasets import Interactions, load_dataset
-from services.offline.datasets.catalogue_file import Catalogue
+from services.offline.datasets.catalogue_file import Catalogue, attribute_columns
 from services.offline.retraining.gate import Verdict, judge
 from services.offline.training.fit import NONE
 from services.offline.training.run import run_training
@@ -119,8 +121,10 @@ def _told_by(serving: Bundle) -> dict[str, Any]:
     told: dict[str, Any] = {"actions": bool(serving.encoder.actions)}
     if EVENTS_YAML in serving.manifest.files:
         told["events"] = serving.file(EVENTS_YAML)
-    if ATTRIBUTES in serving.manifest.files:
-        attributes = read_table(serving.file(ATTRIBUTES), with_nulls=True)
+    if serving.attributes.kinds:
+        path = serving.path / ITEMS
+        columns = attributes_in(pa.ipc.open_file(pa.memory_map(str(path))).read_all())
+        attributes = attribute_columns(path, columns, without=())
         told["catalogue"] = Catalogue(rows=serving.item_index, attributes=attributes)
     return told
 

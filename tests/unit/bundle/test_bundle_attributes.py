@@ -1,16 +1,20 @@
 """Typed attributes in a bundle: what comes back of a table, what is refused, and that they are the model's."""
 
+import json
 from dataclasses import replace
-from datetime import date, datetime
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from bundle_scene import content
 
-from services.algorithms.bundles.model_bundle import ATTRIBUTES, BundleError, load_bundle, write_bundle
+from services.algorithms.bundles.model_bundle import ITEMS, BundleError, load_bundle, write_bundle
+from services.algorithms.bundles.sealed_files import MANIFEST
+from services.algorithms.item_table.file import attributes_in
 from services.offline.datasets.catalogue_file import read_catalogue
 
 IDS = [f"film-{row}" for row in range(5)]
@@ -72,19 +76,74 @@ def test_a_table_without_ids_or_with_one_twice_is_refused(tmp_path: Path) -> Non
         read_catalogue(tmp_path / "a")
 
 
+def columns_of(path: Path) -> pa.Table:
+    return pa.ipc.open_file(pa.BufferReader((path / ITEMS).read_bytes())).read_all()
+
+
+def test_any_arrow_reader_finds_them_in_the_table_of_items(tmp_path: Path) -> None:
+    path = table(tmp_path, price=[3, None, 0], day=[date(1970, 1, 2), None, None], maker=["é", "x", None])
+    attributes = read_catalogue(path).attributes_of(IDS)
+    found = columns_of(write_bundle(tmp_path / "b", replace(content(), attributes=attributes)).path)
+    day = datetime(1970, 1, 2, tzinfo=UTC)
+    assert found.column("attributes.price").to_pylist() == [0.0, None, None, 3.0, None]
+    assert found.column("attributes.day").to_pylist() == [None, None, None, day, None]
+    assert found.column("attributes.maker").to_pylist() == [None, None, None, "é", None]
+    assert str(found.schema.field("attributes.maker").type) == "dictionary<values=string, indices=int32, ordered=0>"
+    assert attributes_in(found).column_names == ["price", "day", "maker"]
+
+
+TIME = pa.timestamp("ms", tz="UTC")
+
+
+def tags(codes: list[int], names: list[str | None], *, nulls: list[int] | None = None) -> pa.Array:
+    mask = np.array(nulls or [0] * len(codes), bool)
+    return pa.DictionaryArray.from_arrays(pa.array(np.array(codes, np.int32), mask=mask), pa.array(names, pa.string()))
+
+
 @pytest.mark.parametrize(
     ("written", "says"),
     [
-        ({"price": pa.array([1.0] * 4)}, "4 rows; expected 5"),
-        ({"price": pa.array([1] * 5)}, "price is of int64; allowed: double"),
-        ({"price": pa.array([float("inf")] * 5)}, "price holds NaN or infinite numbers"),
+        ({"attributes.price": pa.array([1] * 5)}, "price is of int64; allowed: double"),
+        ({"attributes.price": pa.array([float("inf")] * 5)}, "price holds NaN or infinite numbers; allowed: finite"),
+        ({"attributes.price": pa.array([float("nan")] * 5)}, "price holds NaN or infinite numbers; allowed: finite"),
+        ({"attributes.no-name": pa.array([1.0] * 5)}, "attribute 'no-name'; allowed"),
+        ({f"attributes.a{n}": pa.array([1.0] * 5) for n in range(33)}, "33 attributes; allowed: at most 32"),
+        ({"price": pa.array([1.0] * 5)}, r"'price': 'double'.*; expected 5 rows of .* begins with attributes\."),
+        ({"attributes.maker": tags([0] * 5, ["x"], nulls=[0, 1, 0, 0, 0])}, "maker row 1 holds 0; allowed: null over"),
+        ({"attributes.maker": tags([0] * 5, ["x", "x"])}, r"maker has tags \['x', 'x'\]; allowed: each once"),
+        ({"attributes.maker": tags([0] * 5, ["x", None])}, r"maker has tags \['x', None\]; .*, none null"),
+        ({"attributes.day": pa.array([-(2**63)] * 5).view(TIME)}, "day row 0 holds -9223372036854775808; allowed"),
     ],
-)
+)  # fmt: skip
 def test_a_bundle_whose_attributes_are_spoiled_is_refused(tmp_path: Path, written: dict, says: str) -> None:
-    attributes = pa.table({"price": pa.array([1.0] * 5)})
-    bundle = write_bundle(tmp_path / "b", replace(content(), attributes=attributes))
-    pq.write_table(pa.table(written), tmp_path / "b" / ATTRIBUTES)
-    with pytest.raises(BundleError, match=says):
+    bundle = write_bundle(tmp_path / "b", replace(content(), attributes=pa.table({"price": pa.array([1.0] * 5)})))
+    spoiled = columns_of(bundle.path).drop_columns(["attributes.price"])
+    for name, column in written.items():
+        spoiled = spoiled.append_column(name, column)
+    with pa.OSFile(str(bundle.path / ITEMS), "wb") as file, pa.ipc.new_file(file, spoiled.schema) as writer:
+        writer.write_table(spoiled)
+    with pytest.raises(BundleError, match=rf"items\.arrow.*{says}"):
         type(bundle)(path=bundle.path, manifest=bundle.manifest).attributes  # noqa: B018
-    with pytest.raises(BundleError, match=rf"{ATTRIBUTES} (has|holds) "):
+    with pytest.raises(BundleError, match=rf"{ITEMS} (has|holds) "):
         load_bundle(tmp_path / "b")
+
+
+def test_attributes_of_other_items_are_refused(tmp_path: Path) -> None:
+    with pytest.raises((ValueError, pa.ArrowInvalid), match="length"):
+        write_bundle(tmp_path / "b", replace(content(), attributes=pa.table({"price": pa.array([1.0] * 4)})))
+    assert not (tmp_path / "b").exists()
+
+
+def test_a_bundle_of_the_format_before_is_read_without_attributes_alone(tmp_path: Path) -> None:
+    bundle = write_bundle(tmp_path / "b", content())
+    manifest = bundle.path / MANIFEST
+    said = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps(said | {"format": 2}))
+    assert load_bundle(bundle.path).manifest == bundle.manifest
+    said["files"]["attributes.parquet"] = said["files"][ITEMS]
+    manifest.write_text(json.dumps(said | {"format": 2}))
+    says = (
+        r"manifest\.json: format=2; this program reads format 3, and 2 without attributes\.parquet; `freshet train` or"
+    )
+    with pytest.raises(BundleError, match=says):
+        load_bundle(bundle.path)

@@ -7,8 +7,9 @@ from retrieval_scene import make_items, make_pair_gate, make_queries
 from services.algorithms.indexes.by_name import known_algorithms, make_indexes, parse_algorithm
 from services.algorithms.indexes.mutable.index import MutableIndex
 from services.algorithms.indexes.mutable.item_batch import ItemBatch
+from services.algorithms.item_table.attributes import AttributeTable
 from services.algorithms.ops.mol_scores.reference import mol_scores_reference
-from services.algorithms.rules.attributes import AttributeTable, Comparison, Condition, Kind, Value
+from services.algorithms.rules.attributes import Comparison, Condition, Kind, Value
 from services.algorithms.rules.filters import ItemFilter
 from services.algorithms.scoring.states import ItemStates
 from services.offline.training.codebooks.inverted_file import catalogue_codebooks

@@ -6,15 +6,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.algorithms.indexes.mutable.segment import HashedFilter, Segment, rows_of
+from services.algorithms.item_table.attributes import AttributeTable
 from services.algorithms.item_table.categories import CategoryLists
 from services.algorithms.item_table.ids import ItemIds
-from services.algorithms.rules.attributes import AttributeTable, Comparison, Condition, Kind
+from services.algorithms.rules.attributes import Comparison, Condition, Kind
 from services.algorithms.rules.filters import ItemFilter, passing
 from services.algorithms.scoring.states import ItemStates
 
 IDS = [f"i{row}" for row in range(12)]
 CATEGORIES = [("a",), ("a", "b"), ("b",), (), ("c",), ("a", "c"), ("b", "b"), ("c",), ("a",), (), ("b",), ("d",)]
 CODES = {"a": 0, "b": 1, "c": 2, "d": 3}
+TAG_CODES: dict[str, dict[str, int]] = {"language": {"unused": 0}}
 KINDS = {"price": Kind.NUMBER, "released": Kind.TIME, "language": Kind.TAG}
 PRICES, TIMES, TAGS = [1.0, 2.0, 0.1 + 0.2, None], [0, 10**12, 10**12 + 1, None], ["en", "de", "a", None]
 ATTRIBUTES = [
@@ -32,7 +34,7 @@ SEGMENT = Segment(
         ItemIds.of(IDS),
         ItemStates(components=np.ones((12, 1, 2), dtype=np.float32)),
         CategoryLists.of([tuple({CODES[name] for name in names}) for names in CATEGORIES]),
-        AttributeTable.of(KINDS, ATTRIBUTES).recoded(CODES),
+        AttributeTable.of(KINDS, ATTRIBUTES).recoded(TAG_CODES),
     ),
     None,
 )
@@ -103,7 +105,7 @@ def passes(row: int, wanted: ItemFilter) -> bool:
 def test_scan_and_pool_follow_the_rules(**rules: object) -> None:
     wanted = ItemFilter(**rules)  # type: ignore[arg-type]
     expected = [passes(row, wanted) for row in range(12)]
-    hashed = HashedFilter.of(wanted, CODES, KINDS)
+    hashed = HashedFilter.of(wanted, CODES, TAG_CODES, KINDS)
     in_scan = [True] * 12 if hashed is None else SEGMENT.passing(hashed).tolist()
     assert in_scan == [expected[row] for row in ORDER]
     pool = [11, 3, 3, 0, 7]
@@ -114,7 +116,7 @@ def test_scan_and_pool_follow_the_rules(**rules: object) -> None:
 
 
 def test_an_open_filter_costs_no_mask() -> None:
-    assert HashedFilter.of(ItemFilter(seen_item_ids=["i0"], exclude_seen=False), CODES, KINDS) is None
+    assert HashedFilter.of(ItemFilter(seen_item_ids=["i0"], exclude_seen=False), CODES, TAG_CODES, KINDS) is None
 
 
 def test_unknown_ids_match_nothing_and_an_allow_list_of_them_allows_nothing() -> None:

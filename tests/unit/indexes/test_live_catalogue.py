@@ -1,5 +1,6 @@
 """A catalogue that changes while it answers: against a dictionary that is changed alike, and its versions by name."""
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,10 +16,11 @@ from services.algorithms.indexes.brute_force import BruteForce
 from services.algorithms.indexes.mutable.index import IndexFullError, only
 from services.algorithms.indexes.mutable.lookup import find_items
 from services.algorithms.indexes.mutable.snapshot import SnapshotError, load_snapshot
+from services.algorithms.item_table.attributes import AttributeTable
 from services.algorithms.items.catalogue import Catalogue
 from services.algorithms.items.live_catalogue import LiveCatalogue
 from services.algorithms.ops.mol_scores.reference import mol_scores_reference
-from services.algorithms.rules.attributes import AttributeTable, Comparison, Condition, Kind, Values
+from services.algorithms.rules.attributes import Comparison, Condition, Kind, Values
 from services.algorithms.rules.filters import ItemFilter
 from services.algorithms.scoring.states import ItemStates
 
@@ -108,6 +110,27 @@ def test_attributes_are_the_bundles_until_they_are_described() -> None:
     catalogue.describe([Description(item_id="i7", attributes={"price": 1.0})])
     assert set(answer(catalogue, cheap)) == {"i2", "i7", "later"}
     assert not answer(catalogue, french)
+
+
+def test_a_description_that_says_what_the_bundle_says_is_not_held() -> None:
+    catalogue = live()
+    base = catalogue.base
+    other = Description(item_id="i1", title="Other", categories=["z"], attributes={"price": 1.0})
+    catalogue.describe([other, Description(item_id="i2", is_served=False)])
+    same = [
+        Description(
+            item_id=item_id, title=base.titles[row], categories=base.categories[row],
+            attributes=base.attributes.of_row(row),
+        )
+        for row, item_id in enumerate(IDS)
+    ]  # fmt: skip
+    held = [weakref.ref(one) for one in same]
+    catalogue.describe(same)
+    del same
+    assert [one() for one in held] == [None] * len(IDS)
+    assert catalogue.categories_of(IDS) == list(base.categories)
+    assert [catalogue.title_of(item_id) for item_id in IDS] == list(base.titles)
+    assert set(answer(catalogue, ItemFilter())) == set(IDS)
 
 
 def score(components: np.ndarray, gate: np.ndarray) -> float:

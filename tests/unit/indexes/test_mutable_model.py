@@ -19,8 +19,9 @@ from services.algorithms.indexes.mutable.snapshot import load_snapshot, write_sn
 from services.algorithms.indexes.mutable.version import Version
 from services.algorithms.indexes.quantized.dot_products import Quantized
 from services.algorithms.indexes.top_k_avg import TopKAvg
+from services.algorithms.item_table.attributes import AttributeTable
 from services.algorithms.native.threads import compute_threads, set_compute_threads
-from services.algorithms.rules.attributes import AttributeTable, Comparison, Condition
+from services.algorithms.rules.attributes import Comparison, Condition
 from services.algorithms.rules.filters import ItemFilter
 
 SEED = 20261121

@@ -7,7 +7,7 @@ each row is copied about 8 times per level, and no search pays for more than one
 Its answer is exact and cheap: float32 scores, of which only those that reach the K-th score of the main segment's
 answer go on to float64.
 
-Letters: B queries, n rows, K results, A attributes, P_x item components, P pairs, d component width.
+Letters: B queries, n rows, K results, P_x item components, P pairs, d component width.
 """
 
 from collections.abc import Collection, Sequence
@@ -20,11 +20,12 @@ from services.algorithms.indexes.mutable.segment import Segment, rows_of
 from services.algorithms.indexes.mutable.segment_merge import Source, gather, order_by_id
 from services.algorithms.indexes.protocol import Indices, Mask, Scores
 from services.algorithms.indexes.rescoring import within_reach
+from services.algorithms.item_table.attributes import row_type
 from services.algorithms.item_table.categories import CategoryLists
 from services.algorithms.item_table.ids import Hashes, ItemIds
 from services.algorithms.item_table.strings import Strings
 from services.algorithms.lazy import lazy_property
-from services.algorithms.rules.attributes import Columns
+from services.algorithms.rules.attributes import Columns, Kinds
 from services.algorithms.scoring.states import ItemShape, ItemStates, PairGate, QueryStates
 
 TAIL_ROWS = 256
@@ -34,8 +35,8 @@ _GROWTH = 8
 class Tail:
     """A buffer of up to `TAIL_ROWS` rows in order of arrival. Rows are written once; deaths are a list that grows."""
 
-    def __init__(self, shape: ItemShape, pair_gate: PairGate | None, num_attributes: int) -> None:
-        self._attributes = np.empty((num_attributes, TAIL_ROWS))
+    def __init__(self, shape: ItemShape, pair_gate: PairGate | None, kinds: Kinds) -> None:
+        self._attributes = np.empty(TAIL_ROWS, row_type(kinds))
         self._pair_gate = pair_gate
         self._components = np.empty((TAIL_ROWS, shape.num_components, shape.width), dtype=np.float32)
         self._gate = np.empty((TAIL_ROWS, shape.num_pairs), dtype=np.float32) if shape.gated else None
@@ -61,13 +62,14 @@ class Tail:
         categories: Sequence[tuple[int, ...]],
         attributes: Columns,
     ) -> None:
-        """Write rows behind the last one; the ids must not be alive in here. attributes: (A, n)."""
+        """Write rows behind the last one; the ids must not be alive in here."""
         start, end = len(self), len(self) + len(item_ids)
         self._components[start:end] = states.components
         if self._gate is not None and states.gate is not None:
             self._gate[start:end] = states.gate
         self._hashes[start:end] = hashes
-        self._attributes[:, start:end] = attributes
+        for name, column in attributes.items():
+            self._attributes[name][start:end] = column
         self._living.update(zip(item_ids, range(start, end), strict=True))
         self._categories += categories
         self._ids += item_ids
@@ -79,9 +81,10 @@ class Tail:
     def categories(self, row: int) -> tuple[int, ...]:
         return self._categories[row]
 
-    def attributes(self, row: int) -> Columns:
-        """(A,)"""
-        return self._attributes[:, row]
+    def attributes(self, row: int) -> np.void:
+        """An entry for each."""
+        entries: np.void = self._attributes[row]
+        return entries
 
     def kill(self, item_id: str) -> None:
         """Log the death of an item that lives here."""
@@ -101,7 +104,7 @@ class Tail:
                 ItemIds(Strings.of(ids[row] for row in living), self._hashes[rows]),
                 states,
                 CategoryLists.of([categories[row] for row in living]),
-                self._attributes[:, rows],
+                {name: self._attributes[name][rows] for name in self._attributes.dtype.names or ()},
             ),
             self._pair_gate,
         )

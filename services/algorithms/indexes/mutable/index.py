@@ -5,7 +5,7 @@ see half a batch. An update is an append to the delta and an entry in a death lo
 `merge` builds a new main segment beside the old one while searches and changes go on, then swaps it in with what died
 meanwhile. It knows neither where changes come from nor when to merge (`background_merge.py` does that).
 
-Letters: B queries, K results, A attributes, P_x item components, P pairs, d component width.
+Letters: B queries, K results, P_x item components, P pairs, d component width.
 """
 
 import hashlib
@@ -23,11 +23,12 @@ from services.algorithms.indexes.mutable.segment import Segment, rows_of
 from services.algorithms.indexes.mutable.segment_merge import Pause, Source, gather, order_by_id
 from services.algorithms.indexes.mutable.version import Version
 from services.algorithms.indexes.protocol import Index, Indices
+from services.algorithms.item_table.attributes import encoded, no_attributes, row_type
 from services.algorithms.item_table.categories import Categories, CategoryLists
 from services.algorithms.item_table.ids import ItemIds, hash_ids
 from services.algorithms.item_table.strings import Strings
 from services.algorithms.ops.mol_scores import MolScorer
-from services.algorithms.rules.attributes import Columns, Kinds, no_attributes
+from services.algorithms.rules.attributes import Columns, Kinds
 from services.algorithms.rules.filters import ItemFilter
 from services.algorithms.scoring.states import PairGate, QueryStates, shape_of
 
@@ -109,17 +110,17 @@ class MutableIndex:
         self._writing, self._one_merge = threading.Lock(), threading.Lock()
         attributes = items.attributes or no_attributes(len(items))
         self.kinds: Kinds = dict(attributes.kinds)
-        self._codes: dict[str, int] = {}  # of categories and tags
+        self._codes: dict[str, int] = {}  # of categories
+        self._tags: dict[str, dict[str, int]] = {}
         self._main: Segment | None = None
         self._blocks: list[Segment] = []
         self._frozen = 0  # leading blocks that a running merge reads
-        self._tail = Tail(self.shape, pair_gate, len(self.kinds))
+        self._tail = Tail(self.shape, pair_gate, self.kinds)
         self._building = 0
         if len(items):
-            columns = attributes.recoded(self._codes)  # first: their codes stay, and nothing is copied
             categories = Categories.of(items.categories or [()] * len(items))
             codes = np.array([self._codes.setdefault(one, len(self._codes)) for one in categories.names], np.int32)
-            rows = rows_of(items.ids, items.states, categories.lists.recoded(codes), columns)
+            rows = rows_of(items.ids, items.states, categories.lists.recoded(codes), attributes.recoded(self._tags))
             self._main = self._searchable(Segment(rows, pair_gate))
         self._number = number
         self._digest = digest or _digest("", items, ())
@@ -266,7 +267,7 @@ class MutableIndex:
         if not found.any() and not num_upserts:
             return Change(version=self._version.name, unknown=tuple(removals))
         categories: list[tuple[int, ...]] = []
-        attributes = np.empty((len(self.kinds), 0))
+        attributes: Columns = {}
         block = None
         if upserts is not None:
             categories = self._categories(upserts, in_tail, found_in)
@@ -314,17 +315,18 @@ class MutableIndex:
     def _attributes(
         self, upserts: ItemBatch, in_tail: Sequence[int | None], found_in: Sequence[tuple[Segment, Indices]]
     ) -> Columns:
-        """The attributes (A, n) of n items to be written: as given, else as the items had them."""
+        """The attributes of n items to be written: as given, else as the items had them."""
         if upserts.attributes is not None:
-            return upserts.attributes.recoded(self._codes)
-        out = np.full((len(self.kinds), len(upserts)), np.nan)
+            return upserts.attributes.recoded(self._tags)
+        out = np.array([encoded({}, self.kinds, {})] * len(upserts), row_type(self.kinds))
         for number, row in enumerate(in_tail[: len(upserts)]):
             if row is not None:
-                out[:, number] = self._tail.attributes(row)
+                out[number] = self._tail.attributes(row)
         for segment, rows in found_in:
             here = np.flatnonzero(rows[: len(upserts)] >= 0)
-            out[:, here] = segment.rows.attributes[:, rows[here]]
-        return out
+            for name, column in segment.rows.attributes.items():
+                out[name][here] = column[rows[here]]
+        return {name: out[name] for name in self.kinds}
 
     def _coded(self, categories: Sequence[Sequence[str]]) -> list[tuple[int, ...]]:
         """Categories as codes; a new name gets the next one. Codes are never taken back."""
@@ -338,7 +340,7 @@ class MutableIndex:
             sealed.prepare()
             self._blocks.append(sealed)
         self._blocks = join_blocks(self._blocks, max(self._frozen, self._num_coded()), self.pair_gate)
-        self._tail = Tail(self.shape, self.pair_gate, len(self.kinds))
+        self._tail = Tail(self.shape, self.pair_gate, self.kinds)
 
     def _searchable(self, segment: Segment) -> Segment:
         """Build the algorithms over a segment, and let a query go through each: what is made lazily is made now."""
@@ -357,6 +359,7 @@ class MutableIndex:
         self._version = Version(
             shape=self.shape,
             codes=self._codes,
+            tags=self._tags,
             kinds=self.kinds,
             name=f"{self.model_version}.{self._number}-{self._digest[:8]}",
             number=self._number,
@@ -429,8 +432,9 @@ def _digest(before: str, upserts: ItemBatch | None, removals: Iterable[str]) -> 
             for names in upserts.categories or ():
                 digest.update(repr(tuple(names)).encode())
         if upserts.attributes is not None and upserts.attributes.kinds:
-            digest.update(np.ascontiguousarray(upserts.attributes.values).data)
-            digest.update(repr(tuple(upserts.attributes.tags)).encode())
+            for column in upserts.attributes.columns.values():
+                digest.update(np.ascontiguousarray(column).data)
+            digest.update(repr(upserts.attributes.tags).encode())
     digest.update(b"removals")
     _add_ids(digest, removals)
     return digest.hexdigest()

@@ -9,9 +9,9 @@ Letters: n items of the batch.
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
+from services.algorithms.item_table.attributes import AttributeTable
 from services.algorithms.item_table.ids import MAX_ID_BYTES, ItemIds
 from services.algorithms.item_table.strings import Strings
-from services.algorithms.rules.attributes import AttributeTable
 from services.algorithms.scoring.states import ItemStates
 
 

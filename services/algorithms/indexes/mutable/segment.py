@@ -7,7 +7,7 @@ the first search that needs it, from the latest mask there is, so that an update
 Rows being in id order, a row number is its own tie rank. Ids are found by hash in sorted arrays: rebuilding a
 dictionary for a large segment would hold the interpreter lock for as long as it takes, and searches with it.
 
-Letters: n rows, m ids asked for, A attributes, P_x item components, P pairs, d component width.
+Letters: n rows, m ids asked for, P_x item components, P pairs, d component width.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,14 +23,14 @@ from services.algorithms.item_table.ids import Hashes, ItemIds, hash_ids
 from services.algorithms.lazy import lazy_property
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.ops.quantized_scan import RowCodes
-from services.algorithms.rules.attributes import Columns, Condition, Kinds, mask_of
+from services.algorithms.rules.attributes import Codes, Columns, Condition, Kinds, mask_of
 from services.algorithms.rules.filters import ItemFilter
 from services.algorithms.scoring.states import ItemStates, PairGate
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rows:
-    """n items in order of their ids. attributes: (A, n)."""
+    """n items in order of their ids."""
 
     ids: ItemIds
     states: ItemStates
@@ -43,21 +43,17 @@ class Rows:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HashedFilter:
-    """An `ItemFilter` with its ids hashed and its categories as codes, once for all segments. None: not asked for.
-
-    `codes` are of categories and tags.
-    """
+    """An `ItemFilter` with its ids hashed and its categories as codes, once for all segments. None: not asked for."""
 
     allow: tuple[Sequence[str], Hashes] | None
     deny: tuple[Sequence[str], Hashes] | None
     allow_codes: tuple[int, ...] | None
     deny_codes: tuple[int, ...]
     where: Sequence[Condition]
-    kinds: Kinds
-    codes: Mapping[str, int]
+    tags: Codes
 
     @classmethod
-    def of(cls, wanted: ItemFilter, codes: Mapping[str, int], kinds: Kinds) -> "HashedFilter | None":
+    def of(cls, wanted: ItemFilter, codes: Mapping[str, int], tags: Codes, kinds: Kinds) -> "HashedFilter | None":
         """None when every item passes; categories that no item has match nothing. Raises: as `ItemFilter.check`."""
         if wanted.is_open:
             return None
@@ -69,8 +65,7 @@ class HashedFilter:
             allow_codes=_known(wanted.allow_categories, codes) if wanted.allow_categories else None,
             deny_codes=_known(wanted.deny_categories, codes),
             where=wanted.where,
-            kinds=kinds,
-            codes=codes,
+            tags=tags,
         )
 
 
@@ -102,7 +97,8 @@ class Segment:
         searchable = shared + sum(index.nbytes - shared for index in self.indexes.values())
         ids = rows.ids.strings.nbytes + rows.ids.nbytes
         categories = 2 * rows.categories.codes.nbytes + rows.categories.offsets.nbytes
-        return searchable + ids + categories + rows.attributes.nbytes + 2 * len(rows) + self._log.nbytes
+        attributes = sum(column.nbytes for column in rows.attributes.values())
+        return searchable + ids + categories + attributes + 2 * len(rows) + self._log.nbytes
 
     @property
     def codes(self) -> dict[str, RowCodes]:
@@ -168,7 +164,7 @@ class Segment:
                 in_category[self._members(code)] = True
             allowed &= in_category
         if wanted.where:
-            allowed &= mask_of(wanted.where, self.rows.attributes, wanted.kinds, wanted.codes)
+            allowed &= mask_of(wanted.where, self.rows.attributes, wanted.tags)
         for code in wanted.deny_codes:
             allowed[self._members(code)] = False
         if wanted.deny is not None:
@@ -199,7 +195,7 @@ class Segment:
 
 
 def rows_of(ids: ItemIds, states: ItemStates, categories: CategoryLists, attributes: Columns) -> Rows:
-    """Put n items of any order into the order of their ids, those in order uncopied. attributes: (A, n)."""
+    """Put n items of any order into the order of their ids, those in order uncopied."""
     if ids.strings.is_ascending():
         return Rows(ids=ids, states=states, categories=categories, attributes=attributes)
     item_ids = list(ids)
@@ -208,7 +204,7 @@ def rows_of(ids: ItemIds, states: ItemStates, categories: CategoryLists, attribu
         ids=ItemIds(ids.strings.taken(order), ids.hashes[order]),
         states=states.take(order),
         categories=categories.take(order),
-        attributes=attributes[:, order],
+        attributes={name: column[order] for name, column in attributes.items()},
     )
 
 

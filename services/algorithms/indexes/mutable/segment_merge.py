@@ -157,13 +157,10 @@ def gather_categories(order: Order) -> CategoryLists:
 
 
 def _gather_attributes(order: Order) -> Columns:
-    """The attributes (A, n) of an order's rows, column by column."""
+    """The attributes of an order's rows, column by column."""
     columns = [source.segment.rows.attributes for source in order.sources]
     rows = _rows_end_to_end(order)
-    out = np.empty((len(columns[0]), len(order)))
-    for number in range(len(out)):
-        out[number] = np.concatenate([part[number] for part in columns])[rows]
-    return out
+    return {name: np.concatenate([part[name] for part in columns])[rows] for name in columns[0]}
 
 
 def _fill(out: npt.NDArray[np.float32], slices: Iterator[npt.NDArray[np.float32]], pause: Pause) -> None:

@@ -42,7 +42,7 @@ def similar_items(version: Version, item_id: str, components: FloatArray, k: int
     """The `k` allowed items of the version that are most like an item of these components (P_x, d), without itself."""
     direction = unit(components) / version.shape.num_components
     slack = 2 * (direction.size + 8) * 2.0**-24
-    hashed = HashedFilter.of(wanted, version.codes, version.kinds)
+    hashed = HashedFilter.of(wanted, version.codes, version.tags, version.kinds)
     ids: list[str] = []
     scores: list[npt.NDArray[np.float64]] = []
     least = -np.inf

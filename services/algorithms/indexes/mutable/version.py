@@ -26,7 +26,7 @@ from services.algorithms.indexes.mutable.merged_answer import (
 from services.algorithms.indexes.mutable.segment import HashedFilter, Segment
 from services.algorithms.indexes.mutable.segment_merge import Order, Pause, Source, order_by_id
 from services.algorithms.indexes.protocol import Index, Mask, Pass, TopK, check_request, empty_answer, search_within
-from services.algorithms.rules.attributes import Kinds
+from services.algorithms.rules.attributes import Codes, Kinds
 from services.algorithms.rules.filters import ItemFilter
 from services.algorithms.scoring.states import ItemShape, QueryStates
 
@@ -37,11 +37,13 @@ Wanted = tuple[HashedFilter | None, ...]  # one for all queries, or one per quer
 class Version:
     """Immutable. `name` is the index version of its answers: model version, number of changes, digest of them all.
 
-    `codes` maps category names and tags to codes; it is the index's own and only grows. `kinds`: of attributes.
+    `codes` are of categories, `tags` of each attribute's tags: both the index's own, they only grow. `kinds`: of
+    attributes.
     """
 
     shape: ItemShape
     codes: Mapping[str, int]
+    tags: Codes
     kinds: Kinds
     name: str
     number: int
@@ -184,11 +186,11 @@ class Version:
         if filters is None:
             return (None,)
         if isinstance(filters, ItemFilter):
-            return (HashedFilter.of(filters, self.codes, self.kinds),)
+            return (HashedFilter.of(filters, self.codes, self.tags, self.kinds),)
         if len(filters) != num_queries:
             allowed = f"one for all queries or one for each of {num_queries}"
             raise ValueError(f"len(filters)={len(filters)} allowed: {allowed}")
-        hashed = tuple(HashedFilter.of(wanted, self.codes, self.kinds) for wanted in filters)
+        hashed = tuple(HashedFilter.of(wanted, self.codes, self.tags, self.kinds) for wanted in filters)
         return (None,) if all(wanted is None for wanted in hashed) else hashed
 
 

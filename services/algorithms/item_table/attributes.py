@@ -1,0 +1,233 @@
+"""Attributes of items as columns: a table's, which a file's memory may be, and those of items that change.
+
+A tag is its code, of its attribute's tags. What stands for no value `rules.attributes` says.
+
+Letters: n items, m rows asked for.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from services.algorithms.rules.attributes import (
+    DTYPES,
+    Column,
+    Columns,
+    Condition,
+    Kind,
+    Kinds,
+    Mask,
+    Value,
+    Values,
+    absent,
+    arrow_kinds,
+    check_values,
+    is_absent,
+    mask_of,
+)
+
+Rows = npt.NDArray[np.integer[Any]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttributeTable:
+    """The attributes of n items; a tag's code is its place in its attribute's `tags`."""
+
+    kinds: Kinds
+    columns: Columns
+    tags: Mapping[str, Sequence[str]]
+    num_items: int
+
+    @classmethod
+    def of(cls, kinds: Kinds, items: Sequence[Values]) -> Self:
+        """A table of a few items. Raises: ValueError as `check_values`."""
+        for one in items:
+            check_values(one, kinds)
+        codes: dict[str, dict[str, int]] = {name: {} for name, kind in kinds.items() if kind is Kind.TAG}
+        rows = np.array([encoded(one, kinds, codes) for one in items], row_type(kinds))
+        return cls(
+            kinds=kinds,
+            columns={name: rows[name] for name in kinds},
+            tags={name: list(of) for name, of in codes.items()},
+            num_items=len(items),
+        )
+
+    @classmethod
+    def from_arrow(cls, table: pa.Table) -> Self:
+        """Over the memory of columns that `stored` made. Raises: ValueError naming the column."""
+        kinds, columns, tags = arrow_kinds(table.schema), dict[str, Column](), dict[str, list[str]]()
+        for name, kind in kinds.items():
+            array = _whole(table.column(name))
+            if kind is Kind.TAG:
+                tags[name] = array.dictionary.to_pylist()
+                if len({*tags[name]}) < len(tags[name]) or None in tags[name]:
+                    raise ValueError(f"{name} has tags {tags[name]!r:.80}; allowed: each once, none null")
+                array = array.indices
+            columns[name] = _column(name, array, DTYPES[kind])
+        return cls(kinds=kinds, columns=columns, tags=tags, num_items=len(table))
+
+    def of_row(self, row: int) -> dict[str, Value]:
+        """The attributes that an item has."""
+        found: dict[str, Value] = {}
+        for name, column in self.columns.items():
+            value = column[row].item()
+            if value == value and value != absent(column.dtype):  # NaN is not itself
+                found[name] = self.tags[name][value] if name in self.tags else value
+        return found
+
+    def take(self, rows: Sequence[int] | Rows) -> Self:
+        """The items of some rows, in their order, copied; -1 is one without attributes."""
+        wanted = np.asarray(rows, np.int64)
+        columns = {name: taken(column, wanted) for name, column in self.columns.items()}
+        return type(self)(kinds=self.kinds, columns=columns, tags=self.tags, num_items=len(wanted))
+
+    def recoded(self, codes: dict[str, dict[str, int]]) -> Columns:
+        """The columns with tags as in `codes`, which gets those that it lacks; copied only where codes differ."""
+        columns = dict(self.columns)
+        for name, tags in self.tags.items():
+            known = codes.setdefault(name, {})
+            moved = np.array([known.setdefault(tag, len(known)) for tag in tags], np.int32)
+            if (moved != np.arange(len(moved))).any():
+                columns[name] = columns[name].copy()
+                has = ~is_absent(columns[name])
+                columns[name][has] = moved[columns[name][has]]
+        return columns
+
+
+def no_attributes(num_items: int) -> AttributeTable:
+    """The table of items of a model that declares none."""
+    return AttributeTable(kinds={}, columns={}, tags={}, num_items=num_items)
+
+
+class AttributeRows:
+    """The attributes of items that change, by row: those of a table, uncopied, and those put since. One writer, any
+    number of readers."""
+
+    def __init__(self, table: AttributeTable, items: Rows) -> None:
+        """items: the table's item in each row; -1: a row without attributes."""
+        self.kinds, self._table, self._items = table.kinds, table, items
+        self._codes = {name: {tag: code for code, tag in enumerate(tags)} for name, tags in table.tags.items()}
+        self._is_table = bool(np.array_equal(items, np.arange(table.num_items)))
+        # What was put, and of each row its place there, -1: none.
+        self._put, self._num_put = np.empty(0, row_type(table.kinds)), 0
+        self._places = np.full(len(items) if table.kinds else 0, -1, np.int32)
+        self._num_rows = len(items)
+
+    def put(self, row: int, values: Values) -> None:
+        """An item's attributes, whole; the row behind the last one is a new item."""
+        if not self.kinds:
+            return
+        if row >= len(self._places):
+            self._places = np.concatenate([self._places, np.full(max(16, row), -1, np.int32)])
+        place = int(self._places[row])
+        if place < 0:
+            if row < len(self._items) and self._of_table(row) == values:
+                return
+            place = self._num_put
+            if place == len(self._put):
+                self._put = np.concatenate([self._put, np.empty(max(16, place), self._put.dtype)])
+            self._num_put += 1
+        self._put[place] = encoded(values, self.kinds, self._codes)
+        self._places[row] = place
+        self._num_rows = max(self._num_rows, row + 1)
+
+    def mask(self, where: Sequence[Condition], rows: Rows | None = None) -> Mask:
+        """The items that meet all conditions, of which there is at least one: of all, or of m rows (m,), where one
+        that there is no item for does not. Raises: ValueError as `Condition.check`."""
+        for one in where:
+            one.check(self.kinds)
+        num_rows, places, put = self._num_rows, self._places, self._put  # the last written first
+        columns, codes, items = self._table.columns, self._codes, self._items
+        of_nothing = all(one.holds(None) for one in where)
+        if rows is None:
+            of_items = mask_of(where, columns, codes)
+            passes = np.zeros(num_rows, dtype=bool)
+            passes[: len(items)] = of_items if self._is_table else np.append(of_items, of_nothing)[items]
+            if len(put):
+                changed = np.flatnonzero(places[:num_rows] >= 0)
+                passes[changed] = mask_of(where, put[places[changed]], codes)
+            return passes
+        passes = np.full(len(rows), of_nothing)
+        if len(items) and self._table.num_items:
+            left, wanted = np.arange(len(rows)), items.take(rows, mode="clip").astype(np.int64)
+            passes[wanted >= 0] = False
+            left, wanted = left[wanted >= 0], wanted[wanted >= 0]
+            for one in where:
+                meets = one.mask(columns[one.name].take(wanted, mode="clip"), codes.get(one.name, {}))
+                left, wanted = left[meets], wanted[meets]
+            passes[left] = True
+        if len(put):
+            found = places.take(rows, mode="clip")
+            passes[found >= 0] = mask_of(where, put[found[found >= 0]], codes)
+        passes[(rows < 0) | (rows >= num_rows)] = False
+        return passes
+
+    def _of_table(self, row: int) -> Values:
+        item = int(self._items[row])
+        return {} if item < 0 else self._table.of_row(item)
+
+
+def row_type(kinds: Kinds) -> np.dtype[Any]:
+    """Of an array whose rows have an entry for each of these attributes."""
+    return np.dtype([(name, DTYPES[kind]) for name, kind in kinds.items()])
+
+
+def encoded(values: Values, kinds: Kinds, codes: dict[str, dict[str, int]]) -> tuple[float, ...]:
+    """One item's row; a new tag gets the next code of its attribute."""
+    entries: list[float] = []
+    for name, kind in kinds.items():
+        value = values.get(name, absent(DTYPES[kind]))
+        entries.append(codes[name].setdefault(value, len(codes[name])) if isinstance(value, str) else value)
+    return tuple(entries)
+
+
+def taken(column: Column, rows: Rows) -> Column:
+    """A column's entries of m rows, none of row -1: (m,), copied."""
+    out = column[rows] if len(column) else np.empty(len(rows), column.dtype)
+    out[rows < 0] = absent(column.dtype)
+    return out
+
+
+def stored(table: pa.Table) -> dict[str, pa.Array]:
+    """Columns of `ARROW_TYPES` as an items' file has them: tags as codes, and below a null what stands for no value."""
+    columns = {}
+    for name in table.column_names:
+        array = _whole(table.column(name))
+        if pa.types.is_string(array.type):
+            array = array.dictionary_encode()
+            columns[name] = pa.DictionaryArray.from_arrays(_filled(array.indices), array.dictionary)
+        else:
+            columns[name] = _filled(array)
+    return columns
+
+
+def _whole(column: pa.ChunkedArray) -> pa.Array:
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+def _filled(array: pa.Array) -> pa.Array:
+    dtype = np.dtype(np.int64) if pa.types.is_timestamp(array.type) else np.dtype(array.type.to_pandas_dtype())
+    is_null = array.is_null().to_numpy(zero_copy_only=False)
+    entries = np.array(array.view(pa.from_numpy_dtype(dtype)).fill_null(0))
+    entries[is_null] = absent(dtype)
+    return pa.array(entries, mask=is_null, from_pandas=False).view(array.type)
+
+
+def _column(name: str, array: pa.Array, dtype: np.dtype[Any]) -> Column:
+    """The entries of an array, over its memory. Raises: ValueError unless nulls, and no others, say that there is no
+    value."""
+    validity, data = array.buffers()
+    column = np.frombuffer(data, dtype)[array.offset : array.offset + len(array)]
+    is_null = np.zeros(len(array), dtype=bool)
+    if validity is not None:
+        bits = np.unpackbits(np.frombuffer(validity, np.uint8), bitorder="little")
+        is_null = bits[array.offset : array.offset + len(array)] == 0
+    if dtype.kind == "f" and (np.isinf(column) | (np.isnan(column) & ~is_null)).any():
+        raise ValueError(f"{name} holds NaN or infinite numbers; allowed: finite ones, or null")
+    if (wrong := np.flatnonzero(is_absent(column) != is_null)).size:
+        raise ValueError(f"{name} row {wrong[0]} holds {column[wrong[0]]}; allowed: null over {absent(dtype)}, or more")
+    return column
