@@ -282,6 +282,7 @@ class _Gateway:
                 kinds=bundle.attributes.kinds,
                 tau=bundle.tau,
                 absence=bundle.absence,
+                warnings=popular.warnings,
             ),
             popular=popular,
             titles=described.titles,

@@ -5,7 +5,7 @@ them (`stages`), it does not score.
 """
 
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -29,13 +29,14 @@ def now_ms() -> int:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
     """What handlers know of the model that answers. kinds: of attributes. tau: of the model's scores. absence: the
-    model's rows, None where it has none."""
+    model's rows, None where it has none. warnings: of a filter's categories that no item has."""
 
     version: str
     schema: EventSchema
     kinds: Kinds = field(default_factory=dict)
     tau: float = 1.0
     absence: AbsenceRows | None = None
+    warnings: Callable[[ItemFilter], Sequence[str]] = lambda _: ()
 
 
 class Degradation(IntEnum):
@@ -230,6 +231,7 @@ class SimilarAnswer:
     degradations: Sequence[Degradation]
     total_ms: float
     exposure_id: str = ""
+    warnings: Sequence[str] = ()
 
 
 @dataclass(slots=True)
@@ -273,6 +275,7 @@ class Recommendation:
     max_gap: float | None = None
     items_touched: int = 0
     assignments: Sequence[Assignment] = ()
+    warnings: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)

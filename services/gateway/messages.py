@@ -167,6 +167,7 @@ def answer_message(
         searched_share=answer.searched_share,
         absence_bucket=answer.absence_bucket,
         assignments=map(assignment_message, assigned_texts(answer.assignments)),
+        warnings=answer.warnings,
     )
     if details is not None:
         for item, known in zip(message.items, details([one.item_id for one in answer.items]), strict=True):
@@ -205,6 +206,7 @@ def similar_message(answer: SimilarAnswer) -> gateway_pb2.GatewayServiceSimilarR
         total_ms=answer.total_ms,
         request_id=request_context.request_id.get(),
         exposure_id=answer.exposure_id,
+        warnings=answer.warnings,
     )
     if found.index_freshness is not None:
         message.index_freshness.CopyFrom(_freshness_of(found.index_freshness))

@@ -32,6 +32,15 @@ class CategoryRows:
         """Every row of the category, and some that were: of the bundle's items, and of those that came into it."""
         return self._bundled.get(name, np.zeros(0, np.int32)), self._joined.get(name, [])
 
+    def has(self, name: str) -> bool:
+        """Whether the category has a row."""
+        bundled, joined = self.of(name)
+        return len(bundled) + len(joined) > len(self._left.get(name, ()))
+
+    def names(self) -> list[str]:
+        """Of the categories that have a row."""
+        return [name for name in {**self._bundled, **self._joined} if self.has(name)]
+
     def members(self, name: str) -> Rows:
         """Every row of the category, and no other one."""
         rows = np.concatenate([np.asarray(part, np.int32) for part in self.of(name)])

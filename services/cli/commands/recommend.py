@@ -182,6 +182,7 @@ def as_dict(answer: "gateway_pb2.RecommendResponse", titles: dict[str, str]) -> 
         "asked_gap": answer.certificate.asked_gap if answer.certificate.HasField("asked_gap") else None,
         "items_touched": answer.certificate.items_touched,
         "degradations": degradation_names(answer),
+        "warnings": list(answer.warnings),
         "stages_ms": {
             name: getattr(times, f"{name}_ms")
             for name in ("queue", "encode", "first_stage", "rerank", "transport", "total")
@@ -206,6 +207,8 @@ def _print_answer(answer: "gateway_pb2.RecommendResponse", titles: dict[str, str
     out.print(provenance_line(facts), style="dim", soft_wrap=True)
     if facts["next_page_token"]:
         out.print(f"next page: --page-token {facts['next_page_token']}", soft_wrap=True)
+    for warning in facts["warnings"]:
+        out.print(warning, style="yellow", markup=False)
     if facts["degradations"]:
         out.print(f"degraded: {', '.join(facts['degradations'])}", style="yellow")
     if not facts["token_honoured"]:

@@ -79,6 +79,7 @@ def as_dict(answer: "gateway_pb2.GatewayServiceSearchResponse") -> dict[str, Any
         "model_version": answer.model_version or None,
         "absence_bucket": answer.absence_bucket,
         "degradations": degradation_names(answer),
+        "warnings": list(answer.warnings),
         "sources": [
             {"source": spent.source, "milliseconds": spent.milliseconds, "failure": spent.failure or None}
             for spent in answer.sources
@@ -114,5 +115,7 @@ def _print_answer(facts: dict[str, Any], words: str, user: str) -> None:
     for one in facts["sources"]:
         if one["failure"]:
             out.print(f"{one['source']}: {one['failure']}", style="dim", soft_wrap=True)
+    for warning in facts["warnings"]:
+        out.print(warning, style="yellow", markup=False)
     if facts["degradations"]:
         out.print(f"degraded: {', '.join(facts['degradations'])}", style="yellow")

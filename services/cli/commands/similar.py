@@ -63,6 +63,7 @@ def as_dict(answer: "gateway_pb2.GatewayServiceSimilarResponse", item: str) -> d
         "index_version": answer.index_version,
         "certificate": client.plain(answer.certificate),
         "degradations": degradation_names(answer),
+        "warnings": list(answer.warnings),
         "total_ms": answer.total_ms,
         "request_id": answer.request_id,
     }
@@ -76,5 +77,7 @@ def _print(facts: dict[str, Any]) -> None:
         shown.add_row(str(one["rank"]), Text(one["title"] or ""), Text(one["item_id"]), f"{one['similarity']:.4f}")
     console().print(shown)
     console().print(f"index {facts['index_version']} · exact · {facts['total_ms']:.1f} ms", style="dim")
+    for warning in facts["warnings"]:
+        console().print(warning, style="yellow", markup=False)
     for one in facts["degradations"]:
         console().print(f"degraded: {one}", style="yellow")

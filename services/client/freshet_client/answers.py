@@ -148,7 +148,8 @@ class Recommendation:
 
     `degradations` names each way in which the answer is less than it should be ("popular_fallback", "not_fresh", ...).
     `token_honoured` is False where the answer does not reflect the request's token. `exposure_id` names the answer in
-    what is recorded later. `next_page_token` is empty where no further page is kept.
+    what is recorded later. `next_page_token` is empty where no further page is kept. `warnings` name categories of the
+    filter that no item has, here and in the other answers.
     """
 
     items: tuple[ScoredItem, ...]
@@ -158,6 +159,7 @@ class Recommendation:
     token_honoured: bool
     exposure_id: str
     next_page_token: str
+    warnings: tuple[str, ...]
 
     @property
     def item_ids(self) -> list[str]:
@@ -207,6 +209,7 @@ class SearchAnswer:
     request_id: str
     exposure_id: str
     absence_bucket: int
+    warnings: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -231,6 +234,7 @@ class SimilarAnswer:
     request_id: str
     index_freshness: IndexFreshness | None
     exposure_id: str
+    warnings: tuple[str, ...]
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
+from difflib import get_close_matches
 from itertools import compress
 from types import MappingProxyType
 
@@ -31,6 +32,7 @@ from services.gateway.recommend.popular_rows import TRAINING_COUNTS, Entry, Item
 # Items that stay decoded. Then rows that are filtered together: as many, then twice as many each time, up to so many.
 _FIRST, _MOST = 256, 4096
 _DECODED = 512  # at most so many at a time
+_WARNINGS, _NEAR, _COMPARED = 3, 3, 500
 
 
 class PopularItems:
@@ -143,6 +145,19 @@ class PopularItems:
     def categories_of(self, item_ids: Sequence[str]) -> list[tuple[str, ...]]:
         """Of m items; none of an unknown one."""
         return self._rows.names_of(self._rows.rows_of(item_ids))
+
+    def warnings(self, wanted: ItemFilter) -> list[str]:
+        """The first of a filter's categories that no item has, with what is near; none before all items are known."""
+        found: list[str] = []
+        for field in ("allow_categories", "deny_categories") if self.knows_withdrawn else ():
+            for position, name in enumerate(getattr(wanted, field)):
+                if self._by_category.has(name):
+                    continue
+                if len(found) == _WARNINGS:
+                    return found
+                near = near_names(name, self._by_category.names())
+                found.append(f"filter.{field}[{position}]={name!r}: no item has it; near: {', '.join(near) or 'none'}")
+        return found
 
     def named(self, item_ids: Sequence[str], which: Sequence[ItemFilter]) -> list[Mask]:
         """Of each, which of m items its ids, categories and conditions name: (m,)."""
@@ -268,6 +283,12 @@ class _Choice:
             self.items.append(ScoredItem(item_id, -negative / self._total, "popular"))
             if len(self.items) == self.k:
                 return
+
+
+def near_names(name: str, known: Sequence[str]) -> list[str]:
+    """Of the first names, those that one may have meant: alike but for a few characters and for case."""
+    folded = {one.casefold(): one for one in known[:_COMPARED]}
+    return [folded[one] for one in get_close_matches(name.casefold(), folded, _NEAR)]
 
 
 def _by_count(negatives: Negatives, rows: Indices) -> tuple[Negatives, Indices]:

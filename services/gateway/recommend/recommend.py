@@ -173,6 +173,7 @@ class Recommend:
             ),
             next_page_token="" if next_page is None else self.pages.token(next_page, user_id),
             searched_share=work.searched_share,
+            warnings=self.model.warnings(work.query.filter),
             absence_bucket=work.absence_bucket,
             max_gap=work.query.max_gap,
             items_touched=work.items_touched,

@@ -65,4 +65,5 @@ class Similar:
                 index_version=found.index_version,
                 assignments=query.assignments,
             ),
+            warnings=self.model.warnings(query.filter),
         )

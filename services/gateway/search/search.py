@@ -101,6 +101,7 @@ class Search:
                 assignments=query.assignments,
             ),
             absence_bucket=work.absence_bucket,
+            warnings=self.model.warnings(query.filter),
         )
         self.metrics.searched(answer)
         return answer

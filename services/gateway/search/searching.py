@@ -82,3 +82,4 @@ class SearchAnswer:
     total_ms: float
     exposure_id: str = ""
     absence_bucket: int = 0
+    warnings: Sequence[str] = ()

@@ -23,7 +23,8 @@ from prometheus_client import CollectorRegistry
 
 from services.algorithms.bundles.event_schema import EventSchema, default_schema
 from services.algorithms.encoding.absence import AbsenceRows
-from services.algorithms.rules.attributes import AttributeTable, Kind
+from services.algorithms.item_table.attributes import AttributeTable
+from services.algorithms.rules.attributes import Kind
 from services.contracts.query_state import PackedQueryState
 from services.contracts.version_sets import VersionSet
 from services.gateway.domain import ServedModel, now_ms
@@ -124,7 +125,13 @@ class Scene:
         )
         self.handlers = make_handlers(
             self.ports,
-            model=ServedModel(version="m1", schema=self.schema, kinds=ATTRIBUTES.kinds, absence=self.absence),
+            model=ServedModel(
+                version="m1",
+                schema=self.schema,
+                kinds=ATTRIBUTES.kinds,
+                absence=self.absence,
+                warnings=self.popular.warnings,
+            ),
             limits=self.limits,
             preferences=self.preferences,
             lag=self.lag,
