@@ -249,7 +249,7 @@ def test_files_become_documents_cut_at_600_characters_and_judged_queries(tmp_pat
     assert (len(data.train), len(data.test)) == (40, 20)
     assert data.train.pairs[:3].tolist() == [[0, 0], [0, 99], [1, 1]]
     assert data.unseen.tolist() == [True] * 19 + [False]  # case and spaces make no other query
-    assert data.decided_by == tuple(pefa_text.TRANSCRIBED["scifact"])
+    assert data.decided_by == pefa_text.DECIDED_BY["scifact"]
 
 
 def test_the_report_has_every_table_and_a_page_with_plots(tmp_path: Path) -> None:
