@@ -1,8 +1,8 @@
-"""Natural batching: while one batch is computed, the requests that arrive pile up and make the next.
+"""Natural batching: requests that arrive while one batch is computed form the next.
 
-No timer, so a lone request never waits; under load the batches grow by themselves. The work runs in one thread of its
-own (NumPy, PyTorch and the inference client release the GIL), the event loop only queues. It doesn't know what a
-request is.
+There is no timer, so a lone request never waits; under load the batches grow. The work runs in a separate thread
+(NumPy, PyTorch and the inference client release the GIL); the event loop only queues. The content of requests is not
+known here.
 """
 
 import asyncio
@@ -21,8 +21,9 @@ Res = TypeVar("Res")
 class Batcher(Generic[Req, Res]):
     """Gathers concurrent `submit` calls into lists of at most `max_batch` for `process`, one list at a time.
 
-    `process` runs in the worker thread and returns one result per request, in order. Its exception reaches every
-    caller of that batch; the next batch is a fresh start.
+    `process` runs in the worker thread and returns one result per request, in order. Its exception reaches every caller
+    of
+    that batch and does not affect the next one.
     """
 
     def __init__(
@@ -47,10 +48,11 @@ class Batcher(Generic[Req, Res]):
         self._closed = False
 
     async def submit(self, request: Req) -> tuple[Res, float]:
-        """The result for `request`, and the seconds it waited for its batch to start.
+        """Return the result for `request`, and the seconds until its batch started.
 
-        Raises: Overloaded when the queue is full; whatever `process` raised. A cancelled caller's request is
-        skipped if its batch has not started.
+        Raises: Overloaded if the queue is full; any error of `process`. A cancelled request is skipped if its batch has
+        not
+        started.
         """
         if self._closed:
             raise DependencyUnavailable(f"{self._name} is shutting down")
@@ -64,7 +66,7 @@ class Batcher(Generic[Req, Res]):
         return await future
 
     async def close(self) -> None:
-        """Finish what is queued, then end the worker thread."""
+        """Finish queued requests, then end the worker thread."""
         self._closed = True
         if self._pump is not None:
             await asyncio.wait([self._pump])

@@ -1,4 +1,4 @@
-"""The settings that every process shares, read once from the environment by `load_settings`.
+"""Settings that every process shares, read once from the environment by `load_settings`.
 
 A process subclasses `ProcessSettings` in its own config.py and names its variables with
 `Field(validation_alias="FRESHET_<PROCESS>_...")`. Nothing is read at import.
@@ -16,35 +16,35 @@ from services.platform.transport import KafkaConnection, Tls, TransportSettings
 
 
 class ConfigError(ValueError):
-    """A setting is missing or out of range; the message names the variable, its value and what is allowed."""
+    """A setting is missing or out of range. The message has the variable, its value and what is allowed."""
 
 
 class ProcessSettings(TransportSettings):
-    """Shared settings; variables are FRESHET_ and the field's name in capitals."""
+    """Shared settings. A variable is FRESHET_ and the field's name in capitals."""
 
-    # The gateway's clients are strangers: they have no certificate.
+    # The gateway's clients have no certificates.
     asks_client_certificates: ClassVar[bool] = True
 
     host: str = "127.0.0.1"
-    # A process gives its own default and variable; 0 takes any free port (tests).
+    # A process sets its own default and variable. 0 takes any free port (tests).
     port: int = Field(default=0, ge=0, le=65535)
     # None: port + 1000. 0: no metrics endpoint.
     metrics_port: int | None = Field(default=None, ge=0, le=65535)
-    # Of topics that a process makes: brokers that hold each record, and brokers that have it before it is acknowledged.
-    # 0: three and two on three brokers or more, else one and one.
+    # For topics that a process creates: the replication factor and min.insync.replicas. 0: three and two with at least
+    # three brokers, else one and one.
     kafka_replication: int = Field(default=0, ge=0, le=100)
     kafka_min_in_sync: int = Field(default=0, ge=0, le=100)
     bundle: Path = Path(".freshet/bundle")
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    # Empty: no traces.
+    # "": no traces.
     otlp_endpoint: str = ""
     compute_threads: int = Field(default=1, ge=1, le=256)
-    # RPCs that may be in flight before new ones are refused with RESOURCE_EXHAUSTED.
+    # RPCs in flight before new ones are rejected with RESOURCE_EXHAUSTED.
     max_in_flight: int = Field(default=512, ge=1, le=100_000)
-    # A gRPC connection is replaced after so long, without a lost call; 0: never. A call that comes while a server ends
-    # is lost: behind a balancer, no connection is left by then if it was told so long before that no new one is for it.
+    # A gRPC connection is replaced after this time without losing a call; 0: never. A call that arrives while a server
+    # ends is lost. Behind a balancer that removed the server this long before its end, no connection is left by then.
     connection_seconds: float = Field(default=0.0, ge=0, le=86_400)
-    # Seconds that running calls get to finish after SIGTERM.
+    # Seconds for running calls to finish after SIGTERM.
     drain_seconds: float = Field(default=5.0, ge=0, le=300)
 
     @field_validator("log_level", mode="before")
@@ -77,23 +77,23 @@ class ProcessSettings(TransportSettings):
 
     @property
     def shares_port(self) -> bool:
-        """Whether several processes listen on the port, each for a share of the connections."""
+        """Whether several processes listen on the port, each with a share of the connections."""
         return False
 
     @property
     def replicas(self) -> Replicas:
-        """Of the topics that a process makes."""
+        """Replicas of the topics that a process creates."""
         return Replicas(replication_factor=self.kafka_replication, min_in_sync=self.kafka_min_in_sync)
 
     @property
     def resolved_metrics_port(self) -> int:
-        """Where metrics are served; 0 is nowhere."""
+        """The port of the metrics endpoint; 0: none."""
         if self.metrics_port is not None:
             return self.metrics_port
         return self.port + 1000 if self.port else 0
 
     def describe(self) -> dict[str, object]:
-        """The resolved settings, for one log line at start; a password in a URL is masked."""
+        """Return the resolved settings for one log line at start. Passwords in URLs are masked."""
         fields = self.model_dump(mode="json")
         return {name: _mask(value) if isinstance(value, str) else value for name, value in fields.items()}
 
@@ -103,7 +103,7 @@ def _mask(value: str) -> str:
         return value
     try:
         parts = urlsplit(value)
-    except ValueError:  # nobody knows which part of it is a password
+    except ValueError:  # its password cannot be located
         return "***"
     if "password=" in parts.query:
         query = [(name, "***" if name == "password" else said) for name, said in parse_qsl(parts.query)]
@@ -118,9 +118,9 @@ S = TypeVar("S", bound=TransportSettings)
 
 
 def load_settings(kind: type[S], **given: Any) -> S:
-    """Read `kind` from the environment, once, at the start of a process; `given` counts before it.
+    """Read `kind` from the environment, once, at the start of a process. given: takes precedence.
 
-    Raises: ConfigError naming each bad variable, its value and what is allowed.
+    Raises: ConfigError with each invalid variable, its value and what is allowed.
     """
     try:
         return kind(**given)
@@ -129,12 +129,12 @@ def load_settings(kind: type[S], **given: Any) -> S:
 
 
 def environment_tls() -> Tls | None:
-    """The certificate that the environment names for a command's connections. Raises: ConfigError."""
+    """Return the certificate in the environment for a command's connections. Raises: ConfigError."""
     return load_settings(TransportSettings).tls
 
 
 def environment_kafka(bootstrap: str) -> KafkaConnection:
-    """The brokers at `bootstrap`, and who the environment says that a command is. Raises: ConfigError."""
+    """Return the connection to the brokers at `bootstrap` with the environment's credentials. Raises: ConfigError."""
     return load_settings(TransportSettings, kafka_bootstrap=bootstrap).kafka
 
 

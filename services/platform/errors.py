@@ -1,7 +1,7 @@
-"""The one tree of errors that cross a boundary, each with its gRPC status and whether a retry can help.
+"""The tree of errors that cross a boundary, each with its gRPC status and whether a retry can help.
 
-Adapters translate library exceptions to the most specific class here (`raise ... from exc`); `rpc_server` maps the
-tree to status codes and `rpc_client` maps status codes back. A new user or an unknown item is not an error.
+Adapters translate library exceptions to the most specific class (`raise ... from exc`). `rpc/guard.py` maps the tree to
+status codes, and `rpc/client.py` maps status codes back. A new user or an unknown item is not an error.
 """
 
 from typing import Any, ClassVar, Self
@@ -10,9 +10,9 @@ import grpc
 
 
 class FreshetError(Exception):
-    """Base of the tree. `status` is what a gRPC caller sees; `retriable` says whether trying again can help.
+    """Base of the tree. status: seen by gRPC callers. retriable: whether trying again can help.
 
-    `retry_after_ms`, when set, goes out as trailing metadata `retry-after-ms` and `grpc-retry-pushback-ms`.
+    `retry_after_ms`, when set, is sent as trailing metadata `retry-after-ms` and `grpc-retry-pushback-ms`.
     """
 
     status: ClassVar[grpc.StatusCode]
@@ -26,13 +26,13 @@ class FreshetError(Exception):
 
 
 class InvalidRequest(FreshetError):
-    """Wrong whatever our state: the caller must change the request."""
+    """Invalid in any state of the server: the caller must change the request."""
 
     status = grpc.StatusCode.INVALID_ARGUMENT
 
     @classmethod
     def of(cls, field: str, value: Any, allowed: str) -> Self:
-        """Name the field, the value found (cut to 80 characters) and the allowed range."""
+        """Return an error with the field, its value (cut to 80 characters) and what is allowed."""
         shown = repr(value)
         if len(shown) > 80:
             shown = shown[:77] + "..."
@@ -40,13 +40,13 @@ class InvalidRequest(FreshetError):
 
 
 class Unauthenticated(FreshetError):
-    """Nobody that we know: no API key, an unknown one, or one that has expired."""
+    """The API key is missing, unknown or expired."""
 
     status = grpc.StatusCode.UNAUTHENTICATED
 
 
 class PermissionDenied(FreshetError):
-    """We know the caller, who may not: the roles do not hold this method, or what is named is another user's."""
+    """The caller is known, but its roles exclude the method, or the request names another user's data."""
 
     status = grpc.StatusCode.PERMISSION_DENIED
 
@@ -58,7 +58,7 @@ class NotFound(FreshetError):
 
 
 class PreconditionFailed(FreshetError):
-    """Valid, but someone must act first (an index and a model that disagree on d, say)."""
+    """Valid, but someone must act first (for example, if an index and a model disagree on d)."""
 
     status = grpc.StatusCode.FAILED_PRECONDITION
 
@@ -71,14 +71,14 @@ class Conflict(FreshetError):
 
 
 class Overloaded(FreshetError):
-    """Our queue or permit pool is full, or the caller's own rate is used up; refused early."""
+    """The queue or the limit is full, or the caller's own rate is used up; rejected early."""
 
     status = grpc.StatusCode.RESOURCE_EXHAUSTED
     default_retriable = True
 
 
 class DependencyUnavailable(FreshetError):
-    """Redis, Kafka, the inference server or another process is down, or we are warming up."""
+    """Redis, Kafka, the inference server or another process is down, or this process is starting."""
 
     status = grpc.StatusCode.UNAVAILABLE
     default_retriable = True

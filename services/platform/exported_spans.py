@@ -1,7 +1,7 @@
-"""Tracing that is on: spans of this process through OpenTelemetry's SDK to an exporter. Imported only then.
+"""Tracing that is on: exports this process's spans through OpenTelemetry's SDK. Imported only if needed.
 
-Spans hold names, numbers and status codes. The texts of errors are left out, since they may quote what a caller wrote;
-the log has them under the request id. A batch is sampled when something that it links to was.
+Spans have names, numbers and status codes. Error texts are left out, since they may quote a caller's input; the log has
+them under the request id. A batch is sampled if a context that it links to was.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -22,25 +22,25 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from services.platform.stream.record import SourceRecord
 from services.platform.tracing import TRACEPARENT, Headers, Tracing
 
-# Of one batch; the SDK keeps no more.
+# Links per batch; the SDK stores no more.
 MAX_LINKS = 128
 _W3C, _NO_CONTEXT = TraceContextTextMapPropagator(), Context()
 
 
 def otlp_exporter(endpoint: str) -> SpanExporter:
-    """To a collector at host:port, in plaintext."""
+    """Return an exporter to a collector at host:port, in plaintext."""
     return OTLPSpanExporter(endpoint=endpoint, insecure=True)
 
 
 class ExportedSpans(Tracing):
-    """See `Tracing`. One per process: its provider is the process's own, not the library's global one."""
+    """See `Tracing`. One per process, with its own provider instead of the library's global one."""
 
     is_on = True
 
     def __init__(self, process: str, exporter: SpanExporter) -> None:
         self.provider = TracerProvider(
             resource=Resource.create({SERVICE_NAME: f"freshet-{process}"}),
-            # Events are recorded exceptions, and those have texts.
+            # Events are recorded exceptions, which have texts.
             span_limits=SpanLimits(max_events=0),
         )
         self.provider.sampler = _Linked(self.provider.sampler)
@@ -67,7 +67,7 @@ class ExportedSpans(Tracing):
 
     @contextmanager
     def _batch(self, name: str, links: Collection[str], numbers: Mapping[str, int]) -> Iterator[str]:
-        # All interactions of one request carry the same one.
+        # All interactions of one request have the same traceparent.
         others = dict.fromkeys(links)
         found = [trace.Link(context) for text in islice(others, MAX_LINKS) if (context := _context(text))]
         attributes = {f"freshet.{key}": value for key, value in numbers.items()}
@@ -75,7 +75,7 @@ class ExportedSpans(Tracing):
             attributes["freshet.links_left_out"] = len(others) - MAX_LINKS
         with self._tracer.start_as_current_span(
             name,
-            # Not a part of whatever this thread does else.
+            # Not a child of the thread's current span.
             context=trace.set_span_in_context(trace.INVALID_SPAN),
             kind=trace.SpanKind.CONSUMER,
             attributes=attributes,
@@ -95,7 +95,7 @@ class ExportedSpans(Tracing):
 
 
 class _Linked(Sampler):
-    """Samples what links to something sampled, else as the given one, which the environment may set."""
+    """Samples spans that link to sampled ones, and all others as the given sampler."""
 
     def __init__(self, others: Sampler) -> None:
         self._others = others
@@ -110,32 +110,32 @@ class _Linked(Sampler):
         links: Any = None,
         trace_state: Any = None,
     ) -> SamplingResult:
-        """Any link here is sampled: contexts that are not do not become links."""
+        """Every link is sampled: contexts that are not do not become links."""
         if links:
             return SamplingResult(Decision.RECORD_AND_SAMPLE, attributes)
         return self._others.should_sample(parent_context, trace_id, name, kind, attributes, links, trace_state)
 
     def get_description(self) -> str:
-        """As the SDK shows it."""
+        """Return the SDK's name of the sampler."""
         return f"Linked{{{self._others.get_description()}}}"
 
 
 class _WithoutTexts(SpanExporter):
-    """Exports spans without what is said of their status beside its code."""
+    """Exports spans without their status descriptions."""
 
     def __init__(self, exporter: SpanExporter) -> None:
         self._exporter = exporter
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """As the exporter does."""
+        """Export without status descriptions."""
         return self._exporter.export([_without_text(span) if span.status.description else span for span in spans])
 
     def shutdown(self) -> None:
-        """As the exporter does."""
+        """Shut the exporter down."""
         self._exporter.shutdown()
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
-        """As the exporter does."""
+        """Flush the exporter."""
         return self._exporter.force_flush(timeout_millis)
 
 
@@ -156,7 +156,7 @@ def _without_text(span: ReadableSpan) -> ReadableSpan:
 
 
 def _text(span: trace.Span) -> str:
-    """The traceparent of a span; "" where it is not sampled."""
+    """Return a span's traceparent; "" if it is not sampled."""
     carrier: dict[str, str] = {}
     if span.get_span_context().trace_flags.sampled:
         _W3C.inject(carrier, trace.set_span_in_context(span, _NO_CONTEXT))
@@ -164,6 +164,6 @@ def _text(span: trace.Span) -> str:
 
 
 def _context(text: str) -> trace.SpanContext | None:
-    """The sampled context that a traceparent says, whoever wrote it; else None."""
+    """Return the traceparent's context; None if it is invalid or not sampled."""
     context = trace.get_current_span(_W3C.extract({TRACEPARENT: text}, _NO_CONTEXT)).get_span_context()
     return context if context.is_valid and context.trace_flags.sampled else None

@@ -1,7 +1,7 @@
-"""Where the work on a large request is done: in one thread, so that the event loop answers others meanwhile.
+"""Process large requests in one thread, so that the event loop answers other calls meanwhile.
 
-Python gives the interpreter to another thread every half millisecond (services/platform/process.py). One thread, so
-that many large requests at a time delay the loop no more than one does.
+Python switches threads every half millisecond (services/platform/process.py). With a single thread, many large
+requests delay the loop no more than one.
 """
 
 import asyncio
@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-# What of this size takes some milliseconds to read and to check.
+# A request of this size takes some milliseconds to parse and check.
 LARGE_BYTES = 64 * 1024
-# Of the request that the current call answers.
+# Of the current call's request.
 size_bytes: ContextVar[int] = ContextVar("size_bytes", default=0)
 _AT_ONCE = 64
 _TRIM_AFTER_S = 1.0
@@ -24,7 +24,7 @@ _thread = ThreadPoolExecutor(1, "large-requests")
 
 
 async def in_turn(function: Callable[..., T], *args: object) -> T:
-    """What `function` returns: called here, or in the thread if the current call's request is large."""
+    """Return `function(*args)`, called here, or in the thread if the current call's request is large."""
     if size_bytes.get() < LARGE_BYTES:
         return function(*args)
     try:
@@ -34,8 +34,7 @@ async def in_turn(function: Callable[..., T], *args: object) -> T:
 
 
 def _trim_soon() -> None:
-    """Give memory back a second after a large request, once for all until then: glibc keeps what lies between live
-    pieces, which is some megabytes a request."""
+    """Free memory a second after a large request: glibc retains some megabytes per request between live allocations."""
     global _trimming
     loop = asyncio.get_running_loop()
     if _trimming is None or _trimming.cancelled() or _trimming.when() < loop.time():
@@ -49,7 +48,7 @@ def _trim() -> None:
 
 
 async def side_by_side(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T | BaseException]:
-    """What each returned or raised, as `asyncio.gather`; they begin some at a time, and others' calls in between."""
+    """Return results or exceptions like `asyncio.gather`. Tasks start in groups, with other calls in between."""
     tasks: list[asyncio.Task[T]] = []
     try:
         for number, one in enumerate(coroutines, 1):

@@ -1,4 +1,4 @@
-"""Who works on which partition: the port that processes share partitions by (`redis_leases.py` is the real adapter)."""
+"""The port by which processes share partitions (`services/user_state/leases.py` is the real adapter)."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,25 +7,28 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What leases say. terms: for each partition held, a number that grows with every holder; surplus: how many of
-    them others should have."""
+    """The leased partitions. terms: per partition, a number that grows with every owner. surplus: how many of them
+    others
+    should have.
+    """
 
     terms: Mapping[int, int]
     surplus: int = 0
 
 
 class Leases(Protocol):
-    """Who works on which partition. Methods may be called from any thread."""
+    """Leases on partitions. Thread-safe."""
 
     def start(self, partitions: Sequence[int]) -> None:
-        """Begin to take part, in the background; what is free then is held at once. Raises: DependencyUnavailable;
-        then nothing has begun."""
+        """Join the group in the background; acquires free partitions at once. Raises: DependencyUnavailable, without
+        joining.
+        """
 
     def holding(self) -> Holding:
-        """What is held now."""
+        """Return the leased partitions."""
 
     def release(self, partitions: Collection[int]) -> None:
-        """Give partitions back at once."""
+        """Release partitions at once."""
 
     def close(self) -> None:
-        """Give everything back; nothing is held from then on."""
+        """Release everything and leave the group."""

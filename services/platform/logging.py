@@ -1,7 +1,7 @@
-"""One JSON object per line on stdout, for our own events and for what the libraries log.
+"""One JSON object per line on stdout, for this code's events and the libraries' logs.
 
-`configure_logging` is called once by a process's `__main__`; modules just take `structlog.get_logger()`. Fields bound
-with `structlog.contextvars` (and the request id of the current call) appear on each line.
+A process's `__main__` calls `configure_logging` once; modules call `structlog.get_logger()`. Fields bound with
+`structlog.contextvars`, and the current call's request id, appear on each line.
 """
 
 import logging
@@ -12,8 +12,8 @@ import structlog
 
 from services.platform.rpc import request_context
 
-# Chatty at INFO about every reconnect; their warnings stay. kafka-python logs each refused connection as an error,
-# several a second while a broker is away: our adapters say it once.
+# At INFO they log every reconnect; their warnings stay. kafka-python logs each rejected connection as an error, several
+# a second while a broker is down; the adapters log it once.
 _QUIET = {
     "kafka": logging.CRITICAL,
     "grpc": logging.WARNING,
@@ -31,7 +31,7 @@ def _add_request_id(_: Any, __: str, event: structlog.typing.EventDict) -> struc
 
 
 def configure_logging(process: str, level: str = "info", *, stream: TextIO | None = None) -> None:
-    """Send structlog and the standard library's logging to `stream` (stdout) as JSON lines."""
+    """Write structlog's and the standard library's logs to `stream` (stdout) as JSON lines."""
     number = logging.getLevelNamesMapping()[level.upper()]
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,

@@ -1,6 +1,6 @@
-"""Whether something large fits into memory, asked before loading it: a clear refusal instead of the kernel's kill.
+"""Check that something large fits into memory before loading it: an error instead of the kernel's kill.
 
-The limit is the operator's, or else what this machine and its control group still have.
+The limit is the operator's, or else what is left on this machine and in its control group.
 """
 
 from pathlib import Path
@@ -12,7 +12,7 @@ _MIB = 1 << 20
 
 
 def available_bytes(cgroup: Path = _CGROUP) -> int:
-    """Bytes that this process could still take."""
+    """Return the bytes that this process can still allocate."""
     free = int(psutil.virtual_memory().available)
     try:
         limit = (cgroup / "memory.max").read_text().strip()
@@ -23,9 +23,9 @@ def available_bytes(cgroup: Path = _CGROUP) -> int:
 
 
 def require_memory(what: str, needed_bytes: int, *, limit_mb: int, variable: str) -> None:
-    """Raise MemoryError, naming both values, unless `needed_bytes` fit.
+    """Raise MemoryError with both values unless `needed_bytes` fit.
 
-    `limit_mb`: the operator's limit in MiB, set by the environment variable `variable`; 0 means what is available.
+    limit_mb: the operator's limit in MiB, set by the environment variable `variable`; 0 means the available memory.
     """
     limit = limit_mb * _MIB if limit_mb else available_bytes()
     if needed_bytes > limit:

@@ -1,6 +1,6 @@
-"""Prometheus: the shared latency buckets, the metrics endpoint, and the figures that each gRPC server keeps.
+"""Prometheus: latency buckets, the metrics endpoint, and the metrics of each gRPC server.
 
-Names are `freshet_<process>_...` with seconds as base unit; labels have few values and never hold user ids.
+Names are `freshet_<process>_...` with seconds as base unit. Labels have few values and never user ids.
 """
 
 import sys
@@ -17,7 +17,7 @@ from services.platform.turn_clock import TurnClock
 
 log = structlog.get_logger()
 
-# From a hash lookup to a lost cause; the targets (60 ms a request, 1.5 s of freshness) lie well inside.
+# From a hash lookup to a timeout; the targets (60 ms a request, 1.5 s of freshness) lie in the middle.
 LATENCY_BUCKETS_S = (
     0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5,
     1.0, 2.0, 2.5, 5.0, 10.0,
@@ -27,40 +27,41 @@ LARGE_BATCH_BUCKETS = (*BATCH_BUCKETS, 1024, 2048, 4096, 8192)
 
 
 class Figures:
-    """Makes figures in one registry; their labels are named last."""
+    """Creates metrics in one registry. Label names come last."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
 
     def counter(self, name: str, text: str, *labels: str) -> Counter:
-        """Events; Prometheus adds `_total`."""
+        """Return a counter; Prometheus adds `_total`."""
         return Counter(name, text, labels, registry=self.registry)
 
     def gauge(self, name: str, text: str, *labels: str) -> Gauge:
-        """A value as it is now."""
+        """Return a gauge."""
         return Gauge(name, text, labels, registry=self.registry)
 
     def histogram(self, name: str, text: str, *labels: str, buckets: Sequence[float] = LATENCY_BUCKETS_S) -> Histogram:
-        """Observed values; seconds unless `buckets` are others."""
+        """Return a histogram, of seconds unless `buckets` are given."""
         return Histogram(name, text, labels, buckets=buckets, registry=self.registry)
 
     def turn_age(self, name: str, turns: TurnClock) -> None:
-        """The age of a follower's last good turn, as it is when somebody scrapes; and how many failed since.
+        """Export the age of a follower's last good turn, and the failures since, computed at scrape time.
 
-        name: ends with `_age_seconds`; the other one ends with `_failures`.
+        name: ends with `_age_seconds`; the second metric ends with `_failures`.
         """
-        text = "Seconds since the follower last worked, by the clock: it grows while it stalls."
+        text = "Seconds since the follower's last good turn; grows while it stalls."
         self.gauge(name, text).set_function(lambda: turns.age_s)
-        text = "Turns in a row that failed: not 0 while the follower waits for something."
+        text = "Turns in a row that failed; not 0 while the follower waits for a dependency."
         self.gauge(f"{name.removesuffix('_age_seconds')}_failures", text).set_function(lambda: turns.failures)
 
 
 def serve_metrics(
     port: int, host: str = "127.0.0.1", registry: CollectorRegistry = REGISTRY, *, tls: Tls | None = None
 ) -> None:
-    """Serve /metrics from a daemon thread. Port 0 serves nothing. tls: only clients with a certificate of its CA.
+    """Serve /metrics from a daemon thread. Port 0 serves nothing. tls: accept only clients with a certificate of its
+    CA.
 
-    Raises: PortTaken naming the port and its owner.
+    Raises: PortTaken with the port and its owner.
     """
     if port == 0:
         return
@@ -77,8 +78,9 @@ def serve_metrics(
             client_cafile=str(tls.ca),
             client_auth_required=True,
         )
-        # The handshake comes with the first read, in the request's own thread: in the accepting one, a client that
-        # connects and says nothing would keep everybody else out.
+        # Handshake on the first read, in the request's own thread. In the accepting thread, a client that connects and
+        # sends
+        # nothing would block all others.
         server.socket.do_handshake_on_connect = False  # type: ignore[attr-defined]
         server.handle_error = _say_refused  # type: ignore[method-assign,assignment]
     except OSError as exc:
@@ -86,12 +88,12 @@ def serve_metrics(
 
 
 def _say_refused(_: Any, client: Any) -> None:
-    """A line instead of a traceback on stderr for each client without the right certificate."""
+    """Log one line per client without the right certificate, instead of a traceback on stderr."""
     log.warning("metrics_request_failed", client=client[0], reason=repr(sys.exception()))
 
 
 class RpcMetrics:
-    """What a gRPC server counts for every method: seconds by method and status, and calls in flight."""
+    """Metrics of a gRPC server per method: seconds by status, and calls in flight."""
 
     def __init__(self, process: str, registry: CollectorRegistry = REGISTRY) -> None:
         figures = Figures(registry)
@@ -99,14 +101,14 @@ class RpcMetrics:
             f"freshet_{process}_rpc_seconds", "Seconds per RPC, by method and gRPC status.", "method", "code"
         )
         self._in_flight = figures.gauge(f"freshet_{process}_rpc_in_flight", "RPCs being served.")
-        self._refused = figures.counter(f"freshet_{process}_rpc_refused", "RPCs refused before any work.", "reason")
+        self._refused = figures.counter(f"freshet_{process}_rpc_refused", "RPCs rejected before any work.", "reason")
         self._limit = figures.gauge(
             f"freshet_{process}_rpc_limit", "RPCs of a class that may run at once, as last measured.", "calls"
         )
         self._children: dict[tuple[str, str], Histogram] = {}
 
     def observe(self, method: str, code: str, seconds: float) -> None:
-        """One RPC ended."""
+        """Record the end of an RPC."""
         key = (method, code)
         child = self._children.get(key)
         if child is None:
@@ -114,13 +116,13 @@ class RpcMetrics:
         child.observe(seconds)
 
     def watch_limit(self, admission: Admission) -> None:
-        """Tell its limit whenever somebody scrapes."""
+        """Export the limit at scrape time."""
         self._limit.labels(admission.name).set_function(lambda: admission.limit)
 
     def in_flight(self, calls: int) -> None:
-        """How many RPCs run now."""
+        """Set the number of running RPCs."""
         self._in_flight.set(calls)
 
     def refused(self, reason: str) -> None:
-        """An RPC was turned away: "overloaded" or "deadline"."""
+        """Count a rejected RPC: "overloaded" or "deadline"."""
         self._refused.labels(reason).inc()

@@ -1,4 +1,4 @@
-"""TCP ports that are taken, named together with the process that holds them."""
+"""Find the owner of a taken TCP port."""
 
 import socket
 
@@ -6,7 +6,7 @@ import psutil
 
 
 class PortTaken(RuntimeError):
-    """Somebody else has the port that we wanted; the message names the port, its owner and what to do."""
+    """The port is taken. The message has the port, its owner and the remedy."""
 
     def __init__(self, host: str, port: int, owner: str | None, *, purpose: str = "gRPC") -> None:
         held = f"held by {owner}" if owner else "held by another process (its owner is not visible to this user)"
@@ -16,8 +16,10 @@ class PortTaken(RuntimeError):
 
 
 def port_owner(port: int) -> str | None:
-    """Name and pid of the process that listens on `port`, else of one with an outgoing connection there: the system
-    hands such connections ports between 32768 and 60999. None when nobody has it or it can't be seen."""
+    """Return name and pid of the process that listens on `port`, else of one with an outgoing connection from it.
+
+    The system assigns ports between 32768 and 60999 to outgoing connections. None without a visible owner.
+    """
     try:
         connections = psutil.net_connections("tcp")
     except psutil.Error:
@@ -34,7 +36,7 @@ def port_owner(port: int) -> str | None:
 
 
 def check_port_free(host: str, port: int) -> None:
-    """Raise PortTaken when nothing can be bound to host:port. Port 0 is always free."""
+    """Raise PortTaken if host:port cannot be bound. Port 0 is always free."""
     if port == 0:
         return
     family = socket.AF_INET6 if ":" in host else socket.AF_INET

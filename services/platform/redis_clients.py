@@ -1,9 +1,9 @@
-"""Redis clients for a URL of a server or of a cluster, both with the commands that Freshet uses of redis-py's.
+"""Redis clients for a server's or a cluster's URL, with the redis-py commands that Freshet uses.
 
-A cluster is said by the scheme: `redis+cluster://HOST:PORT,HOST:PORT`. Clients connect when first used. Of redis-py's
-cluster clients, pipelines are replaced. Theirs ask a server for the keys of each script call, and send what failed
-again, one command at a time: minutes while a node is unreachable. Those here send each node its commands once; what
-fails is raised, and the next use knows the cluster's nodes anew.
+The scheme selects a cluster: `redis+cluster://HOST:PORT,HOST:PORT`. Clients connect on first use. The cluster clients
+replace redis-py's pipelines, which ask a server for the keys of each script call and retry failed commands one by one:
+minutes while a node is unreachable. These send each node its commands once, raise failures, and then refresh the
+cluster's nodes.
 """
 
 import asyncio
@@ -25,16 +25,16 @@ from redis.retry import Retry
 
 from services.platform.transport import cluster_nodes, node_url
 
-# What a client may raise.
+# Exceptions of a client.
 REDIS_ERRORS = (RedisError, RedisClusterException, OSError, TimeoutError)
 _SUMMED = ("evicted_keys", "expired_keys")
-# One more try on a connection that Redis closed while it idled; never on a timeout, but where a cluster's nodes are
-# asked who took over.
+# One retry on a connection that Redis closed while idle. No retry on a timeout, except to ask a cluster's nodes for the
+# new topology.
 _RETRIES = 1
 
 
 def open_client(url: str, *, timeout_s: float) -> redis.Redis:
-    """A client for threads."""
+    """Return a client for threads."""
     if nodes := cluster_nodes(url):
         return cast(redis.Redis, _Cluster(nodes, _node_options(parse_url(node_url(url)), timeout_s)))
     return redis.Redis.from_url(
@@ -46,7 +46,7 @@ def open_client(url: str, *, timeout_s: float) -> redis.Redis:
 
 
 def open_async_client(url: str, *, timeout_s: float, max_connections: int = 64) -> redis.asyncio.Redis:
-    """A client for an event loop. max_connections: to each node."""
+    """Return a client for an event loop. max_connections: per node."""
     if nodes := cluster_nodes(url):
         options = _node_options(parse_url(node_url(url)), timeout_s)
         cluster = redis.asyncio.RedisCluster(
@@ -66,28 +66,26 @@ def open_async_client(url: str, *, timeout_s: float, max_connections: int = 64) 
 
 
 def advice_on(exc: Exception) -> str:
-    """What an error says of FRESHET_REDIS_URL; "" where it says nothing."""
+    """Return what an error implies for FRESHET_REDIS_URL; "" for nothing."""
     if isinstance(exc, MovedError):
-        return (
-            "FRESHET_REDIS_URL is redis:// of a node of a cluster; allowed there: redis+cluster://HOST:PORT,HOST:PORT"
-        )
+        return "FRESHET_REDIS_URL is redis:// of a cluster's node; allowed: redis+cluster://HOST:PORT,HOST:PORT"
     if isinstance(exc, RedisClusterException) and "Cluster mode is not enabled" in str(exc):
         return (
-            "FRESHET_REDIS_URL is redis+cluster:// of a server that is in no cluster (allowed there: "
+            "FRESHET_REDIS_URL is redis+cluster:// of a server without a cluster (allowed: "
             "redis://HOST:PORT), or its user may not run CLUSTER SLOTS"
         )
     return ""
 
 
 def _node_options(found: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
-    """What a URL says of each connection."""
+    """Return the connection options in a URL."""
     given = {name: value for name, value in found.items() if name not in ("host", "port", "db", "connection_class")}
     tls = {"ssl": True} if "connection_class" in found else {}
     return {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s, **tls, **given}
 
 
 class _Cluster:
-    """redis-py's cluster client, which connects when it is made: so it is made when it is first used."""
+    """redis-py's cluster client, which connects when constructed; constructed on first use."""
 
     def __init__(self, nodes: list[tuple[str, int]], options: Mapping[str, Any]) -> None:
         self._nodes, self._options = nodes, options
@@ -120,7 +118,7 @@ class _Cluster:
         return _Pipeline(self)
 
     def info(self, section: str = "everything") -> dict[str, Any]:
-        """The fullest master's, with the sums of what all masters removed: one that is full refuses writes."""
+        """Return the fullest master's info with the sum of removed keys: a full master rejects writes."""
         masters: Any = self.client().info(section, target_nodes=redis.RedisCluster.PRIMARIES)
         found: list[dict[str, Any]] = list(masters.values())
         fullest = max(found, key=lambda one: one.get("used_memory", 0) / (one.get("maxmemory") or float("inf")))
@@ -133,7 +131,7 @@ class _Cluster:
 
 
 class _Pipeline:
-    """Commands by the node that has their keys, in order there, one node after the other."""
+    """Sends commands to the nodes of their keys, in order per node, one node after another."""
 
     def __init__(self, cluster: _Cluster) -> None:
         self._cluster = cluster
@@ -168,7 +166,7 @@ class _Pipeline:
 
 
 class _AsyncCluster:
-    """redis-py's cluster client, with a pipeline that sends everything at once, and a ping of one node."""
+    """redis-py's cluster client with a concurrent pipeline, and a ping of one node."""
 
     def __init__(self, cluster: redis.asyncio.RedisCluster) -> None:
         self._cluster = cluster
@@ -185,13 +183,13 @@ class _AsyncCluster:
 
     async def aclose(self) -> None:
         await self._cluster.aclose()
-        # That closes nothing while the client means to ask for the nodes anew.
+        # Also while the client is about to refresh its nodes, when its own `aclose` closes nothing.
         for kind in ("nodes_cache", "startup_nodes"):
             await self._cluster.nodes_manager.aclose(kind)
 
 
 class _AtOnce:
-    """Commands that run beside each other, in no order."""
+    """Runs commands concurrently, in no order."""
 
     def __init__(self, cluster: redis.asyncio.RedisCluster) -> None:
         self._cluster = cluster

@@ -1,9 +1,8 @@
-"""OpenTelemetry traces over gRPC and Kafka: on when an OTLP endpoint is set, otherwise nothing is even imported.
+"""OpenTelemetry traces over gRPC and Kafka: on with an OTLP endpoint, otherwise not even imported.
 
-An interceptor that does nothing still costs every RPC some tens of microseconds, so "off" means none at all. A record
-carries the context of the span that wrote it in the header `traceparent` (W3C Trace Context), so outside producers may
-set it, too. Whoever applies records together has one span with links to those contexts; what it writes is found from
-there on. Contexts are passed on as text; only `exported_spans` knows OpenTelemetry.
+An interceptor without effect still costs every RPC some tens of microseconds, so "off" has none. A record carries the
+context of its writer's span in the header `traceparent` (W3C Trace Context); outside producers may set it too. A batch
+of records has one span with links to those contexts. Contexts are texts; only `exported_spans` knows OpenTelemetry.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -18,7 +17,7 @@ _NOTHING: Mapping[tuple[int, int], str] = {}
 
 
 class Tracing:
-    """What a process says of its spans. This one is off; `exported_spans.ExportedSpans` is on.
+    """A process's tracing. This class is off; `exported_spans.ExportedSpans` is on.
 
     A traceparent is the text of a sampled span's context; "" is none. interceptors: for the server and for client
     channels.
@@ -29,26 +28,26 @@ class Tracing:
     is_on = False
 
     def headers(self) -> Headers:
-        """What a record that is written now says of the current span; nothing where that is not sampled."""
+        """Return the headers for a record written in the current span; none if it is not sampled."""
         return ()
 
     def sampled(self, records: Iterable[SourceRecord]) -> Mapping[tuple[int, int], str]:
-        """The traceparents that records carry, by (partition, offset)."""
+        """Return the records' traceparents by (partition, offset)."""
         return _NOTHING
 
     def batch(self, name: str, links: Collection[str], **numbers: int) -> AbstractContextManager[str]:
-        """A span of a trace of its own around what is done with many records at once; it gives its traceparent.
+        """Return a context manager of a new trace's span for a batch; it gives the traceparent.
 
-        links: traceparents of what the records come from. Without any, there is no span. numbers: its attributes.
+        links: traceparents of the batch's records; without any there is no span. numbers: attributes of the span.
         """
         return nullcontext("")
 
     def stage(self, name: str) -> AbstractContextManager[object]:
-        """A span within the current one, where there is one."""
+        """Return a context manager of a child of the current span, if any."""
         return nullcontext()
 
     def link(self, traceparent: str, name: str) -> None:
-        """Say of the current span that it used what another one made. name: of what was used."""
+        """Link the current span to the one that made what it uses. name: of what it uses."""
 
 
 OFF = Tracing()

@@ -1,7 +1,6 @@
-"""Whom a process connects to, and how these connections are private: TLS by PEM files, Kafka's SASL, Redis' URL.
+"""Addresses and security of connections: TLS by PEM files, Kafka's SASL, Redis' URL.
 
-Without settings everything is plaintext, which is for loopback. It opens no connection; gRPC's, Kafka's and Redis'
-clients take what they need from here.
+The defaults are plaintext, for loopback. It opens no connection; the clients of gRPC, Kafka and Redis use its values.
 """
 
 import ssl
@@ -14,33 +13,33 @@ from urllib.parse import urlencode, urlsplit, urlunsplit
 from pydantic import SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-# Of Kafka's security protocols.
+# Kafka's security protocols.
 SASL = ("SASL_PLAINTEXT", "SASL_SSL")
 ENCRYPTED = ("SSL", "SASL_SSL")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tls:
-    """PEM files: this process's certificate, its key, and the CA whose certificates it believes."""
+    """PEM files: this process's certificate, its key, and the trusted CA."""
 
     certificate: Path
     key: Path
     ca: Path
 
     def client_context(self) -> ssl.SSLContext:
-        """A client's: it shows its certificate, and believes a server with one of the CA that names the host.
+        """Return a client's context. It presents the certificate and verifies the server's CA and host name.
 
-        Raises: OSError when a file is not what it should be, or the key is another certificate's.
+        Raises: OSError if a file is invalid, or the key does not match the certificate.
         """
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.load_verify_locations(self.ca)
-        # A key with a password would else ask the terminal for it.
+        # Otherwise a key with a password asks the terminal for it.
         context.load_cert_chain(self.certificate, self.key, password=lambda: b"")
         return context
 
 
 def inference_options(tls: Tls | None) -> dict[str, Any]:
-    """The keyword arguments of the inference server's client; None: it speaks plaintext."""
+    """Return the keyword arguments of the inference server's client; None is plaintext."""
     if tls is None:
         return {}
     return {
@@ -53,7 +52,7 @@ def inference_options(tls: Tls | None) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KafkaConnection:
-    """Brokers, and how a client shows who it is."""
+    """Brokers and a client's credentials."""
 
     bootstrap: str
     security: str
@@ -75,7 +74,7 @@ def check_address(value: str) -> str:
 
 
 def check_replicas(value: str) -> str:
-    """Return `value` if it is host:port, or several of IP addresses separated by commas; else raise ValueError."""
+    """Return `value` if it is host:port, or several IP addresses with ports, by commas; else raise ValueError."""
     parts = [check_address(part.strip()) for part in value.split(",")]
     if len(parts) > 1:
         for part in parts:
@@ -85,13 +84,13 @@ def check_replicas(value: str) -> str:
     return ",".join(parts)
 
 
-# Of a Redis server, and of a cluster of them.
+# For a Redis server, and for a cluster.
 REDIS_SCHEMES = ("redis", "rediss", "unix")
 CLUSTER_SCHEMES = ("redis+cluster", "rediss+cluster")
 
 
 def cluster_nodes(url: str) -> list[tuple[str, int]]:
-    """Host and port of each node that a Redis URL names; none where it is not of a cluster."""
+    """Return host and port of each node in a cluster's URL; none for another URL."""
     scheme, _, rest = url.partition("://")
     if scheme not in CLUSTER_SCHEMES:
         return []
@@ -101,7 +100,7 @@ def cluster_nodes(url: str) -> list[tuple[str, int]]:
 
 
 def node_url(url: str) -> str:
-    """The URL of a cluster's first node."""
+    """Return the URL of a cluster's first node."""
     parts = urlsplit(url)
     user, at, addresses = parts.netloc.rpartition("@")
     first = f"{user}{at}{addresses.partition(',')[0]}"
@@ -109,7 +108,7 @@ def node_url(url: str) -> str:
 
 
 def check_redis_url(value: str) -> str:
-    """Return `value` if it is a URL of a Redis or of a cluster, or raise ValueError."""
+    """Return `value` if it is the URL of a Redis server or cluster, or raise ValueError."""
     scheme, mark, _ = value.partition("://")
     if not mark or scheme not in (*REDIS_SCHEMES, *CLUSTER_SCHEMES):
         raise ValueError("must start with redis://, rediss://, unix://, redis+cluster:// or rediss+cluster://")
@@ -125,7 +124,7 @@ def check_redis_url(value: str) -> str:
 
 
 class TransportSettings(BaseSettings):
-    """What processes and commands share; variables are FRESHET_ and the field's name in capitals."""
+    """Settings that processes and commands share. A variable is FRESHET_ and the field's name in capitals."""
 
     model_config = SettingsConfigDict(
         env_prefix="FRESHET_",
@@ -133,12 +132,13 @@ class TransportSettings(BaseSettings):
         extra="ignore",
         populate_by_name=True,
         env_ignore_empty=True,
-        # What is wrong may stand beside a password.
+        # The invalid input may contain a password.
         hide_input_in_errors=True,
     )
 
-    # PEM files, all or none. With them a process serves TLS, asks clients for a certificate of the CA, and shows its
-    # own to its peers.
+    # PEM files, all or none. With them a process serves TLS, requires client certificates of the CA, and presents its
+    # own
+    # to its peers.
     tls_cert: Path | None = None
     tls_key: Path | None = None
     tls_ca: Path | None = None
@@ -147,11 +147,11 @@ class TransportSettings(BaseSettings):
     kafka_security: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
     kafka_mechanism: Literal["SCRAM-SHA-512", "SCRAM-SHA-256", "PLAIN"] = "SCRAM-SHA-512"
     kafka_user: str = ""
-    # The password itself, or a file that holds it.
+    # The password, or a file with it.
     kafka_password: SecretStr = SecretStr("")
     kafka_password_file: Path | None = None
     inference_server: str = "127.0.0.1:18001"
-    # Whether the inference server speaks TLS.
+    # Whether the inference server uses TLS.
     inference_server_tls: bool = False
 
     @field_validator("inference_server")
@@ -214,19 +214,19 @@ class TransportSettings(BaseSettings):
 
     @property
     def tls(self) -> Tls | None:
-        """This process's certificate; None: its connections are plaintext."""
+        """This process's certificate; None: plaintext."""
         if self.tls_cert is None or self.tls_key is None or self.tls_ca is None:
             return None
         return Tls(certificate=self.tls_cert, key=self.tls_key, ca=self.tls_ca)
 
     @property
     def inference_tls(self) -> Tls | None:
-        """What the inference server is shown; None: it speaks plaintext."""
+        """The certificate for the inference server; None: plaintext."""
         return self.tls if self.inference_server_tls else None
 
     @property
     def kafka(self) -> KafkaConnection:
-        """The brokers, as clients take them."""
+        """The brokers and credentials."""
         password = self.kafka_password
         if self.kafka_password_file is not None:
             password = SecretStr(self.kafka_password_file.read_text(encoding="utf-8").rstrip("\r\n"))
@@ -241,11 +241,11 @@ class TransportSettings(BaseSettings):
 
     @property
     def redis(self) -> str:
-        """The state store's URL, as clients take it: where it is encrypted, with the certificate's files."""
+        """The state store's URL, with the certificate's files if it is encrypted."""
         if self.tls is None or not self.redis_url.startswith(("rediss://", "rediss+cluster://")):
             return self.redis_url
         files = {"ssl_ca_certs": self.tls.ca, "ssl_certfile": self.tls.certificate, "ssl_keyfile": self.tls.key}
         parts = urlsplit(self.redis_url)
-        # What the URL itself names comes first, and counts.
+        # The URL's own parameters come first and take precedence.
         query = "&".join(filter(None, (parts.query, urlencode(files))))
         return urlunsplit(parts._replace(query=query))

@@ -1,7 +1,7 @@
-"""The limits of texts that every edge checks in the same way: ids, queries, names.
+"""Limits of texts that every edge checks: ids, queries, names.
 
-What is wrong is an InvalidRequest naming the field and what is allowed; the text itself is not repeated, since messages
-end up in logs.
+An invalid text is an InvalidRequest with the field and what is allowed. The text itself is not repeated, since messages
+are logged.
 """
 
 from services.platform.errors import InvalidRequest
@@ -11,7 +11,7 @@ MAX_QUERY_BYTES = 1024
 
 
 def utf8_size(name: str, text: str) -> int:
-    """Bytes of `text` in UTF-8. Raises: InvalidRequest when it is not."""
+    """Return the size of `text` in UTF-8. Raises: InvalidRequest if it is not valid."""
     try:
         return len(text) if text.isascii() else len(text.encode())
     except UnicodeEncodeError as exc:
@@ -34,7 +34,7 @@ def validate_id(name: str, text: str) -> None:
 def validate_query(name: str, text: str) -> None:
     """Raise InvalidRequest unless `text` is UTF-8 of 1-1,024 bytes, not only white space, without control characters.
 
-    Any script, emoji included, passes: whether a source finds something for it is that source's matter.
+    Any script passes, emoji included; each source decides what it finds.
     """
     validate_text(name, text, 1, MAX_QUERY_BYTES)
     if text.isspace():

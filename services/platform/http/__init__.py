@@ -1,1 +1,1 @@
-"""The HTTP kit: the JSON door beside gRPC."""
+"""The HTTP kit: JSON over HTTP, as an alternative to gRPC."""

@@ -1,7 +1,7 @@
-"""A connection of the JSON port, with limits: of its header, of the time for header and body, and of silence.
+"""Connections of the JSON port with limits on the header's size, on the time for header and body, and on idle time.
 
-uvicorn has none of them with httptools, which is twice as fast as its h11. A connection beyond the limit of its address
-or of the port closes the oldest one on which no request is being answered: silent connections make room for others.
+uvicorn with httptools has no such limits, but is twice as fast as with h11. Beyond the limit per address or port, the
+oldest idle connection is closed.
 """
 
 import asyncio
@@ -11,14 +11,14 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 MAX_CONNECTIONS = 1024
-# Others' addresses have the rest.
+# The rest is for other addresses.
 MAX_OF_ADDRESS = 768
 MAX_HEADER_BYTES = 16 * 1024
 HEADER_S, BODY_S, IDLE_S = 10.0, 30.0, 60
 
 
 class LimitedConnection(HttpToolsProtocol):
-    """uvicorn's protocol; it makes one for each connection."""
+    """uvicorn's protocol with limits; one instance per connection."""
 
     _timer: asyncio.TimerHandle | None = None
 
@@ -43,7 +43,7 @@ class LimitedConnection(HttpToolsProtocol):
             if self._header_bytes > MAX_HEADER_BYTES:
                 self.send_400_response(f"header of more than {MAX_HEADER_BYTES} bytes")
         elif self._timer is None and self._is_idle:
-            # Not a byte of a request yet, or its first ones.
+            # No byte of a request, or its first ones.
             self._close_in(HEADER_S)
 
     def on_message_begin(self) -> None:
@@ -51,7 +51,7 @@ class LimitedConnection(HttpToolsProtocol):
         self._reads_header, self._header_bytes = True, 0
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        # What follows a body in pieces says nothing that is asked for.
+        # Trailers after a chunked body are ignored.
         if self._reads_header:
             super().on_header(name, value)
 
@@ -68,7 +68,7 @@ class LimitedConnection(HttpToolsProtocol):
         self.transport.abort()
 
     def _unsupported_upgrade_warning(self) -> None:
-        """The answer says it."""
+        """Do not log; the answer has the reason."""
 
     @property
     def _is_idle(self) -> bool:

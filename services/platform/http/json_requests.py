@@ -1,4 +1,4 @@
-"""Requests that come as JSON; of one that is refused, which field is wrong, its value, and what is allowed."""
+"""Parse JSON requests. An error has the field, its value and what is allowed."""
 
 import json
 from collections import Counter
@@ -25,7 +25,7 @@ _KINDS = {
 
 
 def parse(data: bytes, kind: type[Message], counts: RequestCounts | None = None) -> Message:
-    """A message of its JSON, counted first. Raises: InvalidRequest naming the first field that is wrong."""
+    """Count and parse a JSON message. Raises: InvalidRequest with the first invalid field."""
     marks = data.count(b",") + data.count(b"{") + data.count(b"[")
     if marks > MAX_FIELDS:
         raise InvalidRequest(f"JSON: {marks} commas and opening brackets; allowed: at most {MAX_FIELDS}")
@@ -37,7 +37,7 @@ def parse(data: bytes, kind: type[Message], counts: RequestCounts | None = None)
         raise _refused(str(exc)) from exc
     try:
         return json_format.ParseDict(document, kind(), max_recursion_depth=_MAX_DEPTH)
-    # SystemError: upb's for a name with half of a surrogate pair.
+    # upb raises SystemError for a name with half of a surrogate pair.
     except (json_format.ParseError, RecursionError, SystemError) as exc:
         raise _refused(_first_wrong(document, kind) or str(exc)) from exc
 
@@ -46,17 +46,17 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         names = Counter(name for name, _ in pairs)
-        raise ValueError(f"the name {names.most_common(1)[0][0]!r:.80} is there twice")
+        raise ValueError(f"the name {names.most_common(1)[0][0]!r:.80} occurs twice")
     return found
 
 
 def _refused(wrong: str) -> InvalidRequest:
-    # Half of a surrogate pair is no text that an answer can carry.
+    # An answer cannot contain half of a surrogate pair.
     return InvalidRequest(f"JSON: {wrong[:_MAX_ERROR].encode(errors='backslashreplace').decode()}")
 
 
 def _first_wrong(document: Any, kind: type[Message]) -> str:
-    """The first field that is wrong; "" where no single field is to blame."""
+    """Return the first invalid field; "" if no single field is invalid."""
     try:
         return _wrong_in(document, cast(Descriptor, kind.DESCRIPTOR), "")
     except (ValueError, RecursionError):

@@ -1,8 +1,8 @@
-"""RPCs of one service by HTTP: JSON or Protobuf in a POST to /<package>.<Service>/<Method>, by the Connect protocol.
+"""Serve RPCs over HTTP: JSON or Protobuf in a POST to /<package>.<Service>/<Method>, in the Connect protocol.
 
-The same handlers behind the same guard as gRPC, in the same process and event loop: limits, keys, deadlines
-(`Connect-Timeout-Ms`), request ids and errors are one. Connect's clients (browsers, too) and curl can call it. Methods
-that stream are left to gRPC: over HTTP/1.1 they cannot answer while they read.
+The handlers, guard, process and event loop are gRPC's, so limits, keys, deadlines (`Connect-Timeout-Ms`), request ids
+and errors are the same. Connect's clients (also in browsers) and curl can call it. Streaming methods are gRPC only,
+because over HTTP/1.1 they cannot answer while they read.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ Answer = Callable[[Any, Any], Awaitable[Any]]
 
 
 class _Codec:
-    """Implements Connect's `Codec` for Google's messages. Requests are parsed inside the guard."""
+    """Implements Connect's `Codec` for Google's messages. The guard parses requests."""
 
     def __init__(self, *, is_json: bool) -> None:
         self._is_json = is_json
@@ -68,7 +68,7 @@ def _encoded(message: Message, *, is_json: bool) -> bytes:
 
 
 class _Call:
-    """What guard and handlers ask of gRPC's context, of a call by HTTP."""
+    """The part of gRPC's context that guard and handlers use, for a call over HTTP."""
 
     def __init__(self, context: RequestContext[Any, Any]) -> None:
         self._context = context
@@ -99,10 +99,10 @@ class _Application(ConnectASGIApplication[None]):
 
 
 class _Explained:
-    """Says what is allowed where Connect refuses a path, an HTTP method or a content type without a body."""
+    """Explains what is allowed where Connect rejects a path, an HTTP method or a content type without a body."""
 
     def __init__(self, application: Any, paths: Collection[str], most: int) -> None:
-        """most: bytes of a body. Connect has the status of overload for a longer one, which a client may repeat."""
+        """most: bytes of a body. Connect answers a longer one with the status of overload, which a client may retry."""
         self._application, self._paths, self._most = application, ", ".join(sorted(paths)), most
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -134,7 +134,7 @@ class _Explained:
 
 
 class _OnLoopback:
-    """Answers who addressed this machine as such: a page in a browser whose own name leads here is a stranger."""
+    """Accepts only loopback host names, so that web pages of other names cannot call this machine (DNS rebinding)."""
 
     def __init__(self, application: Any) -> None:
         self._application = application
@@ -157,7 +157,7 @@ def _hostname(told: str) -> str | None:
 
 
 class _KnownFirst:
-    """Asks for the key before the body: of a stranger's request nothing is read but what Health needs."""
+    """Checks the key before it reads the body: of an unknown caller's request it reads only what Health needs."""
 
     def __init__(self, application: Any, guards: CallGuards) -> None:
         self._application, self._guards = application, guards
@@ -188,12 +188,12 @@ class _KnownFirst:
 class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """None: the process hears them."""
+        """Install no handlers; the process handles signals."""
         yield
 
 
 class HttpServer:
-    """Serves the unary methods of services by HTTP. `start`, then `drain`."""
+    """Serves the unary methods of services over HTTP. Call `start`, then `drain`."""
 
     def __init__(
         self,
@@ -206,9 +206,10 @@ class HttpServer:
         knows_callers: bool,
         origins: Collection[str] = (),
     ) -> None:
-        """services: what implements each; those of other packages than ours are not guarded. port: 0 takes any.
-        knows_callers: whether keys are asked for; without, only calls to a loopback name are answered. origins: of
-        pages in browsers that may call it."""
+        """services: the implementation of each; services of other packages are not guarded. port: 0 takes any.
+        knows_callers: whether API keys are required; without keys, only calls to a loopback name are answered.
+        origins: of web pages that may call it.
+        """
         self._settings, self.port = settings, port
         endpoints = {
             f"/{service.full_name}/{method.name}": _endpoint(service, method, getattr(servicer, method.name), guards)
@@ -229,7 +230,7 @@ class HttpServer:
         self._serving: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Bind and serve. Raises: PortTaken naming the port and its owner."""
+        """Bind and serve. Raises: PortTaken with the port and its owner."""
         host = self._settings.host
         if not self._settings.shares_port:
             check_port_free(host, self.port)
@@ -250,7 +251,7 @@ class HttpServer:
         self._serving = asyncio.create_task(self._server.serve([listening]))
 
     async def drain(self) -> None:
-        """Take no new call, give running ones `drain_seconds` to finish."""
+        """Accept no new calls; give running ones `drain_seconds` to finish."""
         if self._server is not None and self._serving is not None:
             self._server.should_exit = True
             await self._serving
@@ -292,7 +293,7 @@ def _endpoint(service: ServiceDescriptor, method: MethodDescriptor, answer: Answ
         response = await guarded.unary_unary(body, call)
         if not body.is_json:
             return response
-        # JSON takes some 30 us for each thousand bytes of a message.
+        # JSON takes some 30 us per thousand bytes of a message.
         large_requests.size_bytes.set(4 * response.ByteSize())
         return await large_requests.in_turn(partial(_encoded, is_json=True), response)
 

@@ -1,1 +1,1 @@
-"""The gRPC kit: calls, servers, their guard, health and deadlines."""
+"""The gRPC kit: clients, servers, guard, health and deadlines."""

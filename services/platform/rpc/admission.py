@@ -1,10 +1,10 @@
-"""Who may begin: so many calls of a class at a time, fair between callers.
+"""Adaptive concurrency limits per class of calls, fair between callers.
 
-Past its capacity a process that admits everything answers nothing in time. The limit follows what calls take: it falls
-in proportion while the median of the last calls is above twice what they take unhurried, and grows by its root
-otherwise (the gradient of Netflix's concurrency-limits and of Envoy's adaptive concurrency). What they take unhurried
-is learned while hardly any run at once, so a long overload does not teach that slow is normal. It falls, too, while
-calls say that something else needs the machine more. No gRPC here.
+A process that admits every call beyond its capacity answers none in time. The limit follows the calls' latency: it
+falls in proportion while the median of the last calls is above twice the unloaded latency, and grows by its square root
+otherwise (the gradient of Netflix's concurrency-limits and of Envoy's adaptive concurrency). The unloaded latency is
+learned while few calls run, so a long overload does not count as normal. The limit also falls while calls report that
+other work has priority. No gRPC here.
 """
 
 import asyncio
@@ -19,28 +19,28 @@ from statistics import median
 from services.platform.errors import Overloaded
 
 _TOLERANCE = 2.0
-# The share of the limit that all callers may use; the rest is for those who have less than their share.
+# The share of the limit for all callers; the rest is for callers below their fair share.
 _COMMON = 0.75
 _FIRST = 16
-# So few at once do not hurry each other.
+# So few concurrent calls do not slow each other down.
 _UNHURRIED = 2
 _WINDOW_S = 0.1
 _WINDOW_CALLS = 20
-# What becomes of a limit in a window in which most calls stand back.
+# Factor of the limit in a window in which most calls yield.
 _STAND_BACK = 0.8
-# Of a difference that one window teaches.
+# Learning rate of the unloaded latency per window.
 _LEARNED = 0.2
 _RETRY_AFTER_MS = 100
-# Of a call in the queue.
+# Longest wait of a call in the queue.
 _PATIENCE_S = 0.5
 
 
 class Limit:
-    """How many calls of a class run at a time, as `value` says now. It lies between `smallest` and `largest`; equal, it
-    stands still. For one event loop; not for threads.
+    """The concurrency limit of a class of calls; `value` is the present one, from `smallest` to `largest`. If both are
+    equal, it is fixed. Not thread-safe.
 
-    quick_s: a median up to that is no overload, however little calls take unhurried.
-    standing_back: the least while calls stand back; None: as always.
+    quick_s: a median up to this is no overload, however low the unloaded latency.
+    standing_back: the minimum while calls yield; None: `smallest`.
     """
 
     def __init__(
@@ -50,21 +50,21 @@ class Limit:
         self._least_standing_back = self._smallest if standing_back is None else standing_back
         self._quick_s, self._clock = quick_s, clock
         self.value = float(max(self._smallest, min(_FIRST, largest)))
-        # What calls take unhurried, and whether it was seen while hardly any ran.
+        # The unloaded latency, and whether it was measured while few calls ran.
         self._unhurried_s: float | None = None
         self._is_sure = False
-        # Of this window: what calls took, how many of them stood back, and the most that ran at a time.
+        # Of this window: latencies, number of calls that yielded, and the peak of concurrent calls.
         self._taken_s: list[float] = []
         self._standing_back = 0
         self._peak = 0
         self._window_began = clock()
 
     def runs(self, calls: int) -> None:
-        """So many run now."""
+        """Note the number of running calls."""
         self._peak = max(self._peak, calls)
 
     def took(self, seconds: float, *, stands_back: bool, in_flight: int) -> None:
-        """A call is over, beside so many that run on."""
+        """Note the end of a call. in_flight: calls still running."""
         if self._smallest == self._largest:
             return
         self._taken_s.append(seconds)
@@ -90,19 +90,19 @@ class Limit:
         if gradient < 1.0 and not self._is_sure:
             self.value = self._smallest
             return
-        # A limit that nobody reaches says nothing: it only falls.
+        # Without enough calls to reach the limit, it only falls.
         headroom = sqrt(self.value) if 2 * self._peak >= self.value else 0.0
-        # After calls stood back it is below the least, and comes back no faster than it grows.
+        # After yielding, the limit is below the minimum, and returns to it only at its normal growth.
         least = min(self._smallest, self.value + sqrt(self.value))
         self.value = max(least, min(self._largest, gradient * self.value + headroom))
 
 
 class Admission:
-    """One class of calls. For one event loop; not for threads.
+    """One class of calls. Not thread-safe.
 
-    smallest, largest, quick_s, standing_back: of its `Limit`. per_caller: what one caller may have, too.
-    surplus: so many may begin beyond the limit at a time, if they are answered in a cheaper way (`Slot.is_surplus`).
-    queue: so many wait for their turn (`admit`) before one is refused.
+    smallest, largest, quick_s, standing_back: of its `Limit`. per_caller: limit of one caller.
+    surplus: calls beyond the limit that may begin if they get a cheaper answer (`Slot.is_surplus`).
+    queue: calls that wait in `admit` before one is rejected.
     """
 
     def __init__(
@@ -124,18 +124,18 @@ class Admission:
         self._per_caller = per_caller
         self._surplus_left = surplus
         self._queue_size = queue
-        # Who waits, in the order of coming: the caller, and what it is told when its turn does not come.
+        # Waiting calls in order of arrival: the caller, and the error if its turn does not come.
         self._queue: dict[asyncio.Future[Slot], tuple[str, Overloaded]] = {}
         self.in_flight = 0
         self._callers = Counter[str]()
 
     @property
     def limit(self) -> float:
-        """As last measured."""
+        """The present limit."""
         return self._limit.value
 
     def enter(self, caller: str, *, is_background: bool = False) -> "Slot":
-        """Let one call begin; its `Slot.leave` has to follow. Of what is in the background, half as many at a time.
+        """Admit one call; its `Slot.leave` has to follow. Background calls have half of the limit.
 
         Raises: Overloaded.
         """
@@ -159,9 +159,9 @@ class Admission:
         return Slot(self, caller, self._clock, is_surplus=False)
 
     async def admit(self, caller: str, *, is_background: bool = False) -> "Slot":
-        """As `enter`, but a call for which there is no room waits for its turn, at most `_PATIENCE_S`.
+        """Admit a call like `enter`, but wait up to `_PATIENCE_S` if there is no room.
 
-        Where too many wait, the newest call of the caller with most of them is refused. Raises: Overloaded.
+        If the queue is full, the newest call of the caller with most waiting calls is rejected. Raises: Overloaded.
         """
         try:
             return self.enter(caller, is_background=is_background)
@@ -208,9 +208,9 @@ class Admission:
 
 
 class Slot:
-    """One admitted call. is_surplus: there was no room for it; it has to be answered cheaply, without waiting.
+    """One admitted call. is_surplus: admitted beyond the limit; it needs a cheap answer without waiting.
 
-    stands_back: the call has found that something else needs the machine more (`stand_back`).
+    stands_back: the call found that other work has priority (`stand_back`).
     """
 
     __slots__ = ("_admission", "_began", "_caller", "_clock", "_is_in", "is_surplus", "stands_back")
@@ -221,19 +221,19 @@ class Slot:
         self.stands_back = False
 
     def wait(self) -> None:
-        """Another may begin in its place, and the time until `go_on` does not count."""
+        """Release the slot until `go_on`; the time in between does not count."""
         self._is_in = False
         self._began -= self._clock()
         self._admission._count(self._caller, -1)
 
     def go_on(self) -> None:
-        """The inverse of `wait`; it is not refused."""
+        """The inverse of `wait`; never rejected."""
         self._is_in = True
         self._began += self._clock()
         self._admission._count(self._caller, 1)
 
     def leave(self, *, worked: bool) -> None:
-        """The call is over. worked: what it took tells of the load; a refusal's time does not."""
+        """Note that the call ended. worked: its latency tells of the load; that of a rejection does not."""
         if self.is_surplus:
             self._admission._surplus_left += 1
         if self._is_in:
@@ -247,7 +247,7 @@ current: ContextVar[Slot | None] = ContextVar("slot", default=None)
 
 
 def stand_back() -> None:
-    """Something else needs the machine more than calls of this class: fewer of them at a time."""
+    """Report that other work has priority, which lowers the limit of the current call's class."""
     slot = current.get()
     if slot is not None:
         slot.stands_back = True
@@ -255,7 +255,7 @@ def stand_back() -> None:
 
 @contextmanager
 def waiting() -> Iterator[None]:
-    """Around what the current call does not work for: it waits for somebody else's event, say."""
+    """Release the current call's slot while it waits for an event without working."""
     slot = current.get()
     if slot is None:
         yield

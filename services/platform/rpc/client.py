@@ -1,6 +1,6 @@
-"""Client side of gRPC between our processes: channels that notice a dead peer, and calls that speak our error tree.
+"""gRPC clients between Freshet's processes: channels that detect a dead peer, and calls with the error tree.
 
-A call carries the request id and never outlives the deadline of the call that it serves.
+A call carries the request id and never exceeds the deadline of the call that it serves.
 """
 
 import json
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
-# A restarted peer is found again within a second; the library's default backs off to two minutes. The second option
-# also limits one attempt: a machine under load needs more than 0.1 s to accept a connection.
-# A proxy of the environment has no business between our processes.
+# Reconnects to a restarted peer within a second; the library's default backs off to two minutes. The second option also
+# limits one attempt: a machine under load needs more than 0.1 s to accept a connection. The environment's HTTP proxy is
+# not used between processes.
 PEER_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 5000),
@@ -36,7 +36,7 @@ _CHANNEL_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_send_message_length", 16 * 1024 * 1024),
 ]
 
-# A replica whose calls mostly fail, or are given up, while others answer: one that stands still, say.
+# Ejects a replica whose calls mostly fail or time out while others answer, for example a suspended one.
 _OUTLIERS = {
     "interval": "1s",
     "baseEjectionTime": "5s",
@@ -45,7 +45,7 @@ _OUTLIERS = {
     "failurePercentageEjection": {"threshold": 60, "minimumHosts": 2, "requestVolume": 3},
     "childPolicy": [{"round_robin": {}}],
 }
-# What a replica that goes away had in hand, another one is asked for.
+# Retries on another replica what a terminating replica did not answer.
 _RETRY = {
     "maxAttempts": 2,
     "initialBackoff": "0.01s",
@@ -66,8 +66,8 @@ _BY_STATUS: dict[grpc.StatusCode, type[errors.FreshetError]] = {
         errors.DeadlineExceeded,
     )
 }
-# Unauthenticated and PermissionDenied are left out: that a peer refuses this process is no fault of our caller's.
-# A peer of another version: someone must deploy.
+# Unauthenticated and PermissionDenied are left out: a peer that rejects this process is not the caller's fault.
+# UNIMPLEMENTED: the peer has another version and has to be deployed.
 _BY_STATUS[grpc.StatusCode.UNIMPLEMENTED] = errors.PreconditionFailed
 _BY_NUMBER = {status.value[0]: status for status in grpc.StatusCode}
 
@@ -81,13 +81,13 @@ def channel(
     service: str = "",
     health: str = "",
 ) -> grpc.aio.Channel:
-    """A channel to host:port, or to IP addresses with ports and commas between them. It connects lazily; pass
-    `Tracing.client_interceptors` to trace its calls.
+    """Return a channel to host:port, or to several IP addresses with ports, separated by commas. It connects lazily.
 
-    Calls go in turn to all addresses that the target stands for, as long as their health says that they serve
-    `health`, by default `service` ("": whatever their health says); one of `service`'s calls, which may all be
-    repeated, that one of them was too unavailable to answer is made once more.
-    shares: with other channels of this process to the same target it has one connection; False: it has its own.
+    Calls go round-robin to all resolved addresses whose health serves `health`, by default `service` (""; no health
+    check).
+    Calls of `service` have to be idempotent: an UNAVAILABLE one is retried once.
+    interceptors: `Tracing.client_interceptors` traces the calls. shares: reuse this process's connection to the same
+    target.
     tls: None is plaintext.
     """
     options = [*_CHANNEL_OPTIONS, ("grpc.service_config", _service_config(service, health or service))]
@@ -112,14 +112,14 @@ def _service_config(service: str, health: str) -> str:
 
 
 def blocking_channel(target: str, tls: Tls | None = None) -> grpc.Channel:
-    """A channel to host:port for a command or a probe; tls: None is plaintext."""
+    """Return a channel to host:port for a command or a probe. tls: None is plaintext."""
     return grpc.insecure_channel(target) if tls is None else grpc.secure_channel(target, _credentials(tls))
 
 
 def gateway_client(target: str, *, is_background: bool = False) -> "freshet_client.Client":
-    """A blocking client of the gateway at host:port for a command, with the environment's API key and certificates.
+    """Return a blocking client of the gateway for a command, with the environment's API key and certificates.
 
-    is_background: nobody waits for the answers. Raises: ValueError for certificates that cannot be used;
+    is_background: nobody waits for the answers. Raises: ValueError for unusable certificates;
     freshet_client.InvalidArgument.
     """
     import freshet_client
@@ -133,7 +133,7 @@ def gateway_client(target: str, *, is_background: bool = False) -> "freshet_clie
 
 
 def api_key_metadata() -> tuple[tuple[str, str], ...]:
-    """What shows the gateway the API key of FRESHET_API_KEY; nothing where there is none."""
+    """Return the metadata with the API key of FRESHET_API_KEY; empty without one."""
     key = os.environ.get("FRESHET_API_KEY")
     return (("authorization", f"Bearer {key}"),) if key else ()
 
@@ -143,12 +143,12 @@ def _credentials(tls: Tls) -> grpc.ChannelCredentials:
 
 
 def translate(exc: grpc.RpcError, peer: str) -> errors.FreshetError:
-    """The error of our tree for a failed call to `peer`; statuses outside the tree mean that the peer is broken."""
+    """Return the tree's error for a failed call to `peer`. A status outside the tree means that the peer is broken."""
     return _translated(exc.code(), exc.details(), peer)
 
 
 def translate_status(number: int, reason: str, peer: str) -> errors.FreshetError:
-    """The same for a status that is part of an answer of `peer`."""
+    """Return the same for a status inside an answer of `peer`."""
     return _translated(_BY_NUMBER.get(number, grpc.StatusCode.UNKNOWN), reason, peer)
 
 
@@ -161,9 +161,9 @@ def _translated(code: grpc.StatusCode, details: str | None, peer: str) -> errors
 
 
 async def call(method: Any, request: Any, *, timeout_s: float, peer: str) -> Any:
-    """Await a unary stub method with what is left of our own deadline, at most `timeout_s`.
+    """Await a unary stub method within the current deadline, at most `timeout_s`.
 
-    Raises: a FreshetError naming `peer`; DeadlineExceeded at once when no time is left.
+    Raises: a FreshetError with `peer`'s name; DeadlineExceeded at once if no time is left.
     """
     timeout = request_context.bounded_timeout(timeout_s)
     if timeout <= 0:

@@ -1,9 +1,10 @@
-"""What happens around every RPC of ours, in one interceptor because each further one costs every call.
+"""The interceptor of every RPC. It is one, because each further interceptor costs every call.
 
-It binds the request id and the deadline, refuses strangers before their request is read, late and surplus calls before
-it is parsed, and requests with too many entries before anything is built from them. It maps the error tree to status
-codes, and counts. Anything outside the tree is a bug: neutral text to the caller, the stack in the log. Health and
-reflection are left alone. Who may call what is the door's to know.
+It binds the request id and the deadline. It rejects unknown callers before their request is read, late and surplus
+calls before it is parsed, and requests with too many entries before a message is built. It maps the error tree to
+status
+codes, and counts calls. Any other exception is a bug: neutral text to the caller, the stack in the log. Health and
+reflection are not guarded. `Door` decides who may call what.
 """
 
 import asyncio
@@ -29,28 +30,32 @@ log = structlog.get_logger()
 
 UNGUARDED = ("/grpc.health.", "/grpc.reflection.")
 _INTERNAL_TEXT = "internal error; quote the request id when reporting it"
-_NO_MESSAGE = "the request is no message of this method"
+_NO_MESSAGE = "the request is not a message of this method"
 _MAX_REQUEST_ID = 64
-# "background": half of a limit is for these calls, all of it for the others.
+# The value "background" limits these calls to half of the limit.
 _PRIORITY_HEADER = "freshet-priority"
 
 
 class Door(Protocol):
-    """Who may come in."""
+    """Authenticates and authorises callers."""
 
     def knows(self, metadata: Any) -> bool:
-        """Whether the call's metadata name somebody; a stranger's request is not read."""
+        """Return whether the metadata identify a caller; an unknown caller's request is not read."""
         ...
 
     def __call__(self, method: str, context: Any) -> Callable[[str], None] | None:
-        """Asked before anything else; raises a FreshetError for who may not come in. What it returns, if anything, is
-        called once with the status that the call ended with."""
+        """Authorise a call before anything else. Raises: a FreshetError if it is not allowed.
+
+        A returned function is called once with the call's status at its end.
+        """
         ...
 
 
 class Body:
-    """A request as it came. Whoever parses it takes its bytes: exceptions and frames of failed calls hold each other
-    until the garbage collector comes, and should hold no megabytes."""
+    """A request's bytes. The parser takes them, because exceptions and frames of failed calls refer to each other until
+    the
+    garbage collector runs, and should not retain megabytes.
+    """
 
     __slots__ = ("_data", "is_json")
 
@@ -61,16 +66,16 @@ class Body:
         return len(self._data)
 
     def take(self) -> bytes:
-        """The bytes, once."""
+        """Return the bytes, once."""
         data, self._data = self._data, b""
         return data
 
 
 class CallGuards(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Wraps each handler once and remembers it; a call then costs one dictionary lookup and one guard.
+    """Wraps each handler once; a call then costs one dictionary lookup and one guard.
 
-    max_in_flight: of the methods together that are not in `admissions`. idle_s: how long a stream may be silent.
-    limits: of repeated fields, where they differ from `LIMITS`.
+    max_in_flight: of all methods without an entry in `admissions`. idle_s: how long a stream may be idle. limits: of
+    repeated fields, where they differ from `LIMITS`.
     """
 
     def __init__(
@@ -100,7 +105,7 @@ class CallGuards(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler | None]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler | None:
-        """The guarded handler of a method; None when we don't have it."""
+        """Return the guarded handler of a method; None if there is no such method."""
         path: str = handler_call_details.method
         wrapped = self._wrapped.get(path)
         if wrapped is None:
@@ -114,11 +119,11 @@ class CallGuards(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         return wrapped
 
     def guarded(self, path: str, handler: grpc.RpcMethodHandler) -> grpc.RpcMethodHandler:
-        """The handler of a method with all of this around it; as it is, where the method is not ours."""
+        """Return the method's handler inside the guard; a foreign method's handler unchanged."""
         return handler if path.startswith(UNGUARDED) else self._wrap(handler, path)
 
     def _refusing(self, path: str) -> grpc.RpcMethodHandler:
-        """For strangers: as of a stream, since a stream's messages are only read when they are asked for."""
+        """Return a stream handler for unknown callers, since a stream's messages are read only on request."""
 
         async def refuse(_: Any, context: Any) -> Any:
             async with _Guard(self, path.rpartition("/")[2], context):
@@ -127,7 +132,7 @@ class CallGuards(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         return grpc.stream_unary_rpc_method_handler(refuse)
 
     def _wrap(self, handler: grpc.RpcMethodHandler, path: str) -> grpc.RpcMethodHandler:
-        # Requests are parsed inside the guard: what strangers send, or who comes late, is not.
+        # The guard parses requests, so those of unknown or late callers are not parsed.
         method, streams = path.rpartition("/")[2], handler.request_streaming
         read = reader(path, self.limits)
         coders = {"request_deserializer": Body, "response_serializer": handler.response_serializer}
@@ -172,7 +177,7 @@ class CallGuards(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
 
 class _Guard:
-    """One call. Entering refuses it or binds its context; leaving maps its error and counts it."""
+    """One call. On entry it rejects the call or binds its context; on exit it maps its error and counts it."""
 
     __slots__ = ("_context", "_ended", "_guards", "_method", "_slot", "_started")
 
@@ -185,7 +190,7 @@ class _Guard:
 
     async def __aenter__(self) -> None:
         guards = self._guards
-        # Each call runs in a task of its own, so nothing needs to be reset.
+        # Each call runs in its own task, so nothing has to be reset.
         request_id, is_background = _told(self._context)
         request_context.request_id.set(request_id)
         if guards.door is not None:
@@ -241,7 +246,7 @@ class _Guard:
             self._ended(code)
 
     async def _abort(self, exc: FreshetError) -> None:
-        # Its frames hold the request.
+        # The traceback's frames refer to the request.
         exc.__traceback__ = exc.__context__ = exc.__cause__ = None
         self._observe(exc.status.name)
         log.debug("rpc_refused", method=self._method, status=exc.status.name, message=exc.message)
@@ -253,7 +258,7 @@ class _Guard:
 
 
 def reader(path: str, limits: Mapping[str, int]) -> Callable[[Body], Any]:
-    """What makes a method's request of its body. Raises: InvalidRequest."""
+    """Return the parser of a method's requests. Raises: InvalidRequest."""
     method = descriptor_pool.Default().FindMethodByName(path[1:].replace("/", "."))
     kind, counts = message_factory.GetMessageClass(method.input_type), RequestCounts(method.input_type, limits)
 
@@ -272,7 +277,7 @@ def reader(path: str, limits: Mapping[str, int]) -> Callable[[Body], Any]:
 
 
 def _caller(context: Any) -> str:
-    """Who has to share with others: the owner of the API key; without keys, the address."""
+    """Return the unit of fairness: the API key's owner; without keys, the address."""
     caller = request_context.caller.get()
     if not caller:
         peer: str = context.peer()
@@ -281,7 +286,7 @@ def _caller(context: Any) -> str:
 
 
 def _told(context: Any) -> tuple[str, bool]:
-    """The request id in the metadata, a new one where they have none; and whether nobody waits for the answer."""
+    """Return the metadata's request id, or a new one, and whether the call is in the background."""
     request_id, is_background = "", False
     for key, value in context.invocation_metadata() or ():
         if key == request_context.REQUEST_ID_HEADER:

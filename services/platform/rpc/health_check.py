@@ -1,8 +1,9 @@
-"""Is a process ready? gRPC health, asked once: by the launcher, and by the containers' health checks.
+"""Check a process's gRPC health once, for the launcher and the containers' health checks.
 
-`python -m services.platform.rpc.health_check HOST:PORT` has exit status 0 when it is, else 1 and the reason on stderr.
-With --alive it is 0 when the process answers at all. It is started every ten seconds in each container, and loads
-settings only where there are certificates: 0.12 s of processor time instead of 0.29.
+`python -m services.platform.rpc.health_check HOST:PORT` exits with 0 if the process is ready, else with 1 and the
+reason
+on stderr. With --alive, any answer is enough. It starts every ten seconds in each container, so it loads settings only
+if there are certificates: 0.12 s of processor time instead of 0.29.
 """
 
 import os
@@ -15,16 +16,16 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 if TYPE_CHECKING:
     from services.platform.transport import Tls
 
-# Trailing metadata of a health check: why a process of ours is not serving.
+# Trailing metadata of a health check: the reason why a process is not ready.
 WHY_NOT_READY = "freshet-not-ready"
 
 
 def probe_grpc(
     address: str, timeout_s: float = 1.0, tls: "Tls | None" = None, *, alive_is_enough: bool = False
 ) -> str | None:
-    """None when the process at `address` (host:port) is SERVING, else why not, in a few words.
+    """Return None if the process at `address` (host:port) is SERVING, else the reason in a few words.
 
-    alive_is_enough: whether one that answers NOT_SERVING will do.
+    alive_is_enough: accept NOT_SERVING.
     """
     with _channel(address, tls) as channel:
         try:
@@ -56,7 +57,7 @@ def _environment_tls() -> "Tls | None":
 
 
 def main(arguments: list[str]) -> int:
-    """Exit status 0 when ready."""
+    """Return exit status 0 if ready."""
     address, *flags = arguments
     problem = probe_grpc(address, tls=_environment_tls(), alive_is_enough=flags == ["--alive"])
     if problem is not None:

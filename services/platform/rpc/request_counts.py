@@ -1,8 +1,7 @@
-"""How many entries the repeated fields of a request may have, counted before anything is built from them.
+"""Limit the entries of a request's repeated fields, before a message is built.
 
-4 MB take two million empty messages: Protobuf makes 350 MB of them, and a handler reads them for half a minute. So the
-fields of a request are counted in its bytes (Protobuf) or in its lists and objects (JSON); a request with too many is
-refused. This module knows limits and descriptors, not what the fields mean.
+4 MB can encode two million empty messages: Protobuf makes 350 MB of them, and a handler needs half a minute. So entries
+are counted in the bytes (Protobuf) or in lists and objects (JSON). The meaning of fields is not known here.
 """
 
 from collections import Counter
@@ -15,16 +14,17 @@ from google.protobuf.message import DecodeError
 
 from services.platform.errors import InvalidRequest
 
-# A Protobuf request of this size is not counted here: it has 2,048 entries at most, some 25 ms to build, and handlers
-# check their limits. Counting takes 3.3 µs an interaction, a third of what recording 50 of them costs the gateway.
+# A smaller Protobuf request is not counted: it has 2,048 entries at most, some 25 ms to build, and handlers check their
+# limits. Counting takes 3.3 µs an interaction, a third of the gateway's cost of recording 50 of them.
 UNCOUNTED_BYTES = 4096
-# Fields in a whole request, of any kind: the largest that is allowed has 120,000.
+# Fields in a whole request, of any kind; the largest allowed request has 120,000.
 MAX_FIELDS = 200_000
 _IDS = 50_000
 
-# Entries of "Message.field" in one message; of "*Message.field" in all messages of a request. Where processes send each
-# other the same messages, these limits are theirs: the gateway adds what the user has seen (at most 19,000 items), what
-# was answered before, and standing rules. A client's are `OF_CLIENTS`.
+# Most entries of "Message.field" in one message, of "*Message.field" in all messages of a request. These limits apply
+# between processes: the gateway adds seen items (at most 19,000), items answered before, and standing rules. Clients
+# have
+# `OF_CLIENTS`.
 LIMITS: Mapping[str, int] = {
     "AttributeCondition.values": 1000,
     "EncodeRequest.history": 10_000,
@@ -74,8 +74,10 @@ _WIDTHS = {FieldDescriptor.CPPTYPE_DOUBLE: 8, FieldDescriptor.CPPTYPE_FLOAT: 4}
 
 @dataclass(frozen=True, slots=True)
 class _Field:
-    """most: entries in one message; in_all: in all messages of a request. packed: bytes of an entry where several may
-    come in one piece, else 0. inner: how an entry is counted itself."""
+    """most: entries in one message. in_all: in all messages of a request. packed: bytes of an entry if several may be
+    packed,
+    else 0. inner: counts inside an entry.
+    """
 
     name: str
     most: int
@@ -87,8 +89,8 @@ class _Field:
 class RequestCounts:
     """The limits of one kind of message, and of the messages in it.
 
-    limits: by "Message.field"; by "*Message.field", those of a whole request where it may have fewer.
-    Raises: KeyError naming a repeated field that has no limit.
+    limits: by "Message.field"; by "*Message.field" for a whole request, if lower.
+    Raises: KeyError for a repeated field without a limit.
     """
 
     def __init__(self, message: Descriptor, limits: Mapping[str, int]) -> None:
@@ -113,14 +115,14 @@ class RequestCounts:
             self._by_name[field.name] = self._by_name[field.json_name] = counted
 
     def check(self, data: bytes) -> None:
-        """Of Protobuf. Raises: InvalidRequest naming the field, DecodeError for what is no message."""
+        """Check a Protobuf request. Raises: InvalidRequest with the field, DecodeError for malformed bytes."""
         try:
             self._scan(data, 0, len(data), "", Counter())
         except IndexError as exc:
             raise DecodeError("the message ends within a field") from exc
 
     def check_json(self, document: Any) -> None:
-        """Of JSON as Python reads it. Raises: InvalidRequest naming the field."""
+        """Check a JSON request, as Python parsed it. Raises: InvalidRequest with the field."""
         self._walk(document, "", Counter())
 
     def _scan(self, data: bytes, at: int, end: int, path: str, in_all: Counter[str]) -> None:
@@ -149,7 +151,7 @@ class RequestCounts:
                 continue
             number = size // field.packed if field.packed and wire == 2 else 1
             if wire == 2 and field.inner is None and not field.packed and tag < 128:
-                # Of short texts, many at a time: this loop is most of what the counting of a large request takes.
+                # Skip many short texts at once: this loop takes most of the time of counting a large request.
                 most = field.most - counts[tag]
                 while at < end and data[at] == tag and (size := data[at + 1]) < 128 and number <= most:
                     at += 2 + size
@@ -194,7 +196,7 @@ def _check(field: _Field, path: str, name: str, found: int, more: int, in_all: C
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """The number at a place, and the place after it."""
+    """Return the number at an index, and the index after it."""
     byte = data[at]
     if byte < 128:
         return byte, at + 1

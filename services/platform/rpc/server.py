@@ -1,7 +1,6 @@
 """The gRPC server kit: start, guard every call, report health, drain.
 
-A process makes an `RpcServer` and hands it to `serve`. It knows nothing of what the
-services do: a process adds them and says when it is ready.
+A process makes an `RpcServer` with its services, passes it to `serve`, and reports when it is ready.
 """
 
 import asyncio
@@ -42,7 +41,7 @@ _SERVER_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_concurrent_streams", 1024),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
-    # Connections that say nothing: before they speak HTTP/2, without a call, and whose other end is gone.
+    # Silent connections: before HTTP/2, without a call, and with a dead peer.
     ("grpc.server_handshake_timeout_ms", 10_000),
     ("grpc.max_connection_idle_ms", 300_000),
     ("grpc.keepalive_time_ms", 60_000),
@@ -53,22 +52,23 @@ _STARTING = "starting, or a part that it needs does not answer"
 
 
 def _connection_age(seconds: float) -> list[tuple[str, int]]:
-    """By the option, a tenth more or less; calls that run then may end."""
+    """gRPC varies the age by a tenth. Running calls may finish."""
     return [("grpc.max_connection_age_ms", round(seconds * 1000))] if seconds else []
 
 
 class HealthState:
-    """Whether this process may be sent work; may be set before the server starts, and from any thread.
+    """Whether this process accepts work. Thread-safe; may be set before the server starts.
 
-    Starts as not ready: a process says `set_ready(True)` once its bundle is loaded. Loops that are watched count too:
-    one that hangs cannot say so itself.
+    It starts as not ready; a process calls `set_ready(True)` after it loaded its bundle. A watched loop that hangs
+    makes it
+    not ready too.
     """
 
     def __init__(
         self, *, ready: bool = False, look_every_s: float = 1.0, check: Callable[[], str] | None = None
     ) -> None:
-        """check: says why the process must take no work, or ""; asked every `look_every_s`."""
-        # What the process says of itself, and what is found by looking: "" where nothing is wrong.
+        """check: returns why the process must not accept work, or ""; called every `look_every_s`."""
+        # The reason that the process set, and the one that checks found; "" for none.
         self._said, self._found = "" if ready else _STARTING, ""
         self._draining = False
         self._look_every_s = look_every_s
@@ -84,16 +84,16 @@ class HealthState:
 
     @property
     def ready(self) -> bool:
-        """True when the process takes work."""
+        """Whether the process accepts work."""
         return not self.why_not
 
     @property
     def why_not(self) -> str:
-        """Why the process takes no work; empty when it does."""
+        """The reason why the process accepts no work; "" if it does."""
         return "draining" if self._draining else self._found or self._said
 
     def set_ready(self, ready: bool, why_not: str = "") -> None:
-        """Publish the state; repeated calls with the same value cost nothing. why_not: in a few words."""
+        """Publish the state; a repeated value costs nothing. why_not: in a few words."""
         said = "" if ready else why_not or _STARTING
         if said != self._said:
             self._said = said
@@ -104,16 +104,16 @@ class HealthState:
             asyncio.run_coroutine_threadsafe(self.publish(), self._loop)
 
     def serve_as(self, names: Collection[str]) -> None:
-        """Answer under these names, too (`Process.health_of`), and say of names before that they are not served."""
+        """Also serve under these names (`Process.health_of`); report earlier ones as not served."""
         self._names = dict.fromkeys(self._names, False) | dict.fromkeys(names, True)
         self._publish_soon()
 
     def watch(self, loop: str, turns: TurnClock) -> None:
-        """Not ready while a loop of this process is stuck; call it before the server starts."""
+        """Not ready while this loop is stuck. Call it before the server starts."""
         self._loops[loop] = turns
 
     async def attach(self, servicer: "health.aio.HealthServicer", services: Sequence[str]) -> None:
-        """Called by the server: from now on changes go out through `servicer`."""
+        """Publish changes through `servicer` from now on. The server calls it."""
         self._servicer = servicer
         self.services = ["", *services]
         self._loop = asyncio.get_running_loop()
@@ -123,18 +123,18 @@ class HealthState:
 
     @property
     def known(self) -> list[str]:
-        """Every name that health answers for."""
+        """Every name with a health status."""
         return [*self.services, *self._names]
 
     async def drain(self) -> None:
-        """Not ready, for good."""
+        """Become not ready for good."""
         self._draining = True
         if self._looking is not None:
             self._looking.cancel()
         await self.publish()
 
     async def publish(self) -> None:
-        """Tell the health service what we are now."""
+        """Publish the state to the health service."""
         if self._servicer is None:
             return
         kinds = health_pb2.HealthCheckResponse
@@ -167,14 +167,14 @@ class HealthState:
 
 
 class _Health(health.aio.HealthServicer):  # type: ignore[misc]
-    """gRPC health that says why it is not serving, in the trailing metadata of `Check`."""
+    """gRPC health with the reason in `Check`'s trailing metadata."""
 
     def __init__(self, state: HealthState) -> None:
         super().__init__()
         self._state = state
 
     async def Check(self, request: health_pb2.HealthCheckRequest, context: Any) -> Any:
-        """The status, and the reason. A service that this process does not serve is NOT_FOUND."""
+        """Return the status and the reason. An unknown service is NOT_FOUND."""
         if request.service not in (known := self._state.known):
             text = f"service={request.service[:80]!r} allowed: {', '.join(known[1:])}, or none"
             await context.abort(grpc.StatusCode.NOT_FOUND, text)
@@ -184,10 +184,10 @@ class _Health(health.aio.HealthServicer):  # type: ignore[misc]
 
 
 class _ReflectionPool:
-    """The default descriptor pool, but a method's full name has a file too.
+    """The default descriptor pool that also finds a file by a method's full name.
 
     The reflection protocol asks for "the file containing a symbol", methods included, and clients (ghz) ask by method.
-    The C implementation of Protobuf's Python pool knows services, messages, fields and enums by name, not methods.
+    Protobuf's Python pool in C finds services, messages, fields and enums by name, but not methods.
     """
 
     def __init__(self) -> None:
@@ -197,7 +197,7 @@ class _ReflectionPool:
         return getattr(self._pool, name)
 
     def FindFileContainingSymbol(self, symbol: str) -> Any:
-        """The descriptor of the file that defines `symbol`. Raises: KeyError when no file does."""
+        """Return the descriptor of the file that defines `symbol`. Raises: KeyError without one."""
         try:
             return self._pool.FindFileContainingSymbol(symbol)
         except KeyError:
@@ -205,12 +205,11 @@ class _ReflectionPool:
 
 
 class RpcServer:
-    """A guarded grpc.aio server with health and reflection. `start`, then `drain`.
+    """A guarded grpc.aio server with health and reflection. Call `start`, then `drain`.
 
-    `health_state`: pass one to say later when the process is ready; without it, it is ready at once.
-    `door`: who may call what; without one, everybody may call everything. `admissions`: by method, where not all share
-    the one limit of `settings`. `max_request_bytes`: a larger one is refused before it is read; `limits`: of its
-    repeated fields, where they differ from `request_counts.LIMITS`.
+    health_state: reports readiness; without it, the server is ready at once. door: authorises calls; None allows all.
+    admissions: by method, where the limit of `settings` is not shared. max_request_bytes: a larger request is rejected
+    unread. limits: of its repeated fields, where they differ from `request_counts.LIMITS`.
     """
 
     def __init__(
@@ -244,7 +243,7 @@ class RpcServer:
             options=[
                 *_SERVER_OPTIONS,
                 ("grpc.max_receive_message_length", max_request_bytes),
-                # Unless meant, two servers would share a port silently and each get half of the calls.
+                # Otherwise two servers could share a port by mistake and each get half of the calls.
                 ("grpc.so_reuseport", int(settings.shares_port)),
                 *_connection_age(settings.connection_seconds),
             ],
@@ -256,7 +255,7 @@ class RpcServer:
     async def start(self) -> None:
         """Bind and serve.
 
-        Raises: PortTaken naming the port and its owner.
+        Raises: PortTaken with the port and its owner.
         """
         host, port = self.settings.host, self.settings.port
         if not self.settings.shares_port:
@@ -283,7 +282,7 @@ class RpcServer:
         return int(self._server.add_secure_port(address, grpc.ssl_server_credentials(own, ca, asks)))
 
     async def drain(self) -> None:
-        """Report NOT_SERVING, take no new call, give running ones `drain_seconds` to finish."""
+        """Report NOT_SERVING, accept no new calls, give running ones `drain_seconds` to finish."""
         await self._health.drain()
         await self._server.stop(self.settings.drain_seconds)
 
@@ -297,8 +296,8 @@ async def serve(
 ) -> None:
     """Serve until SIGTERM or SIGINT, then drain, then call `on_drain` (close batchers, consumers, connections).
 
-    `before_listening`: waited for before the port is taken. `beside`: a second server, which runs as long.
-    Raises: PortTaken when the gRPC or the metrics port is held by somebody else (`on_drain` is called first).
+    before_listening: awaited before the port is bound. beside: a second server with the same lifetime.
+    Raises: PortTaken if the gRPC or the metrics port is taken (after `on_drain`).
     """
     settings = server.settings
     stop = asyncio.Event()
@@ -318,7 +317,7 @@ async def serve(
             if beside is not None:
                 await beside.start()
             serve_metrics(settings.resolved_metrics_port, settings.host, tls=settings.tls)
-            # What start-up made lives as long as the process: keep the collector from walking it in a request.
+            # Objects from start-up live as long as the process: exclude them from garbage collection.
             gc.collect()
             gc.freeze()
             log.info(

@@ -1,4 +1,4 @@
-"""What every reader and writer of a topic shares: positions, times, records, retraction, reading, following.
+"""Shared by all readers and writers of topics: positions, times, records, reading, following.
 
 It knows no topic's content and no process.
 """

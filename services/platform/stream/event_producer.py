@@ -1,7 +1,7 @@
-"""Single records onto Kafka for callers on one event loop, which never waits for the broker itself.
+"""Produce single records to Kafka for callers on one event loop, without blocking it.
 
-kafka-python's producer belongs to one thread. What callers hand in is gathered for a moment and goes to that thread
-together. A send that timed out may still land: callers reuse their event ids.
+kafka-python's producer belongs to one thread. Records of several callers go to that thread in groups. A send that timed
+out may still succeed: callers reuse their event ids.
 """
 
 import asyncio
@@ -35,13 +35,16 @@ from services.platform.stream.position import Position
 MAX_RECORD_BYTES = 1_000_000
 MAX_QUEUED = 10_000
 RETRY_BUILD_SECONDS = 0.5
-# Records of several callers go to kafka-python together. An event's processor time, in all processes: at 400 a second
-# 2.3 -> 2.0 ms, of 32 callers in a closed loop 1.07 -> .60 (1,628 -> 3,184 a second). A group is complete with as many
-# records as the last one had, or were in flight when one more came: who waits for each answer waits for no company
-# (in a closed loop of 1 and 8 callers 1.4 ms in the place of 4.9, as many records a group; at 400 a second 1.7 in the
-# place of 2.1). Tried: kafka-python's own linger, which wakes its thread for each record all the same (half the gain);
-# handing over on the event loop, without a thread of ours in between (no gain); at once when nothing is in flight (at
-# 400 a second a quarter of the gain).
+# Groups save processor time per event, in all processes: 2.3 -> 2.0 ms at 400 a second, 1.07 -> .60 with 32 callers in
+# a
+# closed loop (1,628 -> 3,184 a second). A group is complete with as many records as the last one had, or as were in
+# flight
+# when one more came, so that a caller that waits for each answer does not wait for others (closed loop of 1 and 8
+# callers:
+# 1.4 ms instead of 4.9; 400 a second: 1.7 instead of 2.1). Tried: kafka-python's linger, which still wakes its thread
+# per
+# record (half the gain); handing over on the event loop without a separate thread (no gain); at once if nothing is in
+# flight (a quarter of the gain at 400 a second).
 _HAND_OVER_S = 0.005
 
 
@@ -52,7 +55,7 @@ class _Pending:
     result: asyncio.Future[Position]
 
     def settle(self, outcome: Position | Exception) -> None:
-        """Tell the sender, unless it gave up. From any thread."""
+        """Resolve the sender's future unless the sender gave up. Thread-safe."""
 
         def finish() -> None:
             if self.result.done():
@@ -62,35 +65,35 @@ class _Pending:
             else:
                 self.result.set_result(outcome)
 
-        with contextlib.suppress(RuntimeError):  # the caller's loop is gone
+        with contextlib.suppress(RuntimeError):  # the caller's loop is closed
             self.loop.call_soon_threadsafe(finish)
 
 
 class _Gathering:
-    """What goes to the thread together. For the event loop; `groups` is what the thread takes from, None its end."""
+    """Groups records for the thread, on the event loop. groups: read by the thread; None ends it."""
 
     def __init__(self) -> None:
         self.groups: queue.SimpleQueue[list[_Pending] | None] = queue.SimpleQueue()
         self._gathered: list[_Pending] = []
-        # How many may come soon: those that went together last, and those that were in flight since.
+        # Expected records: the last group's size, or more if more were in flight since.
         self._expected = 1
         self._next_hand_over = 0.0
         self._hand_over_at: asyncio.TimerHandle | None = None
 
     def add(self, pending: _Pending, outstanding: int) -> None:
-        """One more; outstanding: how many are here, in the thread or in flight."""
+        """Add a record. outstanding: number of records here, in the thread or in flight."""
         loop = pending.loop
         self._gathered.append(pending)
         if outstanding > len(self._gathered):
             self._expected = max(self._expected, outstanding)
-        # At the earliest after what else is due now: a call of many records is handed over whole.
+        # At the earliest after other callbacks that are due now, so that a call's records stay together.
         if len(self._gathered) == self._expected:
             self._put_at(loop, loop.time())
         elif len(self._gathered) == 1:
             self._put_at(loop, self._next_hand_over)
 
     def put(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Hand over what there is."""
+        """Hand the group over."""
         self._next_hand_over = loop.time() + _HAND_OVER_S
         self._expected = len(self._gathered)
         self.groups.put(self._gathered)
@@ -103,7 +106,7 @@ class _Gathering:
 
 
 class _Connection:
-    """kafka-python's producer, made again when it is broken. For one thread; `brokers` is for any."""
+    """kafka-python's producer, rebuilt when broken. For one thread; `brokers` is thread-safe."""
 
     def __init__(self, bootstrap: Brokers, client_id: str) -> None:
         self._bootstrap, self._client_id = bootstrap, client_id
@@ -119,10 +122,11 @@ class _Connection:
         return {f"{broker.host}:{broker.port}" for broker in self._cluster.brokers()}
 
     def producer(self) -> KafkaProducer | None:
-        """The one that works; None while there is none, and `why_away` says why."""
+        """Return a working producer; None without one, with the reason in `why_away`."""
         if self._producer is not None and self._broken is self._producer:
-            # kafka-python's idempotent producer does not find its way back once a batch in flight has expired.
-            # What it still holds may land while the next one sends: events have ids, and their order is in time.
+            # kafka-python's idempotent producer does not recover after a batch in flight expired. Its queued records
+            # may be
+            # written while the next one sends: events have ids and are ordered by time.
             settled_s = DELIVERY_TIMEOUT_MS / 1000 + SETTLING_S
             closing = (self._producer, settled_s)
             threading.Thread(target=close_producer, args=closing, name="old-producer", daemon=True).start()
@@ -132,7 +136,7 @@ class _Connection:
         return self._producer
 
     def broke(self, producer: KafkaProducer) -> None:
-        """A record that it sent was given up. From any thread."""
+        """Note that a record of this producer failed. Thread-safe."""
         self._broken = producer
 
     def close(self) -> None:
@@ -154,16 +158,18 @@ class _Connection:
 class EventProducer:
     """Produces single records for callers on one event loop; one thread owns the kafka-python producer.
 
-    What comes within `_HAND_OVER_S` of the last hand-over waits for the next, or until as many wait as are expected;
-    what comes later goes at once.
-    At most `max_queued` records wait or are in flight, those whose senders gave up included; more are refused as
-    Overloaded. While no broker has answered for a moment, sends fail at once instead of waiting their whole time.
+    Records within `_HAND_OVER_S` of the last group wait for the next one, or until the expected number waits; later
+    records
+    are sent at once.
+    At most `max_queued` records wait or are in flight, those of senders that gave up included; more raise Overloaded.
+    While
+    no broker answers, sends fail at once.
     """
 
     def __init__(self, bootstrap: Brokers, *, client_id: str = "freshet", max_queued: int = MAX_QUEUED) -> None:
         self._gathering, self._connection = _Gathering(), _Connection(bootstrap, client_id)
         self._max_queued = max_queued
-        # Records from `send` until they have left our queue and kafka-python's. Both threads count.
+        # Records in this queue and kafka-python's. Both threads count.
         self._outstanding = 0
         self._count_lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -178,8 +184,9 @@ class EventProducer:
                 self._thread.start()
 
     def brokers(self) -> Collection[str]:
-        """host:port of each broker that the cluster names, which leaves out those it takes for dead; before it was
-        asked, of those it was begun with."""
+        """Return host:port of each broker in the cluster metadata, without dead ones; before connecting, the bootstrap
+        brokers.
+        """
         return self._connection.brokers()
 
     async def send(
@@ -187,8 +194,9 @@ class EventProducer:
     ) -> Position:
         """Write one record and return (partition, offset) once all in-sync replicas have it.
 
-        Raises: DependencyUnavailable when that did not happen within timeout_s (the record may still land later);
-        Overloaded when too many sends wait; InvalidRequest when the record is too large.
+        Raises: DependencyUnavailable after timeout_s (the record may still be written later); Overloaded if too many
+        sends wait;
+        InvalidRequest if the record is too large.
         """
         if value is not None and len(value) + len(key) > MAX_RECORD_BYTES:
             raise InvalidRequest.of("value", f"{len(value)} bytes", f"at most {MAX_RECORD_BYTES} bytes with its key")
@@ -209,7 +217,7 @@ class EventProducer:
             raise DependencyUnavailable(f"Kafka did not acknowledge within {timeout_s:.1f} s") from exc
 
     async def close(self, timeout_s: float = 2.0) -> None:
-        """Send what waits, then end the thread; after timeout_s the rest is given up."""
+        """Send queued records, then end the thread; after timeout_s the rest is dropped."""
         self._closed = True
         thread = self._thread
         if thread is not None:
@@ -240,7 +248,7 @@ class EventProducer:
 
     def _acknowledged(self, pending: _Pending, metadata: Any) -> None:
         if metadata.offset < 0:
-            # A retried batch that the broker already had: written, but it no longer says where.
+            # A retried batch that the broker already had: written, at an unknown offset.
             self._leave(pending, DependencyUnavailable("Kafka has the record but did not say where; send it again"))
             return
         self._leave(pending, Position(metadata.partition, metadata.offset))
@@ -250,7 +258,7 @@ class EventProducer:
         self._leave(pending, DependencyUnavailable(f"Kafka did not take the record: {error}"))
 
     def _leave(self, pending: _Pending, outcome: Position | Exception) -> None:
-        """The record is out of every queue: its slot is free, and its sender is told."""
+        """Free the record's slot and resolve its sender's future."""
         with self._count_lock:
             self._outstanding -= 1
         pending.settle(outcome)

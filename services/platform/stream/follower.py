@@ -1,9 +1,9 @@
-"""The one loop of every thread that follows topics: turn after turn until stopped.
+"""The loop of every thread that follows topics: turns until stopped.
 
-When a turn fails the loop says so once, waits, and tries again; it calls `on_stall` where two turns in a row failed,
-and exports the lag by the clock meanwhile. A turn that hangs is known by `turns`, which health and metrics ask. What a
-failure outside the error tree costs is the same in every loop (`poison.py`). What a turn reads and applies the subclass
-knows: nothing here knows a topic or a client.
+If a turn fails, the loop logs it once, waits and tries again. After two failures in a row it calls `on_stall`, and it
+exports the lag meanwhile. `turns` detects a turn that hangs; health and metrics read it. `poison.py` decides what
+happens
+after an exception outside the error tree. Subclasses read and apply; no topic or client is known here.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ R = TypeVar("R")
 
 
 class Due:
-    """Says once in `every_s` that it is time, by the monotonic clock; the first time `after_s` from now."""
+    """Returns True once per `every_s` (monotonic clock), first after `after_s`."""
 
     def __init__(self, every_s: float, *, after_s: float = 0.0) -> None:
         self._every_s, self._at = every_s, time.monotonic() + after_s if after_s else 0.0
@@ -37,14 +37,14 @@ class Due:
 
 
 class Follower:
-    """Takes turns from `start` to `stop`.
+    """Runs turns from `start` to `stop`.
 
-    `on_ready` is called once the subclass said `ready`, and again when turns work after `on_stall`. Without `on_stall`
-    nothing is said of a stall: what was read is served on, under the position that it has.
+    `on_ready` is called once the subclass called `ready`, and again when turns work after `on_stall`. Without
+    `on_stall` a
+    stall has no effect: what was read is still served, with its position.
 
-    After a bug (an error outside the tree) the turn is tried again as it was; after some of them in a row it
-    `tries_alone`, and a record that proves to be poison is set aside. Whatever else fails waits. `lost` may give up
-    what half a change may have reached.
+    After an exception outside the error tree the turn is repeated. After several in a row `tries_alone` is True, and a
+    poison record is set aside. Other failures wait. `lost` may discard half a change.
     """
 
     def __init__(
@@ -72,15 +72,15 @@ class Follower:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def turn(self) -> int:
-        """Read and apply what came; the number of records. Raises: anything; the next turn then starts over."""
+        """Read and apply records; return their number. Raises: anything; the next turn starts over."""
         raise NotImplementedError
 
     def lost(self, exc: Exception) -> None:
-        """A turn raised: what was read and what was applied may differ."""
+        """Called after a turn raised: records read and records applied may differ."""
 
     @property
     def tries_alone(self) -> bool:
-        """Whether so many turns failed for a bug that records are to be applied one by one now."""
+        """Whether to apply records one by one, after repeated exceptions outside the error tree."""
         return self.bugs >= ATTEMPTS
 
     def one_by_one(
@@ -92,10 +92,10 @@ class Follower:
         set_aside: Callable[[R, str], object],
         rehearse: Callable[[R], object] | None,
     ) -> None:
-        """Apply records alone, in order; one that proves to be poison is set aside with a reason.
+        """Apply records one by one, in order; set a poison record aside with a reason.
 
-        key: what tells a record from others. rehearse: does what `apply` does, as far as nobody else sees it.
-        Raises: as `apply`; the records before the failing one are applied then.
+        key: identifies a record. rehearse: does what `apply` does without visible effects.
+        Raises: as `apply`; the records before the failing one are applied.
         """
         applied = 0
         for number, record in enumerate(records):
@@ -115,24 +115,24 @@ class Follower:
                 self.poison.applied([record])
 
     def report_lag(self, *, asks: bool) -> None:
-        """Export how far behind this loop is. asks: polls fail and do not tell the topics' ends; ask for them."""
+        """Export the lag. asks: polls fail and do not return the topics' ends; ask for them."""
 
     def finish(self) -> None:
-        """The last turn is over: keep what is to be kept, close what is open."""
+        """Save and close, after the last turn."""
         raise NotImplementedError
 
     def start(self) -> None:
-        """Begin in a thread of its own."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self, timeout_s: float = 10.0) -> None:
-        """Finish the turn at hand, and end."""
+        """Finish the present turn, and end."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(timeout_s)
 
     def step(self) -> int:
-        """One turn, and what is said after it. Raises: what the turn raises; tell `fail` of it."""
+        """Run one turn and log its recovery. Raises: what the turn raises; pass it to `fail`."""
         records = self.turn()
         self._export_lag(asks=False)
         if self._complaint:
@@ -145,7 +145,7 @@ class Follower:
         return records
 
     def fail(self, exc: Exception) -> None:
-        """A turn raised: complain once, note a stall, and wait."""
+        """Handle a turn's exception: log once, note a stall, and wait."""
         complaint = type(exc).__name__
         if not isinstance(exc, FreshetError):
             self.bugs += 1
@@ -159,7 +159,7 @@ class Follower:
             self._complaint = complaint
             log.warning("follower_waits", follower=self.name, reason=str(exc), error=complaint)
         if self._is_ready and not self._stop.is_set():
-            # It is a figure only; why the turn failed was said.
+            # Only a metric; the turn's failure is logged already.
             with contextlib.suppress(Exception):
                 self._export_lag(asks=True)
         self.turns.ended(well=False)
@@ -167,7 +167,7 @@ class Follower:
         self._backoff_s = min(2 * self._backoff_s, self._max_backoff_s)
 
     def ready(self) -> None:
-        """Said by the subclass when it has reached what it needs; only the first time counts."""
+        """Called by the subclass when it reached its dependencies; only the first call counts."""
         if not self._is_ready:
             self._is_ready = True
             self._on_ready()

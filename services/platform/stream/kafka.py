@@ -1,9 +1,9 @@
-"""kafka-python's clients as everything here uses them: with short waits, and errors of the tree.
+"""kafka-python's clients with short timeouts and the error tree.
 
-kafka-python's constructor and `send` wait for the broker, up to a minute with the defaults: everything here blocks, for
-seconds at most, so it belongs into a thread (`event_producer.py` has one). Keys are placed by Kafka's default
-partitioner (murmur2), so this code, bulk imports and outside producers agree on a key's partition. Knows bytes, not
-events.
+kafka-python's constructor and `send` wait for the broker, up to a minute by default. Here all block for seconds at
+most,
+so they belong in a thread (`event_producer.py` has one). Kafka's default partitioner (murmur2) places keys, so this
+code, bulk imports and outside producers agree on a key's partition. Records' content is not known here.
 """
 
 import contextlib
@@ -28,23 +28,23 @@ from services.platform.stream.kafka_headers import accept_any_header_name
 from services.platform.stream.position import Position
 from services.platform.transport import ENCRYPTED, SASL, KafkaConnection
 
-# Twice Kafka's default: each topic has its own limit at the broker, this one only has to be above them.
+# Twice Kafka's default: each topic has its own limit at the broker, and this one has to be higher.
 _MAX_REQUEST_BYTES = 2 << 20
 DELIVERY_TIMEOUT_MS = 5_000
 _GATHERED_BYTES = 65_536
 REST_MS = 500
-# Above what a fetch asks for (kafka-python's fetch_max_bytes, 50 MB).
+# Above a fetch's limit (kafka-python's fetch_max_bytes, 50 MB).
 _MAX_ANSWER_BYTES = 1 << 27
-# After the delivery timeout kafka-python takes this long at most to give a batch up.
+# kafka-python needs at most this long after the delivery timeout to fail a batch.
 SETTLING_S = 2.0
 
 Headers = Sequence[tuple[str, bytes]]
-# host:port, separated by commas, of brokers that ask nobody who they are; else with what a client shows.
+# host:port, separated by commas, of brokers without authentication; else a connection with credentials.
 Brokers = str | KafkaConnection
 
 
 class Client(KafkaClient):  # type: ignore[misc]
-    """kafka-python's connections to brokers. It says why a broker refuses it; the library's tries for ever."""
+    """kafka-python's network client. It raises a broker's refusal, where the library's retries forever."""
 
     _refusal: BaseException | None = None
 
@@ -54,7 +54,7 @@ class Client(KafkaClient):  # type: ignore[misc]
             close = connection.close
 
             def noted_close(error: BaseException | None = None) -> None:
-                # What follows from it closes it again.
+                # Only the first error is the cause.
                 if error is not None and not connection.disconnected():
                     self._refusal = error
                 close(error)
@@ -63,7 +63,7 @@ class Client(KafkaClient):  # type: ignore[misc]
         return begun
 
     def poll(self, *args: Any, **named: Any) -> Any:
-        """As there. Raises: SaslAuthenticationFailedError of a connection that it waited for."""
+        """As the library's. Raises: SaslAuthenticationFailedError of a connection that it waited for."""
         answers = super().poll(*args, **named)
         if isinstance(self._refusal, SaslAuthenticationFailedError):
             refusal, self._refusal = self._refusal, None
@@ -71,13 +71,13 @@ class Client(KafkaClient):  # type: ignore[misc]
         return answers
 
     def check_version(self, *args: Any, **named: Any) -> Any:
-        """As there, once a broker has let this client in. Raises: why none did, too."""
+        """As the library's, after a broker accepted this client. Raises: also the reason why none did."""
         end = time.monotonic() + self.config["api_version_auto_timeout_ms"] / 1000
         try:
             found = super().check_version(*args, **named)
         except NoBrokersAvailable as exc:
             raise self._refusal or exc from exc
-        # A broker tells its version to everybody.
+        # A broker tells its version without authentication.
         while not any(self.connected(broker.nodeId) for broker in self.cluster.brokers()):
             if time.monotonic() > end:
                 raise self._refusal or NoBrokersAvailable()
@@ -86,7 +86,7 @@ class Client(KafkaClient):  # type: ignore[misc]
 
 
 def kafka_options(brokers: Brokers) -> dict[str, Any]:
-    """The keyword arguments of every kafka-python client that say where the brokers are, and who asks."""
+    """Return the keyword arguments of every kafka-python client for brokers and credentials."""
     options: dict[str, Any] = {"bootstrap_servers": str(brokers).split(","), "kafka_client": Client}
     if isinstance(brokers, str) or brokers.security == "PLAINTEXT":
         return options
@@ -101,14 +101,15 @@ def kafka_options(brokers: Brokers) -> dict[str, Any]:
 
 
 def partition_for(key: bytes, num_partitions: int) -> int:
-    """The partition that Kafka's default partitioner gives to a key."""
+    """Return the key's partition by Kafka's default partitioner."""
     return int((murmur2(key) & 0x7FFFFFFF) % num_partitions)
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One record to produce. partition: None is where the default partitioner puts the key. timestamp_ms: None is now;
-    a topic with the broker's times does not look at it."""
+    """One record to produce. partition: None: by the default partitioner. timestamp_ms: None is now; a topic with the
+    broker's times ignores it.
+    """
 
     topic: str
     key: bytes
@@ -127,10 +128,10 @@ def build_producer(
     delivery_timeout_ms: int = DELIVERY_TIMEOUT_MS,
     connect: Callable[..., KafkaClient] = Client,
 ) -> KafkaProducer:
-    """An idempotent acks=all producer whose every wait is short. Blocking: call it from a thread of your own.
+    """Return an idempotent acks=all producer with short timeouts. Blocks: call it in a separate thread.
 
-    connect: makes the connections, which know the cluster.
-    Raises: DependencyUnavailable when no broker answers.
+    connect: makes the network client, which knows the cluster.
+    Raises: DependencyUnavailable if no broker answers.
     """
     try:
         return KafkaProducer(
@@ -151,12 +152,12 @@ def build_producer(
             metrics_enabled=False,
         )
     except (KafkaError, OSError, AssertionError) as exc:
-        # An assertion of the client's: a broker that is paused answered nothing, which it takes for an old one.
+        # The client asserts that a broker answers; it takes a paused one for an old version.
         raise DependencyUnavailable(f"Kafka at {bootstrap} cannot be reached: {exc}") from exc
 
 
 def close_producer(producer: KafkaProducer, timeout_s: float) -> bool:
-    """Close once every record is acknowledged or given up; False, and still open, when that takes longer."""
+    """Close after every record is acknowledged or failed; return False, still open, after the timeout."""
     try:
         producer.close(timeout=timeout_s)
     except KafkaTimeoutError:
@@ -165,7 +166,7 @@ def close_producer(producer: KafkaProducer, timeout_s: float) -> bool:
 
 
 class BulkProducer:
-    """Produces many records at once from one thread, and returns when every one is acknowledged."""
+    """Produces many records from one thread, and returns after all acknowledgements."""
 
     def __init__(
         self,
@@ -184,9 +185,10 @@ class BulkProducer:
     def send_many(self, records: Iterable[Record], timeout_s: float = 15.0) -> list[Position]:
         """Write the records, in order per partition; return their positions in the same order.
 
-        A position has offset -1 when Kafka has the record but no longer says where (a retried batch).
-        Raises: DependencyUnavailable if any was not acknowledged in time; some may have been written all the same, but
-        none is sent any more once this has returned (it waits out the delivery timeout for that).
+        Offset -1: Kafka has the record, at an unknown offset (a retried batch).
+        Raises: DependencyUnavailable if any was not acknowledged in time. Some may have been written, but none is sent
+        after
+        the return (it waits out the delivery timeout).
         """
         deadline = time.monotonic() + timeout_s
         producer = self._connected()
@@ -205,12 +207,12 @@ class BulkProducer:
                 positions.append(Position(metadata.partition, metadata.offset))
             return positions
         except (KafkaError, OSError, AssertionError) as exc:
-            # A producer that failed half-way is not asked to remember its sequence; the next one must not overtake it.
+            # A failed producer may not continue its sequence, and the next one must not overtake it.
             self.close(self._delivery_timeout_ms / 1000 + SETTLING_S)
             raise DependencyUnavailable(f"Kafka did not take the records: {exc}") from exc
 
     def num_partitions(self, topic: str) -> int:
-        """How many partitions a topic has, for records that go into every one. Raises: DependencyUnavailable."""
+        """Return a topic's number of partitions, for records that go to every one. Raises: DependencyUnavailable."""
         producer = self._connected()
         try:
             found = producer.partitions_for(topic)
@@ -222,7 +224,7 @@ class BulkProducer:
         return len(found)
 
     def close(self, timeout_s: float = 0.0) -> None:
-        """Give the connection up; the next send_many makes a new one."""
+        """Close the connection; the next call connects again."""
         producer, self._producer = self._producer, None
         if producer is not None:
             close_producer(producer, timeout_s)
@@ -250,13 +252,13 @@ def build_consumer(
     max_poll_records: int = 512,
     max_partition_bytes: int = 1 << 20,
 ) -> KafkaConsumer:
-    """A consumer with assigned partitions (None: all of each topic's), no automatic commits, and short waits.
+    """Return a consumer with assigned partitions (None: all of each topic), no automatic commits, and short timeouts.
 
-    With `window_ms` the broker gathers for so long, or 64 KB; without, it gives a record as soon as there is one, and
-    is asked every `rest_ms` while there is none: a stream at rest costs next to nothing. No group membership, so no
-    rebalance: takeover takes as long as starting the process. Only committed records are read, and a topic ends before
-    the first transaction that is still open.
-    Raises: DependencyUnavailable when the broker or a topic cannot be reached.
+    With `window_ms` the broker gathers records for this long, or 64 KB. Otherwise it returns a record at once, and is
+    asked
+    every `rest_ms` while idle, so an idle stream costs almost nothing. There is no group membership and no rebalance: a
+    takeover takes as long as a process start. Only committed records are read, up to the first open transaction.
+    Raises: DependencyUnavailable if the broker or a topic cannot be reached.
     """
     accept_any_header_name()
     try:
@@ -266,7 +268,7 @@ def build_consumer(
             client_id=client_id,
             enable_auto_commit=False,
             auto_offset_reset="earliest",
-            # Outside producers may abort transactions: what they took back is not read.
+            # Outside producers may abort transactions; their records are not read.
             isolation_level="read_committed",
             fetch_max_wait_ms=window_ms or rest_ms,
             fetch_min_bytes=_GATHERED_BYTES if window_ms else 1,

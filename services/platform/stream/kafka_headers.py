@@ -1,7 +1,7 @@
-"""Header names in any encoding: kafka-python stops at a record whose header name is not UTF-8, and never gets past it.
+"""Accept header names in any encoding: kafka-python fails forever at a record whose header name is not UTF-8.
 
-Kafka itself does not look at names, so one careless producer could stop a stream for ever. Bytes that are no text
-become U+FFFD; keys, values and header values are left alone. Costs nothing for records with proper names.
+Kafka does not check names, so one producer could stop a stream. Invalid bytes become U+FFFD; keys, values and header
+values do not change. Records with valid names have no extra cost.
 """
 
 from typing import Any
@@ -38,7 +38,7 @@ def _tolerant(read: Any) -> Any:
 
 
 def accept_any_header_name() -> None:
-    """Make kafka-python's consumers of this process read such records. Idempotent."""
+    """Make kafka-python's consumers in this process read such records. Idempotent."""
     read = DefaultRecordBatch._read_msg
     if not hasattr(read, "tolerant"):
         DefaultRecordBatch._read_msg = _tolerant(read)

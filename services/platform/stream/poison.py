@@ -1,8 +1,9 @@
-"""When a failure is the record's fault, and when it is not: the one policy of every loop that follows topics.
+"""Decide whether a failure is the record's fault: the one policy of every loop that follows topics.
 
-Poison is what fails alone, deterministically, because of the record. It may be set aside. Everything else (memory, a
-disk, a model, a process of another version) makes the loop stop, wait and say why: nothing is lost by waiting. It knows
-neither topics nor clients: a loop says what was applied, and how a record is tried without writing anything.
+A poison record fails alone and deterministically because of its content. It may be set aside. For any other failure
+(memory, a disk, a model, a process of another version) the loop stops, waits and logs the reason: waiting loses
+nothing.
+Topics and clients are not known here: a loop reports applied records and how to try one without writing.
 """
 
 import traceback
@@ -19,28 +20,31 @@ log = structlog.get_logger()
 
 R = TypeVar("R")
 
-# Failures of a whole batch before its records are tried alone: most trouble passes within these few waits.
+# Failures of a whole batch before its records are tried alone: most failures pass within these few waits.
 ATTEMPTS = 3
-# So many records before the suspect and so many behind it are tried alone beside it.
+# Records before and after the suspect that are tried alone.
 NEIGHBOURS = 8
-# Of the neighbours, at most this share may fail alone. One bad producer's records lie together, so some may; where more
-# fail, it is the process or the model.
+# Largest share of neighbours that may fail alone. A bad producer's records lie together, so some may; if more fail, the
+# process or the model is the cause.
 MAX_FAILING_NEIGHBOURS = 0.25
-# Of the last `WINDOW` records, at most this share (and `FEW` in any case) may be set aside. The errors of real data met
-# so far hit fewer than one record in a thousand; a broken process or model hits whole kinds of records. Beyond it the
-# loop waits: somebody has to look, and a mended version then loses nothing.
+# Largest share of the last `WINDOW` records to set aside (`FEW` in any case). Errors of real data hit fewer than one
+# record in a thousand so far; a broken process or model hits whole kinds of records. Beyond the share the loop waits
+# for
+# an operator, and a corrected version then loses nothing.
 MAX_POISON_SHARE = 0.01
 FEW = 3
 WINDOW = 10_000
 _MAX_SUSPECTS = 1_000
 
-# Kinds of errors that no record causes by itself.
+# Errors that no record causes by itself.
 _ENVIRONMENT = (MemoryError, OSError, RecursionError, SystemError, ImportError, EOFError, BufferError, ReferenceError)
 
 
 def depends_on_record(exc: BaseException) -> bool:
-    """Whether the error is of a kind that a record can cause: none of the tree, of memory, files, time or the
-    interpreter, neither itself nor what it came from."""
+    """Return whether a record can cause the error: neither it nor its causes come from the error tree, memory, files,
+    time
+    or the interpreter.
+    """
     seen: set[int] = set()
     found: BaseException | None = exc
     while found is not None and id(found) not in seen:
@@ -52,7 +56,7 @@ def depends_on_record(exc: BaseException) -> bool:
 
 
 def signature(exc: BaseException) -> str:
-    """What makes two failures the same one: the error's class, and the line that raised it."""
+    """Return what identifies a failure: the error's class, and the line that raised it."""
     frames = traceback.extract_tb(exc.__traceback__)
     place = f" at {frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno}" if frames else ""
     return f"{type(exc).__name__}{place}"
@@ -60,28 +64,28 @@ def signature(exc: BaseException) -> str:
 
 @dataclass(slots=True)
 class _Suspect:
-    """A record that failed alone: how, and whether others passed alone since."""
+    """A record that failed alone: its failure, and whether others passed alone since."""
 
     signature: str
     others_passed: bool = False
 
 
 class PoisonPolicy(Generic[R]):
-    """Judges records of one loop; for its thread alone."""
+    """Judges records of one loop. Not thread-safe."""
 
     def __init__(self, name: str) -> None:
         """name: of the loop, in the log."""
         self._name = name
-        # One for each partition at most, but for what passed in the end.
+        # At most one per partition, apart from those that passed in the end.
         self._suspects: OrderedDict[Hashable, _Suspect] = OrderedDict()
         self._lately: deque[R] = deque(maxlen=NEIGHBOURS)
-        # Positions of what was set aside, counted in records that this loop has dealt with.
+        # Indices of records set aside, in the count of processed records.
         self._dealt_with = 0
         self._set_aside: deque[int] = deque()
         self._said: tuple[Hashable, str] | None = None
 
     def applied(self, records: Sequence[R]) -> None:
-        """These were applied."""
+        """Note applied records."""
         self._dealt_with += len(records)
         self._lately.extend(records[-NEIGHBOURS:])
 
@@ -95,14 +99,18 @@ class PoisonPolicy(Generic[R]):
         applied: int = 0,
         rehearse: Callable[[R], object] | None = None,
     ) -> bool:
-        """A record failed alone: whether it may be set aside. False: wait, and try it again; why is said once.
+        """Return whether a record that failed alone may be set aside. False: wait, and try it again; the reason is
+        logged once.
 
-        True takes two calls for the same key with the same failure, and healthy neighbours by the first one: those of
-        `behind` (in order) and of the records applied last pass alone in `rehearse`, which does all but what others
-        see and raises as applying does. A failure that rehearsing the record does not show lies in writing: then only
-        records that were really `applied` alone just before prove anything.
+        True needs two calls for the same key with the same failure, and healthy neighbours by the first one: records of
+        `behind`
+        (in order) and the last applied ones that pass alone in `rehearse`, which does all but the visible effects and
+        raises
+        like applying. If rehearsing the record does not fail, the failure lies in writing: then only records `applied`
+        alone
+        just before are evidence.
 
-        Raises: what a rehearsal raises of the error tree: a dependency is away.
+        Raises: a rehearsal's error of the tree: a dependency is unavailable.
         """
         reason = self._innocent_because(key, record, exc, behind, applied, rehearse)
         if reason:
@@ -126,7 +134,7 @@ class PoisonPolicy(Generic[R]):
         applied: int,
         rehearse: Callable[[R], object] | None,
     ) -> str:
-        """Why the record is not to be set aside now; "" when it is."""
+        """Return why the record is not set aside now; "" if it is."""
         if not depends_on_record(exc):
             return f"{type(exc).__name__}: no record causes this; waiting until it has passed"
         failure = signature(exc)

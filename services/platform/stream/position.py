@@ -1,7 +1,7 @@
-"""Where a record lies in a topic: its partition and offset, their limits, and both in one integer.
+"""A record's position in a topic: partition and offset, their limits, and both in one integer.
 
-A packed position has 63 bits, so that positions are compared, sorted and kept as plain integers: ordered by partition,
-then offset. The functions on messages take any that has the fields `partition` and `offset`.
+A packed position has 63 bits, ordered by partition, then offset. The functions on messages take any with the fields
+`partition` and `offset`.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,14 +15,14 @@ MAX_PARTITION = (1 << 15) - 1
 
 
 class Position(NamedTuple):
-    """A record of one topic."""
+    """The position of a record in one topic."""
 
     partition: int
     offset: int
 
 
 def pack_position(partition: int, offset: int) -> int:
-    """The position as one integer; both within their limits."""
+    """Return the position as one integer; both within their limits."""
     return partition << _OFFSET_BITS | offset
 
 
@@ -32,7 +32,7 @@ def unpack_position(packed: int) -> Position:
 
 
 def read_position(name: str, message: Any, *, least: int = 0) -> Position:
-    """The position in a message, its offset at least `least`. Raises: InvalidRequest for the field `name`."""
+    """Return a message's position with an offset of at least `least`. Raises: InvalidRequest for the field `name`."""
     if not (0 <= message.partition <= MAX_PARTITION and least <= message.offset <= MAX_OFFSET):
         raise InvalidRequest.of(
             name,
@@ -43,7 +43,7 @@ def read_position(name: str, message: Any, *, least: int = 0) -> Position:
 
 
 def read_up_to(name: str, messages: Iterable[Any]) -> dict[int, int]:
-    """Per partition the last offset that messages name; -1: nothing of it. Raises: InvalidRequest for `name`."""
+    """Return the last offset per partition in messages; -1: none. Raises: InvalidRequest for `name`."""
     up_to: dict[int, int] = {}
     for message in messages:
         partition, offset = read_position(name, message, least=-1)

@@ -1,7 +1,7 @@
-"""Reading what is known to be there: stretches of a topic's partitions, or single records of one.
+"""Read records known to exist: ranges of a topic's partitions, or single records of one.
 
-Whoever asks knows from elsewhere that the records were there, so silence is the broker's: reading gives up after
-`SILENCE_S`. Compaction and transactions leave gaps, which are passed over.
+Since the records exist, silence is the broker's fault: reading fails after `SILENCE_S`. Gaps from compaction and
+transactions are skipped.
 """
 
 import time
@@ -11,17 +11,18 @@ from services.platform.errors import DependencyUnavailable
 from services.platform.stream.ports import Reader
 from services.platform.stream.record import SourceRecord
 
-# Reading gives up when nothing came for so long.
+# Reading fails if nothing came for this long.
 SILENCE_S = 10.0
-# Single records that a poll may bring; those behind a wanted one are read in vain.
+# Records per poll of a single one; those after the wanted one are wasted.
 _TOGETHER = 64
 
 
 def read_ranges(
     reader: Reader, ranges: Mapping[int, tuple[int, int]], *, poll_ms: int, max_records: int
 ) -> Iterator[Sequence[SourceRecord]]:
-    """By partition from the first to the last of two offsets (both included, the first one still there), as polls bring
-    the records of the reader's first topic; a poll that brought none is an empty list.
+    """Yield the first topic's records between two offsets per partition (both included, the first one existing), poll
+    by
+    poll; a poll without records yields an empty list.
 
     Raises: DependencyUnavailable.
     """
@@ -38,14 +39,14 @@ def read_ranges(
         elif time.monotonic() > deadline:
             raise DependencyUnavailable(f"Kafka gave {reader.positions()} of {missing} only")
         else:
-            # Transaction markers have offsets, but are no records.
+            # Transaction markers have offsets, but are not records.
             at = dict(reader.positions())
         yield [one for one in records if one.offset <= missing[one.partition]]
         missing = {partition: last for partition, last in missing.items() if at.get(partition, 0) <= last}
 
 
 def read_between(reader: Reader, ranges: Mapping[int, tuple[int, int]]) -> Iterator[SourceRecord]:
-    """The records from the first to the last offset of each partition, as far as they are there.
+    """Yield the existing records from the first to the last offset of each partition.
 
     Raises: DependencyUnavailable.
     """
@@ -58,16 +59,16 @@ def read_between(reader: Reader, ranges: Mapping[int, tuple[int, int]]) -> Itera
 def read_offsets(
     reader: Reader, topic: str, partition: int, offsets: Sequence[int], *, max_gap: int
 ) -> Iterator[tuple[int, SourceRecord | None]]:
-    """The record at each of these ascending offsets; None where it is gone.
+    """Yield each of these ascending offsets with its record; None if it is gone.
 
-    max_gap: so many records between two wanted ones are read and thrown away, which is cheaper than another fetch.
+    max_gap: up to this many records between two wanted ones are read and skipped, which is cheaper than another fetch.
     Raises: DependencyUnavailable.
     """
     at, next_offset = 0, -1
     deadline = time.monotonic() + SILENCE_S
     while at < len(offsets):
-        # Outside of these the broker would begin somewhere else: where retention took all, or where another topic of
-        # the same name is shorter.
+        # Outside these bounds the broker would begin elsewhere: retention deleted the records, or a recreated topic is
+        # shorter.
         if next_offset < 0:
             first, end = reader.bounds([partition], topic)[partition]
         if not first <= offsets[at] < end:

@@ -1,4 +1,4 @@
-"""A record as it lies in its topic, and one that cannot be used."""
+"""A record of a topic, and one that cannot be used."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class SourceRecord:
-    """One record. written_ms: the broker's append time or its writer's time of it, as the topic is set, Unix
-    milliseconds. headers: Kafka's header values may be null."""
+    """One record. written_ms: the broker's append time or the writer's time, by the topic's setting, Unix milliseconds.
+    headers: values may be null.
+    """
 
     topic: str
     partition: int
@@ -20,12 +21,12 @@ class SourceRecord:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A record that will never be used, and why."""
+    """An unusable record, and the reason."""
 
     record: SourceRecord
     reason: str
 
     @property
     def offset(self) -> int:
-        """Where the record lies in its partition."""
+        """The record's offset in its partition."""
         return self.record.offset

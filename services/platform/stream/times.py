@@ -1,24 +1,24 @@
-"""Protobuf's timestamps as Unix milliseconds, as everything here counts time."""
+"""Protobuf timestamps as Unix milliseconds."""
 
 from typing import Any
 
 from services.platform.errors import InvalidRequest
 
-# What Protobuf allows: years 1 to 9999. Whoever writes others breaks what writes them on.
+# Protobuf's limits: years 1 to 9999. Other values break later writers.
 _LEAST_S, _MOST_S = -62_135_596_800, 253_402_300_799
 MOST_MS = 1000 * _MOST_S + 999
 
 
 def set_ms(stamp: Any, unix_ms: int) -> None:
-    """Write a moment into a Timestamp."""
+    """Write a time into a Timestamp."""
     stamp.seconds, ms = divmod(unix_ms, 1000)
     stamp.nanos = ms * 1_000_000
 
 
 def read_ms(stamp: Any, name: str) -> int:
-    """The moment of a Timestamp, the field `name`; finer parts are cut off.
+    """Return the Timestamp of field `name`, rounded down to milliseconds.
 
-    Raises: InvalidRequest for one outside Protobuf's limits: a raw writer may send anything.
+    Raises: InvalidRequest outside Protobuf's limits: a raw writer may send anything.
     """
     if not 0 <= stamp.nanos < 1_000_000_000:
         raise InvalidRequest.of(f"{name}.nanos", stamp.nanos, "0-999999999")

@@ -1,4 +1,4 @@
-"""A topic as it is made, and what reading the Protobuf of any topic's record has in common."""
+"""The configuration of a topic, and shared parsing of its Protobuf records."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,8 +12,8 @@ NUM_PARTITIONS = 8
 FOREVER = {"retention.ms": "-1"}
 COMPACTED = {"cleanup.policy": "compact"}
 
-# Where a cluster has three brokers, each record lies on all of them and is acknowledged by two: any one may be lost,
-# or be away, without losing a record or refusing one.
+# With three brokers, each record has three replicas and is acknowledged by two: any one broker may fail without losing
+# or rejecting a record.
 SAFE_REPLICAS, SAFE_IN_SYNC = 3, 2
 
 _M = TypeVar("_M", bound=Message)
@@ -21,17 +21,17 @@ _M = TypeVar("_M", bound=Message)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Replicas:
-    """How many brokers hold a record of a topic that is made here, and how many have it before it is acknowledged
-    (min.insync.replicas; every producer here waits for all that are in sync).
+    """The replication factor of created topics, and min.insync.replicas (every producer waits for all in-sync
+    replicas).
 
-    0: as the cluster allows: three and two where it has three brokers or more, else one and one.
+    0: three and two on at least three brokers, else one and one.
     """
 
     replication_factor: int = 0
     min_in_sync: int = 0
 
     def on(self, num_brokers: int) -> tuple[int, int]:
-        """(replication factor, in-sync minimum) on a cluster. Raises: PreconditionFailed when they contradict."""
+        """Return (replication factor, in-sync minimum) on a cluster. Raises: PreconditionFailed if they contradict."""
         factor = self.replication_factor or (SAFE_REPLICAS if num_brokers >= SAFE_REPLICAS else 1)
         in_sync = self.min_in_sync or (SAFE_IN_SYNC if factor >= SAFE_REPLICAS else 1)
         if in_sync > factor:
@@ -44,10 +44,11 @@ class Replicas:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Topic:
-    """One topic and how it is made when it is missing; an existing topic is left as it is.
+    """One topic and its configuration on creation; an existing topic does not change.
 
-    has_dead_letters: what of it nobody can read goes to a topic of its own. as_many_as: another topic, whose number of
-    partitions it gets where that one exists.
+    has_dead_letters: unreadable records go to a separate topic. as_many_as: a topic with the same number of partitions,
+    if
+    it exists.
     """
 
     name: str
@@ -58,7 +59,7 @@ class Topic:
 
 
 def parse(kind: type[_M], value: bytes | None) -> _M:
-    """The message of a record, unchecked. Raises: InvalidRequest when there are no bytes or they are not one."""
+    """Return the record's message, unchecked. Raises: InvalidRequest if there are no bytes or they are malformed."""
     name = kind.DESCRIPTOR.name
     if not value:
         raise InvalidRequest.of("value", "no bytes", f"a whole {name} message")
@@ -69,6 +70,6 @@ def parse(kind: type[_M], value: bytes | None) -> _M:
 
 
 def check_key(key: bytes | None, wanted: bytes, name: str) -> None:
-    """Raises: InvalidRequest unless a record's key is what its value says. name: what the key is to be."""
+    """Raises: InvalidRequest unless the record's key matches its value. name: of the expected key."""
     if key != wanted:
         raise InvalidRequest.of("key", "absent" if key is None else f"{len(key)} other bytes", name)

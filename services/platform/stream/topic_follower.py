@@ -1,7 +1,7 @@
-"""Whole topics of one partition: read from their start, followed, and read again where one was recreated.
+"""Follow topics of one partition from their start; read a recreated topic again.
 
-A subclass applies records (`take`) and forgets what a topic said (`drop`). This class connects, seeks, notices the end
-of the topics, and notices a topic that is no longer the one that was read.
+A subclass applies records (`take`) and discards a topic's content (`drop`). This class connects, seeks, and detects the
+end of the topics and recreated topics.
 """
 
 import time
@@ -16,15 +16,16 @@ from services.platform.turn_clock import TurnClock
 
 log = structlog.get_logger()
 
-# Whether a topic is another one costs reading one record (3 ms).
+# A check for a recreated topic reads one record (3 ms).
 _LOOK_EVERY_S = 5.0
 
 
 class TopicFollower(Follower):
-    """Follows topics of one partition each; ready when the ends of all were reached once. While later turns fail, what
-    was taken is served.
+    """Follows topics of one partition each; ready after the ends of all were reached once. If later turns fail, the
+    content
+    is still served.
 
-    `is_behind` is True until the ends are reached, and after each new connection until they are reached again.
+    `is_behind` is True until the ends are reached, again after each new connection.
     """
 
     def __init__(
@@ -40,33 +41,33 @@ class TopicFollower(Follower):
     ) -> None:
         super().__init__(name, on_ready=on_ready, backoff_s=backoff_s, max_backoff_s=backoff_s, turns=turns)
         self._topics, self._poll_s = topics, poll_s
-        # By topic, the next record to be taken. The subclass moves it on.
+        # By topic, the next offset to take. The subclass advances it.
         self._next = dict.fromkeys(followed, 0)
-        # Where the topics ended when they were connected; None: they are not.
+        # The topics' ends at the time of connection; None while not connected.
         self._ends: dict[str, int] | None = None
-        # By topic: a record that was read, by which it is known; the newest one, known from the next look on; and when
-        # that is.
+        # By topic: a record that identifies it, the newest record, which replaces it at the next check, and the time of
+        # that.
         self._known_by, self._newest = dict[str, SourceRecord](), dict[str, SourceRecord]()
         self._next_look = 0.0
         self.is_behind = True
 
     def take(self, records: Sequence[SourceRecord], ends: Mapping[str, int]) -> None:
-        """Apply what a poll brought, in order, and move `_next` on. Raises: anything; it is read again then."""
+        """Apply a poll's records in order, and advance `_next`. Raises: anything; the records are then read again."""
         raise NotImplementedError
 
     def drop(self, topic: str) -> None:
-        """Forget what this topic said: it is another one, which is read from its start."""
+        """Discard this topic's content: it was recreated and is read from its start."""
         raise NotImplementedError
 
     def caught_up(self) -> None:
-        """The ends were reached, after a new connection, too."""
+        """Called when the ends are reached, also after a new connection."""
 
     def poll(self) -> Sequence[SourceRecord]:
-        """The next records of the topics."""
+        """Return the next records of the topics."""
         return self._topics.poll(round(1000 * self._poll_s))
 
     def turn(self) -> int:
-        """Connect if need be, poll, take. Raises: what the topics and the subclass raise."""
+        """Connect if needed, poll, take. Raises: errors of the topics and the subclass."""
         if self._ends is None:
             self._ends = self._connected()
         records = () if self.is_behind and self.is_at(self._ends) else self.poll()
@@ -82,16 +83,16 @@ class TopicFollower(Follower):
         return len(records)
 
     def lost(self, exc: Exception) -> None:
-        """Connect again, and go on from what was taken."""
+        """Reconnect, and continue after the last record taken."""
         self._topics.close()
         self._ends = None
 
     def finish(self) -> None:
-        """The next start reads everything again."""
+        """Close; the next start reads everything again."""
         self._topics.close()
 
     def is_at(self, ends: Mapping[str, int]) -> bool:
-        """Whether everything before these ends was read."""
+        """Return whether everything before these ends was read."""
         return all(self._topics.positions(topic)[0] >= end for topic, end in ends.items())
 
     def _connected(self) -> dict[str, int]:
@@ -103,8 +104,10 @@ class TopicFollower(Follower):
         return ends
 
     def _look(self, records: Sequence[SourceRecord]) -> set[str]:
-        """Those topics that are other ones. It is looked at once in a while, before records are taken and after the
-        last ones; a topic at rest asks nothing."""
+        """Return the recreated topics. Checks at intervals, before records are taken and after the last ones; an idle
+        topic is
+        not checked.
+        """
         self._newest.update({record.topic: record for record in records})
         if not self._newest or time.monotonic() < self._next_look:
             return set()
@@ -115,8 +118,10 @@ class TopicFollower(Follower):
         return others
 
     def _is_another(self, topic: str, end: int) -> bool:
-        """Whether the topic, now of this end, is not the one that was read: it is shorter, or another record lies where
-        one lay. Where compaction took that one, nobody can tell."""
+        """Return whether the topic was recreated: it is shorter, or another record has the known offset. If compaction
+        deleted
+        that record, this cannot be decided.
+        """
         known_by = self._known_by.get(topic)
         if known_by is None or end <= known_by.offset:
             return end < self._next[topic]
@@ -124,8 +129,9 @@ class TopicFollower(Follower):
         return found is not None and found != known_by
 
     def _begin_again(self, topics: Collection[str]) -> None:
-        """These are not the topics that were read: their positions mean other things. What another topic says stays,
-        since it is not read again."""
+        """Reset recreated topics, whose positions are invalid. The other topics' content stays, since it is not read
+        again.
+        """
         if topics:
             log.warning("topics_recreated", follower=self.name, topics=sorted(topics), read=dict(self._next))
         for topic in topics:

@@ -128,7 +128,7 @@ def test_values_of_all_conditions_together_have_a_limit() -> None:
     "data", [b"\x0a", b"\x0a\x05ab", b"\x80", b"\x0b", b"\xff" * 12, b"\x09\x00", b"\x1a\x03\x1a\x05a"]
 )
 def test_what_ends_within_a_field_is_no_message(data: bytes) -> None:
-    with pytest.raises(InvalidRequest, match="no message of this method"):
+    with pytest.raises(InvalidRequest, match="not a message of this method"):
         read_of(METHODS[0])(Body(data))
 
 

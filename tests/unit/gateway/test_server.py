@@ -304,7 +304,7 @@ async def test_bytes_in_a_stream_that_are_no_message_are_invalid_argument() -> N
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stub.StreamInteractions(iter([event, torn]), timeout=5)
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert caught.value.details() == "the request is no message of this method; 1 earlier messages were written"
+    assert caught.value.details() == "the request is not a message of this method; 1 earlier messages were written"
     assert len(scene.interactions.written) == 1
 
 
