@@ -1,1 +1,1 @@
-"""What processes say to each other: values, and the Protobuf messages that carry them."""
+"""What processes exchange: values, and their Protobuf messages."""

@@ -1,8 +1,7 @@
-"""Attributes of items, and filters' conditions on them, as Protobuf says them and as plain values.
+"""Attributes of items, and filter conditions on them, as Protobuf and as plain values.
 
-A value's Python type says its kind: float a number, int a time in Unix milliseconds, str a tag. Which attributes there
-are is the bundle's matter; what a condition means, that of `algorithms.rules.attributes`, which this package may not
-name.
+A value's Python type gives its kind: float a number, int a time in Unix milliseconds, str a tag. The bundle declares
+the attributes. `algorithms.rules.attributes`, which this package may not import, evaluates conditions.
 """
 
 import math
@@ -17,7 +16,7 @@ from services.platform.validation import MAX_ID_BYTES, validate_text
 
 Value = float | int | str
 KINDS: dict[type, str] = {float: "number", int: "time", str: "tag"}
-# Numbers on the wire; the names are values of `Comparison` there.
+# By number on the wire; the names are values of `Comparison` there.
 COMPARISONS = {
     number: name.removeprefix("COMPARISON_").replace("_", " ").lower()
     for name, number in common_pb2.AttributeCondition.Comparison.items()
@@ -30,7 +29,9 @@ Said = tuple[str, str, tuple[Value, ...]]
 
 
 def read_value(message: Any, name: str) -> Value:
-    """The value of an AttributeValue, the field `name`. Raises: InvalidRequest for none, and for an unfit time."""
+    """Return the value of an AttributeValue in field `name`. Raises: InvalidRequest for an absent value or invalid
+    time.
+    """
     match message.WhichOneof("value"):
         case "number":
             return float(message.number)
@@ -52,7 +53,7 @@ def set_value(message: Any, value: Value) -> None:
 
 
 def validate_value(name: str, value: Value) -> None:
-    """Raise InvalidRequest for NaN, infinity, a tag that is not 1-128 bytes of UTF-8, and what is no value at all."""
+    """Raise InvalidRequest for NaN, infinity, a tag that is not 1-128 bytes of UTF-8, and other types."""
     if type(value) not in KINDS:
         raise InvalidRequest.of(name, type(value).__name__, "a number, a time or a tag")
     if isinstance(value, str):
@@ -64,7 +65,7 @@ def validate_value(name: str, value: Value) -> None:
 
 
 def condition_message(name: str, comparison: str, values: Iterable[Value]) -> Any:
-    """The AttributeCondition that says it."""
+    """Return the AttributeCondition."""
     message = common_pb2.AttributeCondition(name=name, comparison=_NUMBERS[comparison])
     for value in values:
         set_value(message.values.add(), value)

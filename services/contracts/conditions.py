@@ -1,9 +1,10 @@
-"""Conditions on attributes as people write them, on a command line or in a file of rules.
+"""Parse conditions on attributes from a command line or a rules file.
 
     price<=20   released >= 2026-01-01   language in en,de   brand not in "7",x   has price   has no price
 
-A value's form says its kind: 20 or -1.5e3 is a number, 2026-01-01 or 2026-01-01T08:00:00+02:00 a time (UTC where it
-says none), anything else or what stands in double quotes a tag.
+A value's form gives its kind: 20 or -1.5e3 is a number, 2026-01-01 or 2026-01-01T08:00:00+02:00 a time (UTC by
+default),
+anything else, or text in double quotes, a tag.
 """
 
 import re
@@ -25,7 +26,7 @@ _ALLOWED = "e.g. price<=20, released>=2026-01-01, language in en,de, language no
 
 
 def parse_condition(text: str) -> Said:
-    """Name, comparison and values. Raises: InvalidRequest with what is allowed."""
+    """Return name, comparison and values. Raises: InvalidRequest with what is allowed."""
     if match := _PRESENCE.fullmatch(text):
         return match[2], "absent" if match[1] else "present", ()
     if match := _ORDERED.fullmatch(text):
@@ -36,7 +37,7 @@ def parse_condition(text: str) -> Said:
 
 
 def parse_value(text: str) -> Value:
-    """A number, a time in Unix milliseconds, or a tag. Raises: InvalidRequest for a day that no calendar has."""
+    """Return a number, a time in Unix milliseconds, or a tag. Raises: InvalidRequest for an invalid date."""
     if len(text) > 1 and text[0] == text[-1] == '"':
         return text[1:-1]
     if _NUMBER.fullmatch(text):

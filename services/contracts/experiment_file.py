@@ -1,4 +1,4 @@
-"""An experiment as people write it, in YAML, for `freshet experiments create`."""
+"""Read an experiment from YAML, for `freshet experiments create`."""
 
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ _ARM_KEYS = ("name", "share", "version_set", "rules", "diversity", "max_per_cate
 
 
 def read_experiment(path: Path) -> Experiment:
-    """The experiment of a file, without a salt. Raises: InvalidRequest naming file and key."""
+    """Return the experiment of a file, without a salt. Raises: InvalidRequest with file and key."""
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as exc:

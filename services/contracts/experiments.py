@@ -1,8 +1,8 @@
-"""Experiments: which arms there are, which users get which, and what an operator may do next.
+"""Experiments: their arms, the assignment of users, and an operator's operations.
 
 The assignment is a pure function of the experiments and the user id (or the visitor's), so every gateway, every reader
-of the log and a notebook compute the same arm. The state is one value; each operation makes the next one of it or is
-refused. Nothing here knows Kafka or a process; `services.contracts.topics.experiments` says how the values are written.
+of the log and a notebook compute the same arm. The state is one value; each operation returns the next one or raises.
+Kafka and processes are not known here; `services.contracts.topics.experiments` encodes the values.
 """
 
 import re
@@ -16,14 +16,14 @@ from services.contracts.version_sets import position_of
 from services.platform.errors import InvalidRequest, NotFound, PreconditionFailed
 from services.platform.validation import validate_text
 
-# Of a layer's users; what a stopped experiment had is free again.
+# The share of all users of a layer; a stopped experiment's share is free again.
 _WHOLE = 1.0
 MAX_EXPERIMENTS, MAX_ARMS, MAX_RULES = 64, 8, 8
-# A visitor without a user id is known by this entry of a request's context.
+# The entry of a request's context that identifies a visitor without a user id.
 VISITOR = "visitor"
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 _ROUNDING = 1e-9
-# Settings of an arm that a request may have, too.
+# Settings of an arm that a request may also have.
 _SETTINGS = ("version_set", "rules", "diversity", "max_per_category", "new_item_share")
 
 
@@ -37,7 +37,7 @@ class State(IntEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Arm:
-    """What its share of the experiment's users gets, as `freshet.v1.Arm` says."""
+    """The settings for an arm's share of the users; see `freshet.v1.Arm`."""
 
     name: str
     share: float
@@ -50,7 +50,7 @@ class Arm:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Experiment:
-    """As `freshet.v1.Experiment` says. Times are Unix milliseconds, 0 where it did not happen."""
+    """See `freshet.v1.Experiment`. Times are Unix milliseconds, 0 for none."""
 
     name: str
     arms: tuple[Arm, ...]
@@ -74,13 +74,13 @@ class Experiment:
         return {name for name in _SETTINGS for arm in self.arms if getattr(arm, name) not in (None, "", (), 0)}
 
     def takes(self, who: str, context: Mapping[str, str]) -> bool:
-        """Whether a user's request takes part."""
+        """Return whether a user's request takes part."""
         if any(context.get(name) != value for name, value in self.context.items()):
             return False
         return self.first <= position_of(who, self.layer) < self.first + self.share
 
     def arm_of(self, who: str) -> Arm:
-        """The arm of one of its users."""
+        """Return the arm of one of the experiment's users."""
         position, end = position_of(who, self.salt), 0.0
         for arm in self.arms:
             end += arm.share
@@ -91,8 +91,10 @@ class Experiment:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Assignment:
-    """A user's arm of an experiment; of an interleaved one `arm` is None, since the answer is made by both. A forced
-    one was chosen by a tester: no result counts it."""
+    """A user's arm of an experiment. `arm` is None for an interleaved one, where both arms make the answer. A tester
+    chose
+    a forced one; results do not count it.
+    """
 
     experiment: Experiment
     arm: Arm | None
@@ -100,7 +102,7 @@ class Assignment:
 
     @property
     def share(self) -> float:
-        """The probability that a user of the experiment has this arm; 0 of a forced one."""
+        """The probability of this arm for a user of the experiment; 0 if forced."""
         if self.is_forced:
             return 0.0
         return 1.0 if self.arm is None else self.arm.share
@@ -108,7 +110,7 @@ class Assignment:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Experiments(Revised):
-    """All of them, by name."""
+    """All experiments by name."""
 
     experiments: Mapping[str, Experiment] = field(default_factory=dict)
 
@@ -117,7 +119,7 @@ class Experiments(Revised):
         return (one for one in self.experiments.values() if one.state is State.RUNNING)
 
     def find(self, name: str) -> Experiment:
-        """Raises: NotFound naming the experiments that there are."""
+        """Return an experiment. Raises: NotFound with the existing names."""
         if name not in self.experiments:
             raise NotFound(f"experiment={name!r} allowed: {', '.join(sorted(self.experiments)) or 'none was created'}")
         return self.experiments[name]
@@ -125,9 +127,9 @@ class Experiments(Revised):
     def assigned(
         self, user_id: str, context: Mapping[str, str], forced: Mapping[str, str] | None = None
     ) -> tuple[Assignment, ...]:
-        """The arms of a request, by the experiments' order. `forced`: experiment -> arm, for testers.
+        """Return the arms of a request, in the experiments' order. forced: experiment -> arm, for testers.
 
-        Raises: InvalidRequest for a forced experiment that does not run, or an arm that it has not.
+        Raises: InvalidRequest for a forced experiment that is not running, or an arm that it does not have.
         """
         who = user_id or context.get(VISITOR, "")
         found = [] if not who else [one for one in self.running if one.takes(who, context)]
@@ -147,7 +149,7 @@ class Experiments(Revised):
         return tuple(chosen.values())
 
     def created(self, new: Experiment) -> "Experiments":
-        """With one more, on the layer's first free users. Raises: InvalidRequest, PreconditionFailed."""
+        """Add an experiment on the layer's first free users. Raises: InvalidRequest, PreconditionFailed."""
         check(new)
         if new.name in self.experiments:
             raise PreconditionFailed(f"experiment {new.name!r} exists: take another name; a result belongs to one name")
@@ -158,7 +160,10 @@ class Experiments(Revised):
         return self._with(replace(new, first=self._free(new), state=State.CREATED))
 
     def started(self, name: str, now_ms: int) -> "Experiments":
-        """Raises: NotFound; PreconditionFailed for one that ran before, or with settings that another layer sets."""
+        """Start an experiment.
+
+        Raises: NotFound; PreconditionFailed if it ran before, or has settings that another layer sets.
+        """
         one = self.find(name)
         if one.state is not State.CREATED:
             raise PreconditionFailed(f"experiment {name!r} is {one.state.name.lower()}: only a created one can start")
@@ -171,14 +176,14 @@ class Experiments(Revised):
         return self._with(replace(one, state=State.RUNNING, started_ms=now_ms))
 
     def stopped(self, name: str, now_ms: int) -> "Experiments":
-        """Its users get what everybody gets; its results stay. Raises: NotFound, PreconditionFailed."""
+        """Stop an experiment: its users get the defaults; its results stay. Raises: NotFound, PreconditionFailed."""
         one = self.find(name)
         if one.state is not State.RUNNING:
             raise PreconditionFailed(f"experiment {name!r} is {one.state.name.lower()}: only a running one can stop")
         return self._with(replace(one, state=State.STOPPED, stopped_ms=now_ms))
 
     def removed(self, name: str) -> "Experiments":
-        """Raises: NotFound, PreconditionFailed for a running one."""
+        """Remove an experiment. Raises: NotFound, PreconditionFailed if it is running."""
         if self.find(name).state is State.RUNNING:
             raise PreconditionFailed(f"experiment {name!r} runs: stop it first")
         return replace(
@@ -191,7 +196,7 @@ class Experiments(Revised):
         return replace(self, revision=self.revision + 1, experiments={**self.experiments, one.name: one})
 
     def _free(self, new: Experiment) -> float:
-        """Where the first gap of the layer begins that is wide enough. Raises: PreconditionFailed."""
+        """Return the start of the layer's first gap that is wide enough. Raises: PreconditionFailed."""
         taken = sorted(
             (one.first, one.first + one.share)
             for one in self.experiments.values()

@@ -1,6 +1,6 @@
-"""Where one item's score comes from: the reranker's part and the votes. Plain values, no Protobuf.
+"""The sources of one item's score: the reranker's part and the votes. Plain values, no Protobuf.
 
-Voters are kinds of interactions with ages: no user other than the one who asks is ever named.
+Voters are kinds of interactions with ages; no other user is identified.
 """
 
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExplainedPair:
-    """One term of s: gating weight times cosine, and what of it the model's own component makes."""
+    """One term of s: gating weight times cosine, and the share of the model's own component in it."""
 
     query_component: int
     item_component: int
@@ -21,9 +21,9 @@ class ExplainedPair:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExplainedScore:
-    """s = from_model + from_interactions, the largest pairs first; `model_share` is lambda of the item's state.
+    """s = from_model + from_interactions, the largest pairs first. model_share: lambda of the item's state.
 
-    rules: the places of the query's rules that name the item.
+    rules: indices of the query's rules that name the item.
     """
 
     score: float
@@ -50,9 +50,9 @@ class VotingInteractions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ItemVotes:
-    """An item's vote, in similarity units, and which remembered interactions are in it; the rest is item neighbours'.
+    """An item's vote, in similarity units, and the remembered interactions in it; the rest is from item neighbours.
 
-    Without a memory no neighbours were asked; `model_share` is lambda of the votes, 1 without memory and neighbours.
+    Without a memory there are no neighbours. model_share: lambda of the votes, 1 without memory and neighbours.
     """
 
     vote: float

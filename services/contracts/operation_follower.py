@@ -1,4 +1,4 @@
-"""Follows a topic of operations: hands the newest state over whenever an operator changed it."""
+"""Follow a topic of operations, and pass on the newest state after each operation."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
@@ -23,7 +23,7 @@ S = TypeVar("S", bound=Revised)
 def operation_reader(
     bootstrap: Brokers, topic: OperationTopic[Any], client_id: str, *, makes_topics: Replicas | None = None
 ) -> TopicReader:
-    """Reads a topic of operations from its start."""
+    """Return a reader of a topic of operations from its start."""
     return TopicReader(
         bootstrap,
         topic.name,
@@ -36,8 +36,9 @@ def operation_reader(
 
 
 class OperationFollower(TopicFollower, Generic[S]):
-    """Calls `changed` with the newest state, in this thread: once when the topic's end was first reached, if there was
-    an operation, and after each one that counts. While Kafka is unavailable, the last known state stays in force."""
+    """Calls `changed` with the newest state, in this thread: once when the topic's end is first reached, if there is an
+    operation, and after each valid one. While Kafka is unavailable, the last state stays in force.
+    """
 
     def __init__(
         self,
@@ -61,8 +62,10 @@ class OperationFollower(TopicFollower, Generic[S]):
         self._handed_over: Operation[S] | None = None
 
     def take(self, records: Sequence[SourceRecord], ends: Mapping[str, int]) -> None:
-        """Count the operations, and hand the newest state over once all was read. Raises: what `changed` raises; they
-        are handed over again then."""
+        """Apply the operations, and pass the newest state on after all were read. Raises: errors of `changed`; the
+        state is then
+        passed on again.
+        """
         void = self._counted.void
         self._counted.take(records)
         if self._counted.void > void:
@@ -73,11 +76,11 @@ class OperationFollower(TopicFollower, Generic[S]):
             self.caught_up()
 
     def drop(self, topic: str) -> None:
-        """Count from the first operation on; until there is one, what was handed over holds."""
+        """Start again at the first operation; until there is one, the state passed on stays in force."""
         self._counted = Counted(self._of.decode)
 
     def caught_up(self) -> None:
-        """Hand over what is new."""
+        """Pass a new state on."""
         made = self._counted.last
         if made is not None and made is not self._handed_over:
             log.info("operation", topic=self._of.name, revision=made.after.revision, operation=made.operation)

@@ -1,8 +1,8 @@
-"""Topics of operators' operations: each record has the whole state after one operation, and follows the one before.
+"""Topics of operators' operations: each record has the whole state after one operation.
 
-A record counts if its revision is one more than that of the last record that counted. So of two operators at once the
-first one's counts, for every reader alike. That is why such a topic is never compacted; it gets a few records a week.
-Which states there are, and how they are written, the topics' modules say.
+A record is valid if its revision follows that of the last valid record. So if two operators act at once, every reader
+accepts the first one. For this the topic is never compacted; it gets a few records a week. The topics' modules define
+states and encodings.
 """
 
 from collections.abc import Callable, Iterable
@@ -27,7 +27,7 @@ S = TypeVar("S", bound=Revised)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Operation(Generic[S]):
-    """What an operator did, and the state afterwards. time_ms: Unix milliseconds."""
+    """An operator's operation, and the state after it. time_ms: Unix milliseconds."""
 
     after: S
     operation: str
@@ -38,7 +38,7 @@ class Operation(Generic[S]):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OperationTopic(Generic[S]):
-    """A topic of operations: how its records are written and read. decode raises InvalidRequest naming the field."""
+    """A topic of operations with its encoding. decode raises InvalidRequest with the field."""
 
     name: str
     encode: Callable[[Operation[S]], bytes]
@@ -51,8 +51,7 @@ class OperationTopic(Generic[S]):
 
 @dataclass(slots=True)
 class Counted(Generic[S]):
-    """The operations that count among the records read so far, in order, and the number of records that do not count or
-    could not be read."""
+    """The valid operations read so far, in order, and the number of invalid or unreadable records."""
 
     decode: Callable[[bytes | None], Operation[S]]
     operations: list[Operation[S]] = field(default_factory=list)
@@ -60,11 +59,11 @@ class Counted(Generic[S]):
 
     @property
     def last(self) -> Operation[S] | None:
-        """None: there was none."""
+        """The last valid operation; None without one."""
         return self.operations[-1] if self.operations else None
 
     def take(self, records: Iterable[SourceRecord]) -> bool:
-        """Read on; True when the state changed."""
+        """Apply records; return True if the state changed."""
         before = self.last
         for record in records:
             try:
@@ -80,14 +79,14 @@ class Counted(Generic[S]):
 
 
 def set_operation(message: Any, made: Operation[Any]) -> None:
-    """Write the operation itself into its record's message."""
+    """Write the operation without its state into its record's message."""
     message.revision = made.after.revision
     message.operation, message.operator, message.operation_id = made.operation, made.operator, made.operation_id
     set_ms(message.time, made.time_ms)
 
 
 def operation_of(message: Any, after: S) -> Operation[S]:
-    """The inverse of `set_operation`. Raises: InvalidRequest for a time that cannot be."""
+    """The inverse of `set_operation`. Raises: InvalidRequest for an invalid time."""
     return Operation(
         after=after,
         operation=message.operation,

@@ -1,17 +1,17 @@
-"""Freshet's own processes, one row each: what the launcher, the commands, compose and Prometheus have to agree on.
+"""Freshet's processes, one row each, shared by the launcher, the commands, compose and Prometheus.
 
-docker-compose.yml and deploy/dashboards/prometheus.yml repeat parts of it for their readers; tests/contract compares
-them with this table. It knows nothing of how a process works, nor of Kafka, Redis and the inference server.
+docker-compose.yml and deploy/dashboards/prometheus.yml repeat parts of it; tests/contract compares them. Kafka, Redis,
+the inference server and the inside of a process are not known here.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-FULL_CPU_SHARES = 1024  # Docker's, a container's weight where nothing else is said
+FULL_CPU_SHARES = 1024  # Docker's default weight of a container
 HTTP_STEP = 30  # from a process' gRPC port to its HTTP port
 BUNDLE, TEXT, CHECKPOINTS = "/bundle", "/text", "/var/lib/freshet/refresher"
-# Digests of API keys, for the gateway; secrets, for the encoder process and people. Containers have them.
+# In containers: digests of API keys, for the gateway; secrets, for the encoder process and people.
 KEYS, SECRETS = "/var/lib/freshet/keys", "/var/lib/freshet/secrets"
 
 
@@ -20,13 +20,13 @@ class Process:
     """One process.
 
     memory_mb: resident MiB at most, on the CPU, with a bundle of a few megabytes and no load.
-    holds: a file of the bundle or text bundle -> how many times its bytes come on top, at most.
-    options: a setting -> MiB that come on top where it is not empty.
-    extra: its role: of pyproject.toml's optional dependencies, and the target of deploy/Dockerfile that is its image.
-    needs: what has to have started before it -> whether that has to be healthy, too.
+    holds: a file of the bundle or text bundle -> most multiples of its bytes in memory.
+    options: a setting -> additional MiB if it is not empty.
+    extra: of pyproject.toml's optional dependencies, and the image's target in deploy/Dockerfile.
+    needs: what has to start before it -> whether that has to be healthy.
     state: folders that it reads or writes, as mounted in a container.
-    has_http: whether it serves JSON by HTTP, too.
-    lag: a freshness that it measures, in words -> the histogram's name.
+    has_http: whether it also serves JSON over HTTP.
+    lag: a description of a freshness metric -> the histogram's name.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Process:
 
     @property
     def module(self) -> str:
-        """What `python -m` runs."""
+        """The module for `python -m`."""
         return f"services.{self.name}"
 
     @property
@@ -66,20 +66,20 @@ class Process:
 
     @property
     def health_service(self) -> str:
-        """Its gRPC service, which is also what gRPC health answers for."""
+        """Its gRPC service, also the name in gRPC health."""
         return f"freshet.v1.{self.name.title()}Service"
 
     def health_of(self, model_version: str, shard: str = "") -> str:
-        """What gRPC health answers for where the process serves this model, and this shard of the catalogue."""
+        """Return the name in gRPC health for this model, and this shard of the catalogue."""
         return "/".join(filter(None, (self.health_service, model_version, shard)))
 
 
-# In the order in which a person wants to read them.
+# In reading order.
 _ROWS = (
     Process(
         name="encoder",
         port=50051,
-        # 256 of them are keys and values of recent users (FRESHET_ENCODER_CACHE_MIB).
+        # 256 of them cache keys and values of recent users (FRESHET_ENCODER_CACHE_MIB).
         memory_mb=440,
         extra="encode",
         holds={"encoder.onnx": 3},
@@ -92,9 +92,9 @@ _ROWS = (
         port=50054,
         memory_mb=300,
         extra="serve",
-        # Nobody waits for a delta, everybody for an answer.
+        # Callers wait for answers, not for deltas.
         cpu_shares=FULL_CPU_SHARES // 8,
-        # Beside the bundle's states, sums of every item in twice their bytes.
+        # The bundle's states, and sums of every item in twice their bytes.
         holds={"item_states.safetensors": 3},
         # PyTorch 500, MiniLM's weights 95, the fit on 3,000 titles 100.
         options={"FRESHET_REFRESHER_TEXT_ENCODER": 700},
@@ -124,7 +124,7 @@ _ROWS = (
         # 165 measured with the demo's bundle and no text bundle.
         memory_mb=300,
         extra="generate",
-        # A text bundle's; most of its phrases is mapped.
+        # Of a text bundle; most of its phrases is memory-mapped.
         holds={
             "text_mol/item_states.safetensors": 3,
             "text_mol/encoder.onnx": 1,

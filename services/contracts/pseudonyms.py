@@ -1,4 +1,4 @@
-"""What stands for a user outside the encoder: a keyed hash, and the key that the processes who write it share."""
+"""Pseudonyms of users outside the encoder: a keyed hash, and the key that its writers share."""
 
 from hashlib import blake2b
 from pathlib import Path
@@ -13,13 +13,15 @@ DEVELOPMENT_PSEUDONYM_KEY = "freshet-development"
 class PseudonymSettings(ProcessSettings):
     """Settings of a process that writes pseudonyms."""
 
-    # Key of the hash that stands for a user id in attributions, search clicks and exposures. Keep it secret. A new one
-    # goes here, and the old one to the encoder's earlier keys until `freshet backfill-attributions --rekey` has run:
-    # without it what came under the old one is found no more.
+    # Key of the hash that replaces user ids in attributions, search clicks and exposures. Keep it secret. On a change,
+    # add
+    # the old one to the encoder's earlier keys until `freshet backfill-attributions --rekey` has run; otherwise records
+    # under
+    # the old key are not found.
     pseudonym_key: SecretStr = Field(
         default=SecretStr(DEVELOPMENT_PSEUDONYM_KEY), validation_alias="FRESHET_PSEUDONYM_KEY"
     )
-    # A file that holds it, where the variable does not.
+    # A file with the key, if the variable is not set.
     pseudonym_key_file: Path | None = Field(default=None, validation_alias="FRESHET_PSEUDONYM_KEY_FILE")
 
     @field_validator("pseudonym_key")
@@ -30,35 +32,35 @@ class PseudonymSettings(ProcessSettings):
 
 
 def pseudonym_of(user_id: str, key: bytes) -> str:
-    """What stands for a user: a keyed hash, 128 bits in hex. key: 1-64 bytes."""
+    """Return a user's pseudonym: a keyed hash, 128 bits in hex. key: 1-64 bytes."""
     return blake2b(user_id.encode(), key=key, digest_size=16).hexdigest()
 
 
 def pseudonym_key(settings: PseudonymSettings) -> bytes:
-    """The key of the hash that stands for users.
+    """Return the pseudonym key.
 
-    Raises: ConfigError for a file that holds none, and for the development key where other machines reach the process.
+    Raises: ConfigError for a file without a key, and for the development key if other machines reach the process.
     """
     key = settings.pseudonym_key.get_secret_value()
     if settings.pseudonym_key_file is not None and key == DEVELOPMENT_PSEUDONYM_KEY:
         key = read_key("FRESHET_PSEUDONYM_KEY_FILE", settings.pseudonym_key_file)
     if key == DEVELOPMENT_PSEUDONYM_KEY and not settings.is_on_loopback:
         raise ConfigError(
-            f"FRESHET_PSEUDONYM_KEY={key!r}, which is public, allowed beside FRESHET_HOST={settings.host!r}: "
+            f"FRESHET_PSEUDONYM_KEY={key!r}, which is public, allowed with FRESHET_HOST={settings.host!r}: "
             "a key of your own of 1-64 bytes; the public one only on a loopback address"
         )
     return key.encode()
 
 
 def check_key(key: str) -> str:
-    """The key, if it can be one. Raises: ValueError."""
+    """Return the key if it is valid. Raises: ValueError."""
     if not 1 <= len(key.encode()) <= 64:
         raise ValueError("must be 1-64 bytes")
     return key
 
 
 def read_key(variable: str, file: Path) -> str:
-    """The key in a file that `variable` names. Raises: ConfigError."""
+    """Return the key in a file named by `variable`. Raises: ConfigError."""
     try:
         return check_key(file.read_text(encoding="utf-8").strip())
     except (OSError, ValueError) as exc:

@@ -1,6 +1,6 @@
-"""A user's query state as bytes, the same in Redis, on the stream and between processes, and its Protobuf message.
+"""A user's query state as bytes, the same in Redis, on the stream and between processes, and as a Protobuf message.
 
-Who scores makes arrays of it (`unpacked`); everybody else carries the bytes. It does not know what the numbers mean.
+Scorers convert it to arrays (`unpacked`); everything else passes the bytes on. The numbers' meaning is not known here.
 
 Letters: P_q query components, P component pairs, d component width.
 """
@@ -20,7 +20,7 @@ T = TypeVar("T")
 class PackedQueryState:
     """Half-precision little-endian bytes: components row-major (P_q, d), gate (P,) or empty for a plain dot product.
 
-    model_version: the model that made it; only item states of the same version compare with it. Nothing is checked.
+    model_version: of the model that made it; it compares only with item states of the same version. Nothing is checked.
     """
 
     model_version: str
@@ -31,7 +31,7 @@ class PackedQueryState:
 
 
 def to_message(state: PackedQueryState) -> common_pb2.QueryState:
-    """The message that says the same."""
+    """Return the message of a state."""
     return common_pb2.QueryState(
         model_version=state.model_version,
         components=state.components,
@@ -53,9 +53,11 @@ def from_message(message: common_pb2.QueryState) -> PackedQueryState:
 
 
 def unpacked(message: common_pb2.QueryState, unpack: Callable[..., T]) -> T:
-    """The arrays of a message, by `algorithms.scoring.packed_state.unpack_query_state` (this package may not name it).
+    """Return the arrays of a message. unpack: `algorithms.scoring.packed_state.unpack_query_state`, which this package
+    may
+    not import.
 
-    Raises: InvalidRequest naming the field where `unpack` raises ValueError.
+    Raises: InvalidRequest with the field if `unpack` raises ValueError.
     """
     try:
         return unpack(

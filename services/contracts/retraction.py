@@ -1,8 +1,8 @@
-"""What takes interactions back, and the one rule of what it covers.
+"""Records that retract interactions, and the rule of what they cover.
 
-An `Undo` takes back one interaction, a `ForgetUpTo` everything of a user up to positions of `interactions`. Both hold
-whenever they come: what they cover is void also when it comes later. Positions are maps from partition to offset; a
-partition that is absent, and offset -1, cover nothing. Both kinds go onto `attributions` and onto `search-clicks`.
+An `Undo` retracts one interaction, a `ForgetUpTo` all of a user up to positions of `interactions`. The order does not
+matter: what they cover is void also if it arrives later. Positions map partition to offset; an absent partition, and
+offset -1, cover nothing. Both kinds are written to `attributions` and `search-clicks`.
 """
 
 from collections.abc import Mapping
@@ -14,15 +14,15 @@ from services.platform.stream.times import set_ms
 
 UpTo = Mapping[int, int]
 
-# Between several pseudonyms of one user, where there is one text for them.
+# Separates several pseudonyms of one user in one text.
 PSEUDONYMS_BETWEEN = ","
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfInteraction:
-    """What every record that an interaction leads to says of it; such records are known by (partition, offset).
+    """The interaction's fields in every record made from it. (partition, offset) identifies such a record.
 
-    Times: Unix milliseconds; recorded_ms: when the broker took the interaction.
+    Times: Unix milliseconds. recorded_ms: the broker's time of the interaction.
     """
 
     event_id: str
@@ -36,9 +36,9 @@ class OfInteraction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Undo(OfInteraction):
-    """Takes back the interaction at `undoes`, whatever its type, and whether it was used or not.
+    """Retracts the interaction at `undoes`, whatever its type, used or not.
 
-    The other fields are those of what undid it; event_id "": no event did, a forget voided what it was made of.
+    The other fields are those of the undoing event; event_id is "" if a forget voided the state instead.
     """
 
     undoes: Position
@@ -46,7 +46,7 @@ class Undo(OfInteraction):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForgetUpTo:
-    """Takes back everything of a user at or below `up_to`."""
+    """Retracts everything of a user at or below `up_to`."""
 
     forget_id: str
     up_to: UpTo
@@ -55,23 +55,25 @@ class ForgetUpTo:
 
 
 def is_covered(up_to: UpTo, partition: int, offset: int) -> bool:
-    """Whether the record at this position is taken back."""
+    """Return whether the record at this position is retracted."""
     return offset <= up_to.get(partition, -1)
 
 
 def covers(one: UpTo, other: UpTo) -> bool:
-    """Whether `one` takes back all that `other` does."""
+    """Return whether `one` covers everything that `other` covers."""
     return all(is_covered(one, partition, offset) for partition, offset in other.items())
 
 
 def furthest(one: UpTo, other: UpTo) -> dict[int, int]:
-    """What takes back all that either does, and nothing else."""
+    """Return the positions that cover exactly what either covers."""
     return {partition: max(one.get(partition, -1), other.get(partition, -1)) for partition in one.keys() | other.keys()}
 
 
 def write_about(message: Any, record: Any) -> None:
-    """Fill the fields that every record of `attributions` and `search-clicks` has: of whom it is, where it comes from
-    and when; and the whole of what takes back. message: an Attribution or a SearchClick."""
+    """Fill the fields common to records of `attributions` and `search-clicks`, and all fields of a retraction.
+
+    message: an Attribution or a SearchClick.
+    """
     message.user_pseudonym = record.user_pseudonym
     set_ms(message.recorded_time, record.recorded_ms)
     if isinstance(record, ForgetUpTo):

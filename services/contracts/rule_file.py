@@ -1,4 +1,4 @@
-"""Rules as people write them, in YAML: for the gateway's standing ones and the command line's.
+"""Read rules from YAML, for the gateway's standing rules and the command line.
 
 rules:
   - name: new-arrivals
@@ -23,7 +23,7 @@ _KEYS = ("name", *_LISTS, *_EFFECTS)
 
 
 def read_rules(path: Path) -> list[common_pb2.Rule]:
-    """The rules of a file, their limits unchecked. Raises: InvalidRequest naming file, rule and key."""
+    """Return the rules of a file, limits unchecked. Raises: InvalidRequest with file, rule and key."""
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as exc:
@@ -34,7 +34,7 @@ def read_rules(path: Path) -> list[common_pb2.Rule]:
 
 
 def rules_from(where: str, raw: Any) -> list[common_pb2.Rule]:
-    """A list of rules as YAML has it. Raises: InvalidRequest naming rule and key below `where`."""
+    """Return rules from YAML's list. Raises: InvalidRequest with rule and key below `where`."""
     if not isinstance(raw, list):
         raise InvalidRequest.of(where, str(raw)[:80], "a list of rules")
     return [_rule(f"{where}[{position}]", one) for position, one in enumerate(raw)]

@@ -1,7 +1,8 @@
-"""Shards of a catalogue: which items a process holds, by hash ranges of their ids.
+"""Shards of a catalogue: a process serves the items in a hash range of ids.
 
-Shard i of n holds the ids whose 64-bit hash lies in [i, i + 1) * 2^64 / n. Whoever asks and whoever answers compute it
-alike, so no map of it is kept anywhere. n is an installation's constant: another n is another set of processes.
+Shard i of n has the ids whose 64-bit hash lies in [i, i + 1) * 2^64 / n. Callers and servers compute it, so no mapping
+is
+stored. n is constant in an installation: another n needs other processes.
 """
 
 from dataclasses import dataclass
@@ -23,13 +24,13 @@ class Shard:
     count: int
 
     def __post_init__(self) -> None:
-        """Raises ValueError naming the value and what is allowed."""
+        """Raises ValueError with the value and what is allowed."""
         if not 1 <= self.count <= MAX_SHARDS or not 0 <= self.index < self.count:
             raise ValueError(f"shard {self}; allowed: i/n with n in 1-{MAX_SHARDS} and i in 0-n-1")
 
     @classmethod
     def parse(cls, text: str) -> "Shard":
-        """Of "index/count". Raises: ValueError."""
+        """Parse "index/count". Raises: ValueError."""
         index, slash, count = text.partition("/")
         if not (slash and index.isdecimal() and count.isdecimal()):
             raise ValueError(f"shard {text!r:.40}; allowed: i/n, such as 0/4")
@@ -46,7 +47,7 @@ class Shard:
         return self.count == 1 or home_shard(item_id, self.count) == self.index
 
     def rows(self, item_ids: Strings) -> npt.NDArray[np.int64]:
-        """The rows of those ids that it holds: a microsecond an id, of the hash."""
+        """Return the rows of this shard's ids. Cost: a microsecond an id, for the hash."""
         digests = bytearray()  # joined at once, ten million objects would take half a gigabyte
         for one in item_ids.encoded():
             digests += blake2b(one, digest_size=8).digest()
@@ -60,5 +61,5 @@ WHOLE = Shard(0, 1)
 
 
 def home_shard(item_id: str, count: int) -> int:
-    """The shard that holds an item, of so many."""
+    """Return an item's shard of `count`."""
     return int.from_bytes(blake2b(item_id.encode(), digest_size=8).digest(), "big") * count >> 64

@@ -1,4 +1,4 @@
-"""A user's history as columns, as Redis and the topic `histories` hold it: events, recent event ids and seen items."""
+"""A user's history as columns, in Redis and in the topic `histories`: events, recent event ids and seen items."""
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,7 +14,7 @@ from services.platform.errors import PreconditionFailed
 class StoredEvent(NamedTuple):
     """One event of a history. Order: (event_time_ms, partition, offset). id_hash: see `hash_event_id`.
 
-    type, value, exposure_id: as the interaction had them.
+    type, value, exposure_id: of the interaction.
     """
 
     event_time_ms: int
@@ -28,10 +28,10 @@ class StoredEvent(NamedTuple):
 
 
 class RecentId(NamedTuple):
-    """An event id (hashed) that came lately, the position that brought it, and what became of that record.
+    """A recent event id (hashed), its record's position, and the record's outcome.
 
-    `outcome` is the writer's own code (0-255): a record that is delivered again is counted as it was the first time.
-    item_id: the item of an interaction that counts, so that it can be undone after it has left the history; else "".
+    outcome: the writer's code (0-255), so that a redelivered record is counted as the first time. item_id: of an
+    interaction that counts, to undo it after it left the history; else "".
     """
 
     id_hash: int
@@ -42,8 +42,10 @@ class RecentId(NamedTuple):
 
 
 class PackedHistory(NamedTuple):
-    """A user as it is stored, unread. events, recent: `HistoryEvents` and `RecentIds`, serialised. seen_times_ms: the
-    newest event time of each seen item (joined with NUL); the first one, then differences."""
+    """A user as stored, not decoded. events, recent: `HistoryEvents` and `RecentIds`, serialised. seen_times_ms: the
+    newest
+    event time of each seen item (joined with NUL); the first one, then differences.
+    """
 
     positions: Mapping[int, int]
     forgotten: Mapping[int, int]
@@ -54,7 +56,7 @@ class PackedHistory(NamedTuple):
 
 
 def hash_event_id(event_id: str) -> int:
-    """64 bits of an event id. Two of the hundred-odd recent ids of one user collide with chance 1e-17."""
+    """Return 64 bits of an event id. Two of a user's hundred-odd recent ids collide with probability 1e-17."""
     return int.from_bytes(hashlib.blake2b(event_id.encode(), digest_size=8).digest(), "little")
 
 
@@ -65,7 +67,7 @@ _T = TypeVar("_T")
 
 
 def pack_events(events: Sequence[StoredEvent]) -> bytes:
-    """The format's number, then `HistoryEvents`."""
+    """Return the format's number, then `HistoryEvents`."""
     if not events:
         return b""
     data: bytes = events_message(events).SerializeToString()
@@ -73,12 +75,12 @@ def pack_events(events: Sequence[StoredEvent]) -> bytes:
 
 
 def unpack_events(blob: bytes | None) -> list[StoredEvent]:
-    """The inverse of `pack_events`. Raises: PreconditionFailed when the blob was written in another format."""
+    """The inverse of `pack_events`. Raises: PreconditionFailed for another format."""
     return events_of(events_pb2.HistoryEvents.FromString(event_columns(blob)))
 
 
 def event_columns(blob: bytes | None) -> bytes:
-    """The serialised `HistoryEvents` of what `pack_events` made. Raises: as `unpack_events`."""
+    """Return the serialised `HistoryEvents` from `pack_events`. Raises: as `unpack_events`."""
     if blob and blob[0] != _FORMAT:
         raise PreconditionFailed(
             f"a history has format {blob[0]}, this version reads {_FORMAT}: another version of Freshet wrote it. "
@@ -88,7 +90,7 @@ def event_columns(blob: bytes | None) -> bytes:
 
 
 def pack_seen(seen: Mapping[str, int]) -> tuple[str, list[int]]:
-    """Seen items and their times as `PackedHistory` has them."""
+    """Return seen items and times for `PackedHistory`."""
     return "\0".join(seen), _differences(list(seen.values()))
 
 
@@ -99,18 +101,18 @@ def pack_history(
     recent: Sequence[RecentId],
     seen: Mapping[str, int],
 ) -> PackedHistory:
-    """A user as the store would dump it."""
+    """Return a user as the store dumps it."""
     columns: bytes = events_message(events).SerializeToString()
     return PackedHistory(positions, forgotten, columns, pack_recent(recent), *pack_seen(seen))
 
 
 def seen_of(item_ids: str, times_ms: Iterable[int]) -> dict[str, int]:
-    """The inverse of `pack_seen`. Raises: ValueError when there are more of one than of the other."""
+    """The inverse of `pack_seen`. Raises: ValueError if items and times differ in number."""
     return dict(zip(item_ids.split("\0") if item_ids else (), accumulate(times_ms), strict=True))
 
 
 def events_message(events: Sequence[StoredEvent]) -> Any:
-    """The columns of a history, a `HistoryEvents`."""
+    """Return a history's columns, a `HistoryEvents`."""
     if not events:
         return events_pb2.HistoryEvents()
     times, partitions, offsets, hashes, items, types, values, exposures = zip(*events, strict=True)
@@ -131,7 +133,7 @@ def events_message(events: Sequence[StoredEvent]) -> Any:
 
 
 def events_of(message: Any) -> list[StoredEvent]:
-    """The inverse of `events_message`. Raises: ValueError when columns differ in length."""
+    """The inverse of `events_message`. Raises: ValueError if columns differ in length."""
     count, names = message.count, message.types
     if not count:
         return []
@@ -149,7 +151,7 @@ def events_of(message: Any) -> list[StoredEvent]:
 
 
 def pack_recent(recent: Sequence[RecentId]) -> bytes:
-    """Recent ids as `RecentIds`."""
+    """Return recent ids as `RecentIds`."""
     data: bytes = recent_message(recent).SerializeToString()
     return data
 
@@ -160,7 +162,7 @@ def unpack_recent(ids: bytes | None) -> list[RecentId]:
 
 
 def recent_message(recent: Sequence[RecentId]) -> Any:
-    """The columns of recent ids, a `RecentIds`."""
+    """Return the columns of recent ids, a `RecentIds`."""
     if not recent:
         return events_pb2.RecentIds()
     hashes, partitions, offsets, outcomes, items = zip(*recent, strict=True)
@@ -175,7 +177,7 @@ def recent_message(recent: Sequence[RecentId]) -> Any:
 
 
 def recent_of(message: Any) -> list[RecentId]:
-    """The inverse of `recent_message`. Raises: ValueError when columns differ in length."""
+    """The inverse of `recent_message`. Raises: ValueError if columns differ in length."""
     count = message.count
     columns = (
         message.id_hash,
@@ -196,5 +198,5 @@ def _one_or_all(column: Sequence[_T]) -> Sequence[_T]:
 
 
 def _all(column: Sequence[_T], count: int, absent: _T) -> Sequence[_T]:
-    """The whole column of what `_one_or_all` left."""
+    """The inverse of `_one_or_all`."""
     return column if len(column) == count else [*(column or (absent,))] * count

@@ -1,8 +1,8 @@
-"""The reading port over Apache Kafka: assigned partitions, no group membership, progress kept by whoever reads.
+"""The reading port over Kafka: assigned partitions, no group membership; the caller tracks progress.
 
-kafka-python hides a lost broker from `poll` (it returns nothing and reconnects), so a stretch of silence is normal
-here; calls that need an answer raise DependencyUnavailable after a few seconds. At the broker are kept, under the
-reader's group: progress that was committed, and up to where records were dead-lettered.
+kafka-python hides a lost broker from `poll` (it returns nothing and reconnects), so silence is normal here. Calls that
+need an answer raise DependencyUnavailable after a few seconds. The broker stores committed progress and the
+dead-lettered offset under the reader's group.
 """
 
 import contextlib
@@ -25,14 +25,14 @@ from services.platform.stream.topic import Replicas
 
 _ANSWER_MS = 5_000
 _ASIDE_MS = 500
-# Of each partition when one record is wanted; a larger one comes all the same.
+# Bytes per partition when one record is wanted; a larger record is still returned.
 _ASIDE_BYTES = 4_096
-# A question that the client asked ahead, at the end of a topic, holds up the next one no longer.
+# At a topic's end, the client's prefetch delays the next request by at most this.
 _ASIDE_REST_MS = 10
 
 
 class TopicReader:
-    """Implements `ports.Reader` through a consumer that is built when first needed."""
+    """Implements `ports.Reader` with a consumer that connects on first use."""
 
     def __init__(
         self,
@@ -50,12 +50,14 @@ class TopicReader:
         dead_letters: BulkProducer | None = None,
         connect: Callable[..., KafkaConsumer] = build_consumer,
     ) -> None:
-        """partitions: of every topic; None: all. makes_topics: make what is missing of all topics, on so many brokers;
-        None: wait for it.
+        """partitions: of every topic; None: all. makes_topics: create missing topics with these replicas; None: wait
+        for them.
 
         window_ms: how long the broker gathers records before it answers. rest_ms: how long it waits for the first one;
-        a question (`bounds`, say) waits for that answer on its connection. pause_ms: how long records may gather after
-        some were read, so that a busy stream takes few turns; the first one after a silence is read at once.
+        another
+        request (`bounds`, for example) waits for that answer on its connection. pause_ms: how long records may gather
+        after a
+        read, so that a busy stream takes few turns; the first one after a silence is read at once.
         dead_letters: closed with the reader.
         """
         self._bootstrap, self._topics = bootstrap, topics
@@ -71,10 +73,10 @@ class TopicReader:
         }
         self._pause_s, self._max_records, self._producer = pause_ms / 1000, max_poll_records, dead_letters
         self._consumer: KafkaConsumer | None = None
-        # Reads single records, so that what the other one has fetched ahead stays.
+        # Reads single records without discarding the first consumer's prefetched ones.
         self._aside: KafkaConsumer | None = None
         self._busy = False
-        # What `assign` asked for, where each partition goes on, and what rests: a new consumer goes on with it.
+        # Assignment, positions and paused topics, restored in a new consumer.
         self._assigned: list[TopicPartition] | None = None
         self._next: dict[TopicPartition, int] = {}
         self._only = ""
@@ -119,12 +121,12 @@ class TopicReader:
                 batches = consumer.poll(timeout_ms=_ASIDE_MS, max_records=1)
                 for tp, batch in batches.items():
                     offset = wanted.pop(tp, -1)
-                    # One that is not there: the next one behind it, or the topic's first where it ends before.
+                    # If the record is missing, Kafka returns the next one, or the topic's first beyond its end.
                     if offset >= 0 and batch[0].offset == offset:
                         found[tp.partition] = _record(tp, batch[0])
                     consumer.pause(tp)
                 if not batches and asks:
-                    # Nothing behind them either, perhaps: polls do not tell an end from a broker that is slow.
+                    # Perhaps no record follows: polls do not distinguish an end from a slow broker.
                     ends, asks = consumer.end_offsets(list(wanted)), False
                     wanted = {tp: offset for tp, offset in wanted.items() if offset < ends[tp]}
                 if wanted and time.monotonic() > deadline:
@@ -174,7 +176,7 @@ class TopicReader:
         found: list[SourceRecord] = []
         deadline = time.monotonic() + SILENCE_S
         try:
-            # Compaction takes records away, so that positions say when the end is reached, not the records' number.
+            # Compaction deletes records, so positions, not counts, show that the end is reached.
             while any(at < ends.get(partition, 0) for partition, at in self.positions(topic).items()):
                 records = self.poll(200, only=topic)
                 found += records
@@ -226,7 +228,7 @@ class TopicReader:
             self._producer.close()
 
     def _of(self, consumer: KafkaConsumer, topic: str) -> list[TopicPartition]:
-        """The assigned partitions of a topic."""
+        """Return the assigned partitions of a topic."""
         return sorted(tp for tp in consumer.assignment() if tp.topic == (topic or self._topics[0]))
 
     def _connected(self) -> KafkaConsumer:

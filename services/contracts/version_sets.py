@@ -1,8 +1,8 @@
-"""Version sets: which models there are, which one answers whom, and what an operator may do next.
+"""Version sets: the models, the assignment of users, and an operator's operations.
 
-A set is a bundle and the processes that answer with it. The state is one value; each operation makes the next one of it
-or is refused. Pure: nothing here knows Kafka, a bundle or a process. `services.contracts.topics.version_sets` says
-how the values are written.
+A set is a bundle and the processes that serve it. The state is one value; each operation returns the next one or
+raises.
+Pure: Kafka, bundles and processes are not known here. `services.contracts.topics.version_sets` encodes the values.
 """
 
 import hashlib
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from services.contracts.operations import Revised
 from services.platform.errors import InvalidRequest, NotFound, PreconditionFailed
 
-# The one that answers and one more: memory for a third is nobody's plan.
+# The serving set and one more, because of the memory of each.
 MAX_SETS = 2
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 _BITS = 53  # of a double's mantissa
@@ -21,9 +21,9 @@ _BITS = 53  # of a double's mantissa
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VersionSet:
-    """A model by its bundle (a folder, as every process that loads it finds it), and who answers with it.
+    """A model by its bundle's folder, as seen by every process that loads it, and the processes that serve it.
 
-    Addresses are host:port; empty: those that the gateway was started with.
+    Addresses are host:port; "": the gateway's configured ones.
     """
 
     name: str
@@ -37,7 +37,7 @@ class VersionSet:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Share:
-    """A share of users or requests for a set, above 0 and at most 1."""
+    """A set's share of users or requests, above 0 and at most 1."""
 
     name: str
     share: float
@@ -45,8 +45,10 @@ class Share:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VersionSets(Revised):
-    """All sets. `before`: what served before the last promotion, "" where there is nothing
-    to go back to. `salt`: of the hash that chooses the canary's users."""
+    """All sets. before: the serving set before the last promotion, "" for none. salt: of the hash that chooses the
+    canary's
+    users.
+    """
 
     sets: Mapping[str, VersionSet]
     serving: str
@@ -57,23 +59,23 @@ class VersionSets(Revised):
 
     @classmethod
     def of_one(cls, serving: VersionSet) -> "VersionSets":
-        """Before any operation: what the processes were started with."""
+        """Return the state before any operation: the configured processes."""
         return cls(revision=0, sets={serving.name: serving}, serving=serving.name)
 
     def find(self, name: str) -> VersionSet:
-        """Raises: NotFound naming the sets that there are."""
+        """Return a set. Raises: NotFound with the existing names."""
         if name not in self.sets:
             raise NotFound(f"set={name!r} allowed: {', '.join(sorted(self.sets))}")
         return self.sets[name]
 
     def set_for(self, user_id: str) -> str:
-        """The set that answers this user; nobody's requests ("") are the serving set's."""
+        """Return the set that serves this user; the serving set for requests without a user ("")."""
         if self.canary is None or not user_id:
             return self.serving
         return self.canary.name if position_of(user_id, self.salt) < self.canary.share else self.serving
 
     def staged(self, new: VersionSet) -> "VersionSets":
-        """With one more set. Raises: InvalidRequest, PreconditionFailed."""
+        """Add a set. Raises: InvalidRequest, PreconditionFailed."""
         if not _NAME.fullmatch(new.name):
             raise InvalidRequest.of("name", new.name, "1-64 of a-z, 0-9 and '-', no '-' first")
         if new.name in self.sets:
@@ -87,26 +89,30 @@ class VersionSets(Revised):
         return self._next(sets={**self.sets, new.name: new})
 
     def shadowed(self, name: str, share: float) -> "VersionSets":
-        """That set is asked beside this share of requests; 0 ends it. Raises: NotFound, InvalidRequest,
-        PreconditionFailed."""
+        """Mirror this share of requests to the set; 0 ends it.
+
+        Raises: NotFound, InvalidRequest, PreconditionFailed.
+        """
         return self._next(shadow=self._share_of(name, share))
 
     def canaried(self, name: str, share: float, salt: str) -> "VersionSets":
-        """That set answers this share of users; 0 ends it. A canary that goes on keeps its users, and its salt: more
-        join, or some leave. Raises: as `shadowed`."""
+        """Serve this share of users by the set; 0 ends it. A continued canary retains its salt, so its users change
+        only by the
+        difference. Raises: as `shadowed`.
+        """
         chosen = self._share_of(name, share)
         goes_on = self.canary is not None and self.canary.name == name
         return self._next(canary=chosen, salt=self.salt if goes_on else salt)
 
     def promoted(self, name: str) -> "VersionSets":
-        """That set answers everybody; the one before stays. Raises: NotFound, PreconditionFailed."""
+        """Serve all users by the set; the previous one stays. Raises: NotFound, PreconditionFailed."""
         self.find(name)
         if name == self.serving:
             raise PreconditionFailed(f"set {name!r} serves already")
         return self._next(serving=name, before=self.serving, canary=None, shadow=None)
 
     def rolled_back(self) -> "VersionSets":
-        """Without the canary, where there is one; else what served before serves again. Raises: PreconditionFailed."""
+        """Remove the canary, if any; else serve the previous set again. Raises: PreconditionFailed."""
         if self.canary is not None:
             return self._next(canary=None)
         if not self.before:
@@ -114,7 +120,7 @@ class VersionSets(Revised):
         return self._next(serving=self.before, before="", shadow=None)
 
     def retired(self, name: str) -> "VersionSets":
-        """Without that set. Raises: NotFound, PreconditionFailed for the one that serves or has users."""
+        """Remove a set. Raises: NotFound, PreconditionFailed if it serves or has users."""
         self.find(name)
         if name == self.serving:
             raise PreconditionFailed(f"set {name!r} serves: promote another one, or roll back, first")
@@ -124,8 +130,7 @@ class VersionSets(Revised):
         return self._next(sets=left, before="" if self.before == name else self.before, shadow=None)
 
     def settled(self) -> "VersionSets":
-        """The one set that is left is answered by the processes that the gateway was started with. Raises:
-        PreconditionFailed where there are two."""
+        """Move the only set to the gateway's configured processes. Raises: PreconditionFailed if there are two."""
         if len(self.sets) > 1:
             raise PreconditionFailed(f"there are {len(self.sets)} sets, allowed: 1")
         own = replace(self.sets[self.serving], candidates="", reranker="", refreshers=(), generator="")
@@ -144,6 +149,6 @@ class VersionSets(Revised):
 
 
 def position_of(user_id: str, salt: str) -> float:
-    """Where in [0, 1) a user stands: equally spread over users, and another order for another salt."""
+    """Return a user's position in [0, 1): uniform over users, and independent for each salt."""
     digest = hashlib.blake2b(user_id.encode(), key=salt.encode()[:64], digest_size=8).digest()
     return (int.from_bytes(digest, "little") >> (64 - _BITS)) / 2.0**_BITS

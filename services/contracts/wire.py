@@ -1,6 +1,6 @@
-"""Filters, rules, certificates, freshness and explanations as Protobuf messages, and the messages as values.
+"""Convert filters, rules, certificates, freshness and explanations to Protobuf messages and back.
 
-Nobody else translates them. Values are those of `services.algorithms`; limits of a request are the gateway's matter.
+Only this module converts them. Values are those of `services.algorithms`; the gateway checks a request's limits.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,7 +19,7 @@ from services.platform.errors import InvalidRequest
 
 
 def conditions_of(messages: Iterable[Any], name: str = "filter.where") -> tuple[Condition, ...]:
-    """AttributeConditions as conditions. Raises: InvalidRequest naming the field below `name`."""
+    """Return conditions. Raises: InvalidRequest with the field below `name`."""
     conditions = []
     for position, message in enumerate(messages):
         field = f"{name}[{position}]"
@@ -38,7 +38,7 @@ def conditions_of(messages: Iterable[Any], name: str = "filter.where") -> tuple[
 def filter_of(
     message: common_pb2.Filter, seen_item_ids: Sequence[str] = (), *, excludes_seen: bool = False
 ) -> ItemFilter:
-    """excludes_seen: where the message does not say. Raises: InvalidRequest naming the field."""
+    """Return the filter. excludes_seen: the default for an absent field. Raises: InvalidRequest with the field."""
     return ItemFilter(
         allow_item_ids=tuple(message.allow_item_ids),
         deny_item_ids=tuple(message.deny_item_ids),
@@ -51,7 +51,7 @@ def filter_of(
 
 
 def filter_message(wanted: ItemFilter) -> common_pb2.Filter:
-    """What is wanted, without the seen items: they are a field of the request."""
+    """Return the message of a filter, without the seen items, which are a field of the request."""
     return common_pb2.Filter(
         exclude_seen=wanted.exclude_seen,
         allow_item_ids=wanted.allow_item_ids,
@@ -63,12 +63,12 @@ def filter_message(wanted: ItemFilter) -> common_pb2.Filter:
 
 
 def rules_of(messages: Iterable[common_pb2.Rule]) -> tuple[Rule, ...]:
-    """The rules of a request. Raises: InvalidRequest naming the field."""
+    """Return the rules of a request. Raises: InvalidRequest with the field."""
     return tuple(rule_of(message, f"rules[{position}]") for position, message in enumerate(messages))
 
 
 def rule_of(message: common_pb2.Rule, name: str) -> Rule:
-    """A rule, called `name` in the error. Raises: InvalidRequest naming the field below it."""
+    """Return a rule. name: of its field in errors. Raises: InvalidRequest with the field below it."""
     which = ItemFilter(
         exclude_seen=False,
         allow_item_ids=tuple(message.item_ids),
@@ -81,7 +81,7 @@ def rule_of(message: common_pb2.Rule, name: str) -> Rule:
 
 
 def rule_message(rule: Rule) -> common_pb2.Rule:
-    """The inverse of `rule_of`; of the effects it sets the one that is not 0."""
+    """The inverse of `rule_of`; sets only the effect that is not 0."""
     which = filter_message(rule.which)
     effect: dict[str, Any] = {
         name: value
@@ -99,7 +99,7 @@ def certificate_message(certificate: Certificate) -> common_pb2.Certificate:
 
 
 def certificate_of(message: common_pb2.Certificate) -> Certificate:
-    """The inverse of `certificate_message`; of an unknown kind it is an estimate."""
+    """The inverse of `certificate_message`; an unknown kind is an estimate."""
     if message.kind == common_pb2.Certificate.KIND_EXACT:
         return EXACT
     return Certificate(message.gap) if message.kind == common_pb2.Certificate.KIND_BOUNDED else ESTIMATE
@@ -108,7 +108,7 @@ def certificate_of(message: common_pb2.Certificate) -> Certificate:
 def index_freshness_message(
     deltas_offset: int, newest_recorded_ms: int | None, lag_seconds: float | None
 ) -> common_pb2.IndexFreshness:
-    """What an index reflects of the stream (see `IndexFreshness` in the proto)."""
+    """Return what an index reflects of the stream (see `IndexFreshness` in the proto)."""
     message = common_pb2.IndexFreshness(deltas_offset=deltas_offset, lag_seconds=lag_seconds)
     if newest_recorded_ms is not None:
         message.newest_recorded_time.FromMilliseconds(newest_recorded_ms)
@@ -116,7 +116,7 @@ def index_freshness_message(
 
 
 def explained_message(found: ExplainedScore) -> reranker_pb2.ExplainScoreResponse:
-    """The reranker's part of an explanation."""
+    """Return the reranker's part of an explanation."""
     return reranker_pb2.ExplainScoreResponse(**asdict(found))
 
 
@@ -146,7 +146,7 @@ def explained_of(message: reranker_pb2.ExplainScoreResponse) -> ExplainedScore:
 
 
 def votes_message(votes: ItemVotes) -> candidates_pb2.ExplainVotesResponse:
-    """The candidates' part of an explanation."""
+    """Return the candidates' part of an explanation."""
     return candidates_pb2.ExplainVotesResponse(**asdict(votes))
 
 

@@ -1,6 +1,6 @@
-"""The Kafka topics, one module each: name, partitions, retention, message, writing and reading. Here: making them.
+"""The Kafka topics, one module each: name, partitions, retention, message, encoding. This module creates them.
 
-Everything that reads or writes a topic takes its name from its module. A new topic is a module here, named in `_OWN`.
+Readers and writers take a topic's name from its module. A new topic is a module here, listed in `_OWN`.
 """
 
 from collections.abc import Collection
@@ -60,11 +60,12 @@ def ensure_topics(
     replicas: Replicas = DEFAULT_REPLICAS,
     timeout_ms: int = 10_000,
 ) -> list[str]:
-    """Make the topics that do not exist yet; return their names. Blocking: call it from a thread.
+    """Create missing topics and return their names. Blocks: call it from a thread.
 
-    A cluster has as many brokers as are there, or as `bootstrap` names where those are more.
-    Raises: DependencyUnavailable when the broker cannot be reached or refuses, and while fewer brokers are there than
-    replicas are wanted; PreconditionFailed for replicas that contradict each other.
+    The cluster's size is the number of running brokers, or of those in `bootstrap` if there are more.
+    Raises: DependencyUnavailable if the broker cannot be reached or refuses, or while fewer brokers run than replicas
+    are
+    wanted; PreconditionFailed for contradictory replicas.
     """
     try:
         admin = KafkaAdminClient(
@@ -80,7 +81,7 @@ def ensure_topics(
         missing = [topic for topic in topics if topic.name not in existing]
         if missing:
             num_brokers = len(admin.describe_cluster()["brokers"])
-            # Topics that are made while a broker is still starting would have one replica for good.
+            # Topics created while a broker is still starting would have one replica for good.
             factor, in_sync = replicas.on(max(num_brokers, len(set(str(bootstrap).split(",")))))
             if num_brokers < factor:
                 raise DependencyUnavailable(
@@ -119,7 +120,7 @@ def _create(
     try:
         response = admin.create_topics(wanted, timeout_ms=timeout_ms)
     except TopicAlreadyExistsError:
-        return  # another process was quicker; whatever it did not make shows at the next call
+        return  # another process was first; topics that it did not create show at the next call
     for name, code, *rest in response.topic_errors:
         error = for_code(code)
         if error not in (NoError, TopicAlreadyExistsError):

@@ -1,7 +1,7 @@
-"""The topic `attributions`: the query state that preceded each interaction, and what takes interactions back.
+"""The topic `attributions`: the query state before each interaction, and retractions.
 
-The encoder writes it, keyed by item (a forget goes into every partition); each refresher reads its partitions and
-checks what it reads against its model: `services/refresher/adapters/decoding.py`.
+The encoder writes it, keyed by item (a forget goes to every partition). Each refresher reads its partitions and
+validates records against its model: `services/refresher/adapters/decoding.py`.
 """
 
 from dataclasses import dataclass
@@ -13,13 +13,13 @@ from services.contracts.retraction import ForgetUpTo, OfInteraction, Undo, write
 from services.platform.stream.topic import FOREVER, Topic
 
 ATTRIBUTIONS = "attributions"
-# As long as a rebuild may need them: what is forgotten or undone is found here again, and a new memory is filled.
+# Needed for rebuilds: forgotten or undone interactions are read again, and a new memory is filled.
 TOPIC = Topic(name=ATTRIBUTIONS, settings=FOREVER, has_dead_letters=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attribution(OfInteraction):
-    """The query state that preceded an interaction, with its item."""
+    """The query state before an interaction, with its item."""
 
     state: PackedQueryState
     type: str
@@ -30,7 +30,7 @@ Attributed = Attribution | Undo | ForgetUpTo
 
 
 def encode_attribution(record: Attributed) -> bytes:
-    """The value of a record."""
+    """Return the value of a record."""
     message = events_pb2.Attribution()
     write_about(message, record)
     if isinstance(record, Attribution):

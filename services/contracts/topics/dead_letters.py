@@ -1,8 +1,7 @@
-"""The dead-letter topics: what becomes of a record that cannot be used, its bytes, its headers and the reason.
+"""The dead-letter topics: unusable records with their bytes, headers and the reason.
 
-One form for every topic: the original key, value and headers, and in further headers why and from where. What was
-replayed is noted in the same topic, by records that hold nothing else. It knows how large a dead letter and its reason
-may be, not who writes it.
+A dead letter has the original key, value and headers, and in further headers the reason and the source. Replays are
+noted in the same topic, in records without a value. The writers are not known here.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,9 +13,9 @@ from services.platform.stream.record import DeadLetter, SourceRecord
 from services.platform.stream.topic import FOREVER, Topic
 
 SUFFIX = ".dead-letter"
-# A dead letter is a whole record (Kafka's own limit: 1 MiB) with the reason beside it.
+# A dead letter is a whole record (Kafka's own limit: 1 MiB) and the reason.
 MAX_DEAD_LETTER_BYTES = 2 << 20
-# The rest is for the headers that say why, and for what Kafka puts around a record.
+# The rest is for the headers with the reason, and for Kafka's overhead.
 MAX_COPIED_BYTES = MAX_DEAD_LETTER_BYTES - 65_536
 MAX_REASON_BYTES = 512
 _OURS = "freshet-"
@@ -25,16 +24,17 @@ _REPLAYED = "freshet-replayed-to"
 
 
 def dead_letter_topic(topic: Topic) -> Topic:
-    """Where a topic's dead letters go."""
+    """Return a topic's dead-letter topic."""
     settings = FOREVER | {"max.message.bytes": str(MAX_DEAD_LETTER_BYTES)}
     return Topic(name=topic.name + SUFFIX, num_partitions=1, settings=settings)
 
 
 def dead_letter(dead: DeadLetter) -> Record:
-    """The record to write.
+    """Return the record to write.
 
-    What no topic of ours could hold is cut, and says how long it was: one that cannot be sent would hold the
-    stream up for ever. The source position tells where the whole record lies.
+    An oversized record is cut, with its original size: a dead letter that cannot be sent would stop the stream. The
+    source
+    position refers to the whole record.
     """
     record = dead.record
     key, value = record.key or b"", record.value or b""
@@ -54,7 +54,7 @@ def dead_letter(dead: DeadLetter) -> Record:
             ("freshet-source-topic", record.topic.encode()),
             ("freshet-source-partition", str(record.partition).encode()),
             ("freshet-source-offset", str(record.offset).encode()),
-            # Absent where whoever set the record aside no longer had it.
+            # Absent if the original record was not available.
             *([("freshet-source-time", str(record.written_ms).encode())] if record.written_ms else []),
         ],
     )
@@ -62,11 +62,11 @@ def dead_letter(dead: DeadLetter) -> Record:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredLetter:
-    """A dead letter as it lies in its topic.
+    """A stored dead letter.
 
-    topic, position: of the original. written_ms: when the original was written, or set aside where that is not known.
-    is_whole: key, value and headers are the original's; else only the original itself has them. replayed_to: where the
-    record was written again.
+    topic, position: of the original. written_ms: when the original was written, or else dead-lettered. is_whole: key,
+    value
+    and headers are complete. replayed_to: the position of the record's replay.
     """
 
     topic: str
@@ -81,13 +81,14 @@ class StoredLetter:
 
     @property
     def name(self) -> str:
-        """topic:partition:offset, as commands take it."""
+        """topic:partition:offset, as in commands."""
         return f"{self.topic}:{self.position.partition}:{self.position.offset}"
 
 
 def stored_letters(records: Iterable[SourceRecord]) -> list[StoredLetter]:
-    """The dead letters in the records of dead-letter topics, one for each original, in the order of the first time that
-    it was set aside. What has not the form of a dead letter is passed over."""
+    """Return the dead letters in these records, one per original, in order of their first occurrence. Skips other
+    records.
+    """
     found: dict[tuple[str, Position], StoredLetter] = {}
     replayed: dict[tuple[str, Position], Position] = {}
     for record in records:
@@ -107,7 +108,7 @@ def stored_letters(records: Iterable[SourceRecord]) -> list[StoredLetter]:
                 key=record.key or b"",
                 value=record.value or b"",
                 headers=[(name, text or b"") for name, text in record.headers if not name.startswith(_OURS)],
-                # The refresher keeps no bytes of a record that it could read.
+                # The refresher stores no bytes of a readable record.
                 is_whole=_CUT not in ours and bool(record.key or record.value),
             )
         except (KeyError, ValueError):
@@ -117,7 +118,7 @@ def stored_letters(records: Iterable[SourceRecord]) -> list[StoredLetter]:
 
 
 def replay_notes(letters: Sequence[tuple[StoredLetter, Position]]) -> list[Record]:
-    """The records that say that these dead letters were written again, and where."""
+    """Return the records that note these replays and their positions."""
     return [
         Record(
             letter.topic + SUFFIX,

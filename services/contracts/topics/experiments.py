@@ -1,7 +1,7 @@
-"""The topic `experiments`: which experiments there are, and which run; one whole record per operation.
+"""The topic `experiments`: all experiments and their states, one complete record per operation.
 
-`freshet experiments` writes it; gateways and `freshet results` read it whole. Which records count:
-`services.contracts.operations`. Where an experiment starts in the stream is the position of its record here.
+`freshet experiments` writes it; gateways and `freshet results` read it in full. `services.contracts.operations` decides
+which records are valid. An experiment starts in the stream at the position of its record here.
 """
 
 from freshet.v1 import events_pb2
@@ -17,7 +17,7 @@ EXPERIMENTS = "experiments"
 
 
 def experiment_message(one: Experiment) -> events_pb2.Experiment:
-    """An experiment as records and answers have it."""
+    """Return an experiment's message in records and answers."""
     message = events_pb2.Experiment(
         name=one.name,
         layer=one.layer,
@@ -47,7 +47,7 @@ def experiment_message(one: Experiment) -> events_pb2.Experiment:
 
 
 def experiment_of(message: events_pb2.Experiment) -> Experiment:
-    """The inverse of `experiment_message`, checked. Raises: InvalidRequest naming the field."""
+    """The inverse of `experiment_message`, validated. Raises: InvalidRequest with the field."""
     if message.state not in {int(state) for state in State}:
         raise InvalidRequest.of("state", message.state, "1-3, see Experiment.State")
     found = Experiment(
@@ -81,7 +81,7 @@ def experiment_of(message: events_pb2.Experiment) -> Experiment:
 
 
 def encode_operation(made: Operation[Experiments]) -> bytes:
-    """The value of a record; it has no key."""
+    """Return the value of a record; it has no key."""
     message = events_pb2.Experiments(experiments=map(experiment_message, made.after.experiments.values()))
     set_operation(message, made)
     value: bytes = message.SerializeToString()
@@ -89,7 +89,7 @@ def encode_operation(made: Operation[Experiments]) -> bytes:
 
 
 def decode_operation(value: bytes | None) -> Operation[Experiments]:
-    """Read and check a record. Raises: InvalidRequest naming the field."""
+    """Decode and validate a record. Raises: InvalidRequest with the field."""
     message = parse(events_pb2.Experiments, value)
     found: dict[str, Experiment] = {}
     for number, one in enumerate(message.experiments):

@@ -1,7 +1,7 @@
-"""The topic `exposures`: what was shown to whom, one record for each answer.
+"""The topic `exposures`: what was shown to whom, one record per answer.
 
-The gateway writes it after the answer went out; nothing here reads it yet. Whoever learns from it knows a record by its
-exposure id: interactions name it, too. Users are pseudonyms, as in `attributions`.
+The gateway writes it after the answer. An exposure id identifies a record; interactions refer to it. Users are
+pseudonyms, as in `attributions`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,10 +21,16 @@ TOPIC = Topic(name=EXPOSURES, settings={"retention.ms": str(90 * _DAY_MS)})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exposure:
-    """One answer. Columns of its n slots, best first: item_ids, scores, sources, propensities (n,), the last empty
-    where each is 1. surface: "recommend", "search" or "similar". shown_ms: Unix milliseconds. context: of the
-    request. absence_bucket: of the state that was asked with. assignments: (experiment, arm, share) that the answer was
-    made by. teams (n,): of an interleaved answer, by slot, 0 the first arm's pick, 1 the second's; else empty."""
+    """One answer.
+
+    Columns of its n slots, best first: item_ids, scores, sources, propensities (n,), the last empty if each is 1.
+    surface:
+    "recommend", "search" or "similar". shown_ms: Unix milliseconds. context: of the request. absence_bucket: of the
+    query
+    state. assignments: the answer's (experiment, arm, share). teams (n,): of an interleaved answer, 0 for the first
+    arm's
+    pick, 1 for the second's; else empty.
+    """
 
     exposure_id: str
     shown_ms: int
@@ -44,13 +50,13 @@ class Exposure:
 
 
 def assignment_message(assigned: tuple[str, str, float]) -> common_pb2.Assignment:
-    """(experiment, arm, share) as records and answers have it."""
+    """Return the message of (experiment, arm, share) in records and answers."""
     experiment, arm, share = assigned
     return common_pb2.Assignment(experiment=experiment, arm=arm, share=share)
 
 
 def encode_exposure(exposure: Exposure) -> bytes:
-    """The value of a record; its key is the user's pseudonym, or the exposure id."""
+    """Return the value of a record; its key is the user's pseudonym, or the exposure id."""
     number = {name: at for at, name in enumerate(dict.fromkeys(exposure.sources))}
     message = events_pb2.Exposure(
         exposure_id=exposure.exposure_id,
@@ -75,7 +81,7 @@ def encode_exposure(exposure: Exposure) -> bytes:
 
 
 def decode_exposure(value: bytes | None) -> Exposure:
-    """Read and check a record. Raises: InvalidRequest naming the field."""
+    """Decode and validate a record. Raises: InvalidRequest with the field."""
     message = parse(events_pb2.Exposure, value)
     validate_id("exposure_id", message.exposure_id)
     count = len(message.item_ids)

@@ -1,7 +1,7 @@
-"""The topic `forgets`: who is to be forgotten, up to where; its limits, and how a record is written and read.
+"""The topic `forgets`: users to forget, up to which positions; limits and encoding.
 
-The gateway writes it, each encoder process reads it whole. Whatever is wrong is an InvalidRequest naming the field and
-what is allowed; the user's id is not repeated, since messages end up in logs.
+The gateway writes it, each encoder process reads it in full. An InvalidRequest has the field and what is allowed, not
+the user's id, since messages are logged.
 """
 
 from collections.abc import Mapping
@@ -20,8 +20,10 @@ TOPIC = Topic(name=FORGETS, num_partitions=1, settings=COMPACTED, has_dead_lette
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forget:
-    """Everything of a user at or below these positions of `interactions` (partition -> offset; -1: nothing of it) is to
-    count for nothing; what comes after counts again. requested_ms: Unix milliseconds."""
+    """All interactions of a user at or below these positions (partition -> offset; -1: none) are void; later ones
+    count.
+    requested_ms: Unix milliseconds.
+    """
 
     forget_id: str
     user_id: str
@@ -30,7 +32,7 @@ class Forget:
 
 
 def encode_forget(forget: Forget) -> bytes:
-    """The value of a record; its key is the user id."""
+    """Return the value of a record; its key is the user id."""
     message = events_pb2.Forget(forget_id=forget.forget_id, user_id=forget.user_id)
     write_up_to(message.up_to, forget.up_to)
     set_ms(message.requested_time, forget.requested_ms)
@@ -39,7 +41,7 @@ def encode_forget(forget: Forget) -> bytes:
 
 
 def decode_forget(key: bytes | None, value: bytes | None) -> Forget:
-    """Read and check a record; a tombstone is none. Raises: InvalidRequest naming the field."""
+    """Decode and validate a record; a tombstone is invalid. Raises: InvalidRequest with the field."""
     message = parse(events_pb2.Forget, value)
     validate_id("forget_id", message.forget_id)
     validate_id("user_id", message.user_id)

@@ -1,8 +1,9 @@
-"""The topic `histories`: what is kept of each user for good, and up to where each partition of `interactions` is in it.
+"""The topic `histories`: each user's durable history, and marks of what it reflects of `interactions`.
 
-The encoder process writes it and reads it back, in the partition where the user's interactions lie. The newest record
-of a user holds, as far as it is of the same reading of `interactions` as the partition's newest mark. Each value ends
-with a checksum: what was altered is refused, and the user's interactions are read again instead.
+The encoder process writes it and reads it back, in the user's home partition. The newest record of a user is valid if
+it
+has the same reading of `interactions` as the partition's newest mark. Each value ends with a checksum. An altered value
+is rejected, and the user's interactions are read again.
 """
 
 from collections.abc import Mapping
@@ -25,7 +26,7 @@ MAX_RECORD_BYTES = 2 << 20
 _DAY_MS = 24 * 3600 * 1000
 TOPIC = Topic(
     name=HISTORIES,
-    # Earlier records of a user leave within a day or so, also where little is written.
+    # Old records of a user are compacted within about a day, also with few writes.
     settings=COMPACTED | {"max.compaction.lag.ms": str(_DAY_MS), "max.message.bytes": str(MAX_RECORD_BYTES)},
     as_many_as=INTERACTIONS,
 )
@@ -40,7 +41,7 @@ _M = TypeVar("_M", bound=Message)
 
 
 class KeptRecord(NamedTuple):
-    """A record to write: where, key and value."""
+    """A record to write."""
 
     partition: int
     key: bytes
@@ -49,7 +50,7 @@ class KeptRecord(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptHistory:
-    """A user as a record has it. seen: item -> newest event time. The rest as in `state_store.UserHistory`."""
+    """A user from a record. seen: item -> newest event time. Other fields: see `user_state.values.UserHistory`."""
 
     reading: int
     positions: dict[int, int]
@@ -61,10 +62,11 @@ class KeptHistory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """Everything of a partition of `interactions` up to `covered` is in `histories` (-1: nothing yet).
+    """`histories` reflects a partition of `interactions` up to `covered` (-1: nothing yet).
 
-    reading: names one reading of the log from its beginning; 0 is none. num_partitions: of `interactions`. anchors: see
-    `state_store.Progress`, as are counts.
+    reading: identifies one reading of the log from its beginning; 0 is none. num_partitions: of `interactions`.
+    anchors,
+    counts: see `user_state.values.Progress`.
     """
 
     reading: int
@@ -75,8 +77,10 @@ class Mark:
 
 
 def encode_history(user_id: str, history: PackedHistory, reading: int) -> bytes:
-    """The value of a user's record; its key is the user id. Empty where Kafka would not take it: then the user's
-    records of `interactions` are read again."""
+    """Return the value of a user's record; its key is the user id. "" if it is too large for Kafka: the user's records
+    of
+    `interactions` are then read again.
+    """
     message = events_pb2.UserHistory(
         format=_FORMAT, reading=reading, seen_item_ids=history.seen_item_ids, seen_time_ms=history.seen_times_ms
     )
@@ -89,7 +93,7 @@ def encode_history(user_id: str, history: PackedHistory, reading: int) -> bytes:
 
 
 def decode_history(key: bytes, value: bytes | None) -> KeptHistory:
-    """Read and check a user's record. Raises: InvalidRequest naming what is wrong."""
+    """Decode and validate a user's record. Raises: InvalidRequest with the defect."""
     message = _opened(events_pb2.UserHistory, key, value)
     try:
         return KeptHistory(
@@ -105,7 +109,7 @@ def decode_history(key: bytes, value: bytes | None) -> KeptHistory:
 
 
 def encode_mark(mark: Mark) -> bytes:
-    """The value of a mark; its key is MARK_KEY."""
+    """Return the value of a mark; its key is MARK_KEY."""
     message = events_pb2.HistoriesMark(
         format=_FORMAT,
         reading=mark.reading,
@@ -118,7 +122,7 @@ def encode_mark(mark: Mark) -> bytes:
 
 
 def decode_mark(value: bytes | None) -> Mark:
-    """Read and check a mark. Raises: InvalidRequest naming what is wrong."""
+    """Decode and validate a mark. Raises: InvalidRequest with the defect."""
     message = _opened(events_pb2.HistoriesMark, MARK_KEY, value)
     return Mark(
         reading=message.reading,

@@ -1,9 +1,8 @@
-"""The topic `index-deltas`: its records as dataclasses and bytes, and whole batches out of a stream of them.
+"""The topic `index-deltas`: records as dataclasses and bytes, and batches of them.
 
-The refresher writes through this module, candidates and reranker read through it, so that both sides agree on keys,
-limits, and on what a position of the topic means: *+o* is every batch that a record at or before offset o closed. That
-is a function of the topic alone, so two readers that name the same position serve the same content. It knows neither
-Kafka nor what an item state is good for.
+The refresher writes and candidates and reranker read through this module, so they agree on keys, limits and positions:
+*+o* is every batch that a record at or before offset o closed. It depends only on the topic, so two readers at the same
+position serve the same content. Kafka and the use of item states are not known here.
 
 Letters: P_q, P_x query and item components, P = P_q * P_x, d component width.
 """
@@ -25,8 +24,10 @@ from services.platform.stream.topic import COMPACTED, Topic, check_key, parse
 from services.platform.validation import validate_id
 
 INDEX_DELTAS = "index-deltas"
-# A broker compacts closed segments alone, by default of a gigabyte or a week: of 25,000 items published 20 times each
-# late reader read all 500,000 records, and reads 25,139 with these. What a forget took back is compacted within a day.
+# A broker compacts only closed segments, by default of a gigabyte or a week: after 25,000 items were published 20 times
+# each, a late reader read all 500,000 records; with these settings it reads 25,139. Forgotten contributions are
+# compacted
+# within a day.
 TOPIC = Topic(
     name=INDEX_DELTAS,
     num_partitions=1,
@@ -40,11 +41,11 @@ TOPIC = Topic(
 
 FloatArray = npt.NDArray[np.float32]
 
-# A writer closes its batch at latest here; a reader closes it for a writer that does not.
+# A writer closes its batch here at the latest; a reader closes it for a writer that does not.
 MAX_BATCH_RECORDS = 10_000
 MAX_DROPPED_KEYS = 16_384
 
-# What `algorithms.scoring.states` allows of an item's and a query's components and of gates, `pefa.policy` of weights.
+# Limits from `algorithms.scoring.states` for components and gates, and `pefa.policy` for weights.
 _MAX_LENGTH, _MAX_GATE, _MAX_WEIGHT = 1.001, 65_504.0, 2.0**16
 
 _FLOAT = np.dtype("<f4")
@@ -53,13 +54,14 @@ _HALF = np.dtype("<f2")
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ItemDelta:
-    """An item's state as refreshed, whole: components (P_x, d), of length 1 at most, gate (P,) or None for a plain dot
+    """An item's complete refreshed state: components (P_x, d), of length 1 at most, gate (P,) or None for a plain dot
     product.
 
-    model_share: lambda in [0, 1], 0 for an item that the model never saw. dropped: the refresher has no state for it
-    any more (then the arrays are empty): back to the bundle's, or gone where the bundle has none. is_read: False where
-    whoever reads holds no such item; then the arrays are empty, too.
-    Raises: InvalidRequest naming the field.
+    model_share: lambda in [0, 1], 0 for an item unknown to the model. dropped: the refresher has no state for it (the
+    arrays
+    are empty): the bundle's state applies, if any. is_read: False if the reader does not serve the item; the arrays are
+    empty.
+    Raises: InvalidRequest with the field.
     """
 
     item_id: str
@@ -86,8 +88,8 @@ class ItemDelta:
 class MemoryDelta:
     """One remembered interaction: a query state's components (P_q, d), in half precision on the wire, and its item.
 
-    event_time_ms: Unix milliseconds. dropped: the entry left the memory (then the array is empty).
-    Raises: InvalidRequest naming the field.
+    event_time_ms: Unix milliseconds. dropped: the entry left the memory (the array is empty).
+    Raises: InvalidRequest with the field.
     """
 
     entry_id: str
@@ -109,11 +111,12 @@ class MemoryDelta:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class IndexDelta:
-    """One record: a change, whose it is, and how far its writer was.
+    """One record: a change, its writer and the writer's progress.
 
-    partition and offset: the record of `attributions` that it reflects; the partition names the writer, and `batch`
-    counts its batches. newest_recorded_ms: when the broker took the newest interaction that the batch reflects, Unix
-    milliseconds; None before any. A batch names each key once.
+    partition, offset: the record of `attributions` that it reflects; the partition identifies the writer, and `batch`
+    counts its batches. newest_recorded_ms: the broker's time of the newest interaction in the batch, Unix milliseconds;
+    None
+    before any. A batch has each key once.
     """
 
     model_version: str
@@ -133,22 +136,22 @@ class IndexDelta:
 
 
 def item_key(model_version: str, item_id: str) -> bytes:
-    """The key of an item's record."""
+    """Return the key of an item's record."""
     return f"{model_version}/item/{item_id}".encode()
 
 
 def memory_key(model_version: str, entry_id: str) -> bytes:
-    """The key of a remembered interaction's record."""
+    """Return the key of a remembered interaction's record."""
     return f"{model_version}/memory/{entry_id}".encode()
 
 
 def is_of_model(key: bytes | None, model_version: str) -> bool:
-    """Whether a record is of this model; the others are told from their keys, unread."""
+    """Return whether a record is of this model, without decoding it."""
     return key is not None and key.startswith(f"{model_version}/".encode())
 
 
 def encode(delta: IndexDelta) -> bytes:
-    """The value of a record; its key is `delta.key`."""
+    """Return the value of a record; its key is `delta.key`."""
     message = events_pb2.IndexDelta(
         model_version=delta.model_version, batch=delta.batch, last_of_batch=delta.last_of_batch
     )
@@ -177,8 +180,10 @@ def encode(delta: IndexDelta) -> bytes:
 
 
 def decode(key: bytes | None, value: bytes | None, holds: Callable[[str], bool] = lambda item_id: True) -> IndexDelta:
-    """Read a record; of an item that is not held, all but its state. Raises: InvalidRequest naming the field when it is
-    not what a refresher writes."""
+    """Decode a record; without the state of an item that is not held.
+
+    Raises: InvalidRequest with the field if no refresher writes it.
+    """
     message = parse(events_pb2.IndexDelta, value)
     kind = message.WhichOneof("change")
     if kind is None:
@@ -203,9 +208,9 @@ def decode(key: bytes | None, value: bytes | None, holds: Callable[[str], bool] 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Batch:
-    """The changes of one batch, in order, to be applied as one; `offset` is the record that closed it.
+    """The changes of one batch, in order, to apply together. offset: of the record that closed it.
 
-    mark: of that record, so that a record in the same place of another log has another one.
+    mark: of that record; a record of another log at this offset has another mark.
     """
 
     offset: int
@@ -215,7 +220,7 @@ class Batch:
 
 
 def joined(batches: Sequence[Batch]) -> Batch:
-    """Several batches, at least one, as one that ends where the last one does; per key the last change counts."""
+    """Join batches, at least one, into one that ends like the last; the last change of each key counts."""
     return Batch(
         offset=batches[-1].offset,
         deltas=tuple({delta.key: delta for batch in batches for delta in batch.deltas}.values()),
@@ -225,19 +230,25 @@ def joined(batches: Sequence[Batch]) -> Batch:
 
 
 class Batches:
-    """Whole batches of one model out of records in order of offset, whose writers may interleave.
+    """Assembles batches of one model from records in order of offset, whose writers may interleave.
 
-    A batch is closed by its last record, by the next batch of its writer (whoever wrote it ended in the middle, or
-    compaction took its last record), or at `MAX_BATCH_RECORDS`. Nothing needs the topic's end: compaction takes a
-    record only once a later batch of the same writer is there. Per key, a change that reflects less than what
-    its partition handed out before is left out, so a writer that was replaced and does not know it yet changes nothing.
-    Positions of two partitions say nothing of each other: where a key has moved, the topic's order decides.
+    A batch is closed by its last record, by the next batch of its writer (if it was cut off, or compaction deleted its
+    last
+    record), or at `MAX_BATCH_RECORDS`. The topic's end is not needed: compaction deletes a record only after a later
+    batch
+    of the same writer. Per key, a change that reflects less than an earlier one of its partition is left out, so a
+    replaced
+    writer that does not know it yet changes nothing. Positions of two partitions do not compare: if a key moved, the
+    topic's
+    order decides.
 
-    A key's tombstone stands behind the batch that dropped it and in front of its writer's next one, so that a batch
-    whose last record a tombstone replaced is closed, too.
+    A key's tombstone lies after the batch that dropped it and before its writer's next one, so a batch whose last
+    record a
+    tombstone replaced is also closed.
 
-    Memory: some 200 bytes per key that is there, and for the `MAX_DROPPED_KEYS` dropped last: a writer that does not
-    know that it was replaced finds out within its lease, and a reader that begins later never sees older ones.
+    Memory: some 200 bytes per existing key, and for the last `MAX_DROPPED_KEYS` dropped ones: a replaced writer stops
+    within
+    its lease, and a reader that begins later never sees older ones.
     """
 
     def __init__(self) -> None:
@@ -247,15 +258,16 @@ class Batches:
 
     @property
     def num_open(self) -> int:
-        """Records that wait for the end of their batch."""
+        """Records of batches that are not closed."""
         return sum(map(len, self._open.values()))
 
     def add(self, offset: int, delta: IndexDelta) -> list[Batch]:
-        """Take the record at `offset`; return the batches that it closes (two: the one before, and its own)."""
+        """Add the record at `offset`; return the batches that it closes (two: the previous one and its own)."""
         closed: list[Batch] = []
         waiting = self._open.setdefault(delta.partition, [])
         if waiting and waiting[-1].batch != delta.batch:
-            # Another number: a writer that went on from an older checkpoint counts on from there, so it may be lower.
+            # Compared for inequality, because a writer that restarts from an older checkpoint may count from a lower
+            # number.
             closed.append(self._close(offset, delta))
             waiting = self._open.setdefault(delta.partition, [])
         waiting.append(delta)
@@ -264,9 +276,9 @@ class Batches:
         return closed
 
     def gone(self, offset: int, key: bytes) -> list[Batch]:
-        """Take the tombstone at `offset`: a batch that drops the key, unless a record was there that did.
+        """Add the tombstone at `offset`: a batch that drops the key, unless a record did.
 
-        Raises: InvalidRequest for a key that no record can have; nothing has changed then.
+        Raises: InvalidRequest for an invalid key; nothing changes.
         """
         model_version, change = _dropped(key)
         self._open = {writer: [one for one in waiting if one.key != key] for writer, waiting in self._open.items()}
@@ -285,7 +297,7 @@ class Batches:
         return [Batch(offset=offset, deltas=(delta,), newest_recorded_ms=None, mark=mark_of(delta))]
 
     def _drop(self, key: bytes) -> None:
-        """Remember that the key is dropped, and forget the key that was dropped before all others."""
+        """Note a dropped key, and forget the oldest one beyond the limit."""
         self._dropped[key] = None
         if len(self._dropped) > MAX_DROPPED_KEYS:
             oldest, _ = self._dropped.popitem(last=False)
@@ -300,7 +312,7 @@ class Batches:
             known_partition, known_offset = self._reflected.get(key, (partition, -1))
             if known_partition != partition or delta.offset >= known_offset:
                 self._reflected[key] = (partition, delta.offset)
-                newest.pop(key, None)  # a batch that was begun twice: the later one counts, in its place
+                newest.pop(key, None)  # in a batch begun twice, the later record counts, at its position
                 newest[key] = delta
                 self._dropped.pop(key, None)
                 if delta.change.dropped:
@@ -314,7 +326,7 @@ class Batches:
 
 
 def _dropped(key: bytes) -> tuple[str, ItemDelta | MemoryDelta]:
-    """The model of a key, and the change that drops what it names."""
+    """Return the key's model, and the change that drops it."""
     parts = key.decode(errors="replace").split("/", 2)
     if len(parts) == 3 and parts[1] == "item":
         return parts[0], ItemDelta(item_id=parts[2], dropped=True)
@@ -324,7 +336,7 @@ def _dropped(key: bytes) -> tuple[str, ItemDelta | MemoryDelta]:
 
 
 def mark_of(closing: IndexDelta) -> str:
-    """What tells a record from others in its place: the mark of the batch that it closes."""
+    """Return the mark of the batch that a record closes; it distinguishes records at one offset."""
     said = (closing.key, closing.partition, closing.offset, closing.batch, closing.newest_recorded_ms)
     return f"{crc32(repr(said).encode()):08x}"
 

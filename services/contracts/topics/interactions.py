@@ -1,8 +1,9 @@
-"""The topic `interactions`: what an interaction is, its limits, and how it is written and read.
+"""The topic `interactions`: interactions, their limits and encoding.
 
-The gateway checks and encodes, outside producers write Protobuf or JSON directly, the encoder process decodes and
-checks again with the same rules. Whatever is wrong is an InvalidRequest naming the field, the value and what is
-allowed; the text of an id is not repeated, since messages end up in logs. Knows nothing of Kafka or gRPC calls.
+The gateway validates and encodes; outside producers write Protobuf or JSON directly; the encoder process decodes and
+validates with the same rules. An InvalidRequest has the field, the value and what is allowed, but no ids, since
+messages
+are logged. Kafka and gRPC calls are not known here.
 """
 
 import json
@@ -22,8 +23,9 @@ from services.platform.validation import utf8_size, validate_id, validate_query,
 INTERACTIONS = "interactions"
 TOPIC = Topic(
     name=INTERACTIONS,
-    # The broker's own append time, so that a second reading of a record judges it exactly as the first one did.
-    # Producers may compress as they like (lz4, snappy, zstd, gzip): the broker unpacks, so that every reader can read.
+    # The broker's append time, so that a second reading of a record gives the same result. Producers may use any
+    # compression
+    # (lz4, snappy, zstd, gzip); the broker decompresses, so that every reader can read.
     settings=FOREVER | {"message.timestamp.type": "LogAppendTime", "compression.type": "uncompressed"},
     has_dead_letters=True,
 )
@@ -33,7 +35,7 @@ MAX_CONTEXT_ENTRIES = 32
 MAX_CONTEXT_BYTES = 256
 MAX_FUTURE_MS = 24 * 3600 * 1000
 DEFAULT_TYPE = "interaction"
-# An item that was chosen for words: the one type that has a query.
+# An item chosen from search results: the only type with a query.
 SEARCH_CLICK = "search_click"
 CONTENT_TYPE = "content-type"
 JSON_CONTENT_TYPE = b"application/json"
@@ -45,9 +47,9 @@ _JSON_FIELDS = frozenset((*_JSON_TEXTS, "value", "event_time", "context"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interaction:
-    """One thing that a user did with an item, or (undoes_event_id) the taking back of an earlier one.
+    """An interaction of a user with an item, or (undoes_event_id) the undo of an earlier one.
 
-    event_id is empty until somebody assigns it; event_time_ms is Unix time in milliseconds by the producer's clock.
+    event_id: empty until assigned. event_time_ms: Unix milliseconds by the producer's clock.
     """
 
     user_id: str
@@ -63,10 +65,11 @@ class Interaction:
 
 
 def validate(interaction: Interaction, now_ms: int) -> None:
-    """Check every limit of an interaction; an empty event_id passes (someone assigns it later).
+    """Check every limit of an interaction; an empty event_id passes, since it is assigned later.
 
-    now_ms: the checker's clock, Unix milliseconds; age is never an error, more than a day in the future is.
-    Raises: InvalidRequest naming the field, the value and what is allowed.
+    now_ms: the validator's clock, Unix milliseconds. Old events are accepted, those more than a day in the future are
+    not.
+    Raises: InvalidRequest with the field, the value and what is allowed.
     """
     it = interaction
     validate_id("user_id", it.user_id)
@@ -100,8 +103,10 @@ def validate(interaction: Interaction, now_ms: int) -> None:
 
 
 def from_message(message: events_pb2.Interaction, *, missing_time_ms: int) -> Interaction:
-    """The dataclass of a Protobuf message, unchecked but for the event_time that no clock can have; missing_time_ms
-    stands in for an absent one. Raises: InvalidRequest."""
+    """Return the dataclass of a Protobuf message, validating only the range of event_time.
+
+    missing_time_ms: replaces an absent event_time. Raises: InvalidRequest.
+    """
     if message.HasField("event_time"):
         event_time_ms = read_ms(message.event_time, "event_time")
     else:
@@ -121,7 +126,7 @@ def from_message(message: events_pb2.Interaction, *, missing_time_ms: int) -> In
 
 
 def encode_interaction(interaction: Interaction) -> bytes:
-    """The Protobuf bytes of an interaction, as they go onto the topic."""
+    """Return an interaction's Protobuf bytes."""
     message = events_pb2.Interaction(
         event_id=interaction.event_id,
         user_id=interaction.user_id,
@@ -145,11 +150,11 @@ def decode_interaction(
     *,
     missing_time_ms: int = 0,
 ) -> Interaction:
-    """Read one record of `interactions`: Protobuf, or JSON by the header `content-type: application/json`.
+    """Decode a record: Protobuf, or JSON with the header `content-type: application/json`.
 
-    missing_time_ms: what an absent event_time means (the record's own time, so that a second reading agrees with
-    the first). The limits are not checked here: see `validate`.
-    Raises: InvalidRequest when the bytes cannot be read, or the key is not the user id.
+    missing_time_ms: replaces an absent event_time (the record's own time, so that a second reading agrees). `validate`
+    checks the limits.
+    Raises: InvalidRequest for unreadable bytes, or if the key is not the user id.
     """
     if not value:
         raise InvalidRequest.of("value", "no bytes", "an Interaction as Protobuf or JSON")
@@ -209,7 +214,7 @@ def _from_json(value: bytes, missing_time_ms: int) -> Interaction:
 
 
 def _json_text(document: dict[str, Any], name: str) -> str:
-    """A string field; whole numbers are taken as their decimal text, since many catalogues have numeric ids."""
+    """Return a string field. Integers become decimal text, since many catalogues have numeric ids."""
     value = document.get(name)
     if value is None:
         return ""
@@ -225,7 +230,7 @@ def _json_time(value: Any, missing_time_ms: int) -> int:
     if value is None:
         return missing_time_ms
     if isinstance(value, int | float) and not isinstance(value, bool):
-        if not -1e14 <= value <= 1e14:  # NaN fails too; an immense int is never made a float
+        if not -1e14 <= value <= 1e14:  # NaN fails too; a huge int is never converted to float
             raise InvalidRequest.of("event_time", "an infinite or immense number", allowed)
         return math.floor(value * 1000)
     if isinstance(value, str):

@@ -1,7 +1,7 @@
-"""The topic `items`: catalogue metadata, its limits, and how it is written and read.
+"""The topic `items`: catalogue metadata, limits and encoding.
 
-The gateway checks and encodes, the refresher, candidates and the reranker decode and check again with the same rules.
-Whatever is wrong is an InvalidRequest naming the field and what is allowed. It knows nothing of item states.
+The gateway validates and encodes; refresher, candidates and reranker decode and validate with the same rules. An
+InvalidRequest has the field and what is allowed. Item states are not known here.
 """
 
 from collections.abc import Mapping
@@ -26,9 +26,9 @@ MAX_ATTRIBUTES = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogueItem:
-    """An item as its newest record describes it, whole.
+    """An item from its newest record.
 
-    available: False keeps its state and leaves it out of answers; withdrawn does, too, until it is put again.
+    available: False leaves it out of answers but keeps its state. withdrawn: leaves it out until it is put again.
     """
 
     item_id: str
@@ -37,17 +37,17 @@ class CatalogueItem:
     attributes: Mapping[str, Value] = field(default_factory=dict)
     available: bool = True
     withdrawn: bool = False
-    # When the record was written, Unix milliseconds, where a reader of the topic says so.
+    # The record's time in Unix milliseconds, if the reader sets it.
     written_ms: int = field(default=0, compare=False)
 
     @property
     def is_served(self) -> bool:
-        """Whether it may be answered."""
+        """Whether answers may contain the item."""
         return self.available and not self.withdrawn
 
 
 def validate_item(item: CatalogueItem) -> None:
-    """Raise InvalidRequest, naming the field, for ids and texts beyond their limits or not UTF-8."""
+    """Raise InvalidRequest with the field for ids and texts beyond their limits or not UTF-8."""
     validate_id("item_id", item.item_id)
     validate_text("title", item.title, 0, MAX_TITLE_BYTES)
     if len(item.categories) > MAX_CATEGORIES:
@@ -61,7 +61,7 @@ def validate_item(item: CatalogueItem) -> None:
 
 
 def check_kinds(item: CatalogueItem, kinds: Mapping[str, str], *, unknown: bool) -> None:
-    """Raise InvalidRequest, naming the attribute, for one of another kind than declared; for `unknown` ones, too."""
+    """Raise InvalidRequest for an attribute of another kind than declared. unknown: also for undeclared ones."""
     for name, value in item.attributes.items():
         declared, found = kinds.get(name), KINDS[type(value)]
         if declared is None and unknown:
@@ -72,7 +72,7 @@ def check_kinds(item: CatalogueItem, kinds: Mapping[str, str], *, unknown: bool)
 
 
 def item_from_message(message: events_pb2.Item) -> CatalogueItem:
-    """The dataclass of a Protobuf message, unchecked but for attributes without a value. Raises: InvalidRequest."""
+    """Return the dataclass of a Protobuf message, checking only that attributes have values. Raises: InvalidRequest."""
     return CatalogueItem(
         item_id=message.item_id,
         title=message.title,
@@ -86,7 +86,7 @@ def item_from_message(message: events_pb2.Item) -> CatalogueItem:
 
 
 def encode_item(item: CatalogueItem) -> bytes:
-    """The value of a record; its key is the item id."""
+    """Return the value of a record; its key is the item id."""
     message = events_pb2.Item(
         item_id=item.item_id, title=item.title, categories=item.categories, withdrawn=item.withdrawn
     )
@@ -101,10 +101,9 @@ def encode_item(item: CatalogueItem) -> bytes:
 def decode_item(
     key: bytes | None, value: bytes | None, kinds: Mapping[str, str] = MappingProxyType({})
 ) -> CatalogueItem:
-    """Read and check a record. Raises: InvalidRequest naming the field.
+    """Decode and validate a record. Raises: InvalidRequest with the field.
 
-    Attributes that are not in `kinds` are left out: the bundle of another model, served beside this one, may declare
-    them.
+    Attributes not in `kinds` are left out: another model's bundle, served at the same time, may declare them.
     """
     item = item_from_message(parse(events_pb2.Item, value))
     validate_item(item)

@@ -1,8 +1,8 @@
-"""The topic `refresher-checkpoints`: what the refreshers' partitions hold, for whoever takes one over.
+"""The topic `refresher-checkpoints`: the state of refreshers' partitions, for their next owner.
 
-A checkpoint is a head and parts. Heads lie in partition 0 and name each part by offset, size and digest; parts lie in
-the others, cut so that a broker with default settings takes them. Keys begin with the model and the partition of
-`attributions`; only the refreshers look into the values. A part that no head names any more gets a tombstone.
+A checkpoint is a head and parts. Heads lie in partition 0 and name each part by offset, size and digest. Parts lie in
+the other partitions, split to fit a broker's default limit. Keys begin with the model and the partition of
+`attributions`. Only refreshers decode the values. A part that no head names gets a tombstone.
 """
 
 import base64
@@ -17,14 +17,14 @@ from services.platform.errors import InvalidRequest
 from services.platform.stream.topic import COMPACTED, NUM_PARTITIONS, Topic
 
 REFRESHER_CHECKPOINTS = "refresher-checkpoints"
-# Small segments: the newest one is never compacted, and heads are read whole.
+# Small segments: the newest one is never compacted, and heads are read in full.
 TOPIC = Topic(
     name=REFRESHER_CHECKPOINTS,
     num_partitions=1 + NUM_PARTITIONS,
     settings={**COMPACTED, "segment.bytes": str(64 << 20), "min.cleanable.dirty.ratio": "0.1"},
 )
 HEADS = 0
-# Kafka's default limit for a record with its key and what surrounds it is 1,048,588 bytes.
+# Kafka's default limit for a record with key and overhead is 1,048,588 bytes.
 PART_BYTES = 1_000_000
 
 _SHA_BYTES = 32
@@ -32,7 +32,7 @@ _SHA_BYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A record that holds a part or a piece of one. key: the end of its key."""
+    """A record with a part or a piece of one. key: the end of its key."""
 
     key: str
     offset: int
@@ -51,22 +51,22 @@ class Head:
 
     @property
     def keys(self) -> set[str]:
-        """The ends of the keys of all its pieces."""
+        """The ends of its pieces' keys."""
         return {piece.key for pieces in self.parts.values() for piece in pieces}
 
 
 def prefix_of(model_version: str, partition: int) -> str:
-    """What the keys of a partition of `attributions` begin with."""
+    """Return the prefix of keys of a partition of `attributions`."""
     return f"{model_version}/{partition}/"
 
 
 def digest_of(data: bytes) -> str:
-    """Names the bytes of a piece."""
+    """Return the digest of a piece's bytes."""
     return base64.b85encode(hashlib.sha256(data).digest()[:16]).decode()
 
 
 def encode_head(head: Head) -> bytes:
-    """The value of a head's record."""
+    """Return the value of a head's record."""
     document = {
         "owner": head.owner,
         "next_piece": head.next_piece,
@@ -81,7 +81,7 @@ def encode_head(head: Head) -> bytes:
 
 
 def decode_head(value: bytes) -> Head:
-    """Read a head's record. Raises: InvalidRequest for one that is torn, altered, or another program's."""
+    """Decode a head's record. Raises: InvalidRequest if it is torn, altered, or of another program."""
     sha, body = value[:_SHA_BYTES], value[_SHA_BYTES:]
     if hashlib.sha256(body).digest() != sha:
         raise InvalidRequest.of("value", f"sha256 {hashlib.sha256(body).hexdigest()}", sha.hex())

@@ -1,9 +1,9 @@
-"""The topic `search-clicks`: items that people chose for words, and what takes such a choice back.
+"""The topic `search-clicks`: items chosen from search results, and retractions.
 
-The encoder process writes it when it applies an interaction of type "search_click", each generator reads it whole. A
-reader knows a record by its source, the position of the interaction in `interactions`: the same one may come again
-after a crash, and what is taken back stays void even if it comes later. Whatever is wrong is an InvalidRequest naming
-the field; texts are not repeated, since messages end up in logs.
+The encoder process writes it for interactions of type "search_click"; each generator reads it in full. A record's
+source,
+the interaction's position, identifies it: it may be repeated after a crash, and a retracted one is void also if it
+arrives later. An InvalidRequest has the field, but no texts, since messages are logged.
 """
 
 from dataclasses import dataclass
@@ -18,29 +18,29 @@ from services.platform.stream.topic import FOREVER, Topic, parse
 from services.platform.validation import validate_id, validate_query
 
 SEARCH_CLICKS = "search-clicks"
-# As long as somebody may search: a generator reads it from the beginning whenever it starts.
+# Needed as long as search runs: a generator reads it from the beginning at start.
 TOPIC = Topic(name=SEARCH_CLICKS, num_partitions=1, settings=FOREVER, has_dead_letters=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchClick(OfInteraction):
-    """Somebody chose `item_id` for `query`."""
+    """A user chose `item_id` for `query`."""
 
     query: str
     value: float
 
 
-# The encoder keeps no types, so an undo may take back what was no search click.
+# The encoder does not store types, so an undo may retract something else than a search click.
 ClickRecord = SearchClick | Undo | ForgetUpTo
 
 
 def key_of(record: ClickRecord) -> bytes:
-    """The record's key: an id that a repetition has, too."""
+    """Return the record's key: an id that a repetition shares."""
     return (record.forget_id if isinstance(record, ForgetUpTo) else record.event_id).encode()
 
 
 def encode_click(record: ClickRecord) -> bytes:
-    """The value of a record."""
+    """Return the value of a record."""
     message = events_pb2.SearchClick()
     write_about(message, record)
     if isinstance(record, SearchClick):
@@ -50,7 +50,7 @@ def encode_click(record: ClickRecord) -> bytes:
 
 
 def decode_click(value: bytes | None) -> ClickRecord:
-    """Read and check a record. Raises: InvalidRequest naming the field."""
+    """Decode and validate a record. Raises: InvalidRequest with the field."""
     message = parse(events_pb2.SearchClick, value)
     validate_id("user_pseudonym", message.user_pseudonym)
     recorded_ms = read_ms(message.recorded_time, "recorded_time")

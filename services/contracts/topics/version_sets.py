@@ -1,6 +1,7 @@
-"""The topic `version-sets`: which models there are and what each answers, one whole record per operation.
+"""The topic `version-sets`: the models and their traffic, one complete record per operation.
 
-`freshet model` writes it; gateways and encoders read it whole. Which records count: `services.contracts.operations`.
+`freshet model` writes it; gateways and encoders read it in full. `services.contracts.operations` decides which records
+are valid.
 """
 
 from freshet.v1 import events_pb2
@@ -14,7 +15,7 @@ VERSION_SETS = "version-sets"
 
 
 def set_message(held: VersionSet) -> events_pb2.VersionSet:
-    """A set as records and answers have it."""
+    """Return a set's message in records and answers."""
     return events_pb2.VersionSet(
         name=held.name,
         model_version=held.model_version,
@@ -27,12 +28,12 @@ def set_message(held: VersionSet) -> events_pb2.VersionSet:
 
 
 def share_message(share: Share | None) -> events_pb2.SetShare | None:
-    """A share as records and answers have it; None for none."""
+    """Return a share's message in records and answers; None for None."""
     return None if share is None else events_pb2.SetShare(name=share.name, share=share.share)
 
 
 def encode_operation(made: Operation[VersionSets]) -> bytes:
-    """The value of a record; it has no key."""
+    """Return the value of a record; it has no key."""
     after = made.after
     message = events_pb2.VersionSets(
         sets=[set_message(held) for held in after.sets.values()],
@@ -48,7 +49,7 @@ def encode_operation(made: Operation[VersionSets]) -> bytes:
 
 
 def decode_operation(value: bytes | None) -> Operation[VersionSets]:
-    """Read and check a record. Raises: InvalidRequest naming the field."""
+    """Decode and validate a record. Raises: InvalidRequest with the field."""
     message = parse(events_pb2.VersionSets, value)
     sets = {
         one.name: VersionSet(

@@ -22,7 +22,7 @@ def test_seen_items_and_a_requests_history_fit_into_one_search(monkeypatch: pyte
 def test_outside_loopback_the_public_key_of_development_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert pseudonym_key(load_settings(EncoderSettings)) == DEVELOPMENT_PSEUDONYM_KEY.encode()
     monkeypatch.setenv("FRESHET_HOST", "0.0.0.0")
-    said = r"FRESHET_PSEUDONYM_KEY='freshet-development', which is public, allowed beside FRESHET_HOST='0\.0\.0\.0': a"
+    said = r"FRESHET_PSEUDONYM_KEY='freshet-development', which is public, allowed with FRESHET_HOST='0\.0\.0\.0': a"
     with pytest.raises(ConfigError, match=said):
         pseudonym_key(load_settings(EncoderSettings))
     monkeypatch.setenv("FRESHET_PSEUDONYM_KEY", "my own")
