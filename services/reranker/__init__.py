@@ -1,1 +1,1 @@
-"""The reranker process: the full Mixture of Logits over a pool, then rules and diversity."""
+"""The reranker process: scores a pool with the full Mixture of Logits, then applies rules and diversity."""

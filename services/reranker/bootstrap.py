@@ -1,4 +1,4 @@
-"""Puts the reranker together: bundle, live catalogue, handler, the stream's follower, server."""
+"""Assemble the reranker: bundle, live catalogue, handler, the stream's follower, server."""
 
 import asyncio
 import contextlib
@@ -37,14 +37,14 @@ from services.reranker.server import SERVICE, RerankerServicer
 
 log = structlog.get_logger()
 
-# The generated stubs carry no types.
+# The generated stubs have no types.
 _add_servicer: Any = reranker_pb2_grpc.add_RerankerServiceServicer_to_server
 
 
 def load_catalogue(settings: RerankerSettings) -> tuple[LiveCatalogue, CatalogueSnapshots | None]:
-    """Open the bundle and prepare its items, or those of the newest snapshot where the settings name a folder.
+    """Load the bundle's items, or the newest snapshot's if the settings name a folder.
 
-    Raises: BundleError for an unusable bundle; MemoryError, naming both values, when it does not fit.
+    Raises: BundleError for an unusable bundle; MemoryError with both values if it does not fit.
     """
     bundle = load_bundle(settings.bundle)
     require_memory(
@@ -63,7 +63,7 @@ def load_catalogue(settings: RerankerSettings) -> tuple[LiveCatalogue, Catalogue
 
 
 def make_live(base: Catalogue, limit_mb: int, snapshot: Snapshot | None = None) -> LiveCatalogue:
-    """The catalogue with its last versions; items are asked for by their ids, so there is no algorithm over them."""
+    """Return the catalogue with its last versions. It has no search algorithm, since items are looked up by id."""
     limit = limit_mb << 20 if limit_mb else available_bytes()
     return LiveCatalogue(base, build=_no_algorithm, max_bytes=limit, versions_kept=VERSIONS_KEPT, snapshot=snapshot)
 

@@ -1,4 +1,4 @@
-"""What a rerank asks and answers, in dataclasses: no Protobuf, no scoring."""
+"""Requests and answers of the reranker as dataclasses: no Protobuf, no scoring."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,13 +12,15 @@ from services.algorithms.scoring.states import QueryStates
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RerankQuery:
-    """One rerank. `query` holds one state.
+    """One rerank. query: one state.
 
-    `bound`: no allowed item outside the pool has s above it; -inf when nothing was left out, None without proof.
-    `max_per_category`: 0 is no limit. `diversity`: weight of unlikeness, 0-1. `index_version`: the one that made pool
-    and bound; empty when nobody says. `position`: its place among versions, None when nobody says. `votes`: the
-    first stage's, parallel to the pool (empty: none), and their lambda. `discounts`: taken from the final scores,
-    parallel to the pool (empty: none), 0 or more.
+    bound: no allowed item outside the pool has a higher s; -inf if nothing was left out, None without proof.
+    max_per_category: 0 is no limit. diversity: weight of dissimilarity, 0-1. index_version: of the pool and the bound;
+    "" if
+    unknown. position: of that version, None if unknown. votes: of the first stage, parallel to the pool (empty: none).
+    model_share: lambda of the votes. discounts: subtracted from the final scores, parallel to the pool (empty: none), 0
+    or
+    more.
     """
 
     query: QueryStates
@@ -39,9 +41,9 @@ class RerankQuery:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ranked:
-    """The chosen items, in the order to show them, with their final scores: s, or with votes
-    model_share * s + (1 - model_share) * vote, less discounts. The certificate speaks of those before rules and
-    diversity.
+    """The chosen items in display order with final scores: s, or with votes model_share * s + (1 - model_share) * vote,
+    less
+    discounts. The certificate applies to the ranking before rules and diversity.
     """
 
     item_ids: list[str]
@@ -50,13 +52,13 @@ class Ranked:
     dropped_items: int
     rerank_s: float
     index_version: str
-    # By item the names of the rules that changed it.
+    # Per item, the names of the rules that changed its score or position.
     rules: list[list[str]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExplainQuery:
-    """Why an item has its score for one query state; `max_pairs` 0 is all."""
+    """A request to explain an item's score for one query state. max_pairs: 0 is all."""
 
     query: QueryStates
     model_version: str
@@ -67,7 +69,7 @@ class ExplainQuery:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RerankerInfo:
-    """What is loaded."""
+    """The loaded index."""
 
     model_version: str
     served: Served

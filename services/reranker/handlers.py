@@ -1,7 +1,7 @@
-"""Rerank: score a pool in full, prove what can be proven about it, then apply rules and diversity. And say why.
+"""Rerank: score a pool in full, certify the result, then apply rules and diversity. Also explains scores.
 
-The event loop only checks and queues; one worker thread scores. Pools are small, so every score is float64 over the
-stored states: what the design calls exact. A pool is scored with the version that made it, as long as that is held.
+The event loop only validates and queues; one worker thread scores. Pools are small, so every score is float64 over the
+stored states, which is exact. A pool is scored with the version that made it, while that version is retained.
 """
 
 import asyncio
@@ -27,13 +27,13 @@ from services.platform.validation import validate_id
 from services.reranker.domain import ExplainQuery, Ranked, RerankerInfo, RerankQuery
 from services.reranker.metrics import RerankerMetrics
 
-# Each with what it names of a ranking.
+# Each rule with the rows that it matches.
 Ruled = Sequence[tuple[Rule, Mask]]
 MAX_K = 1_000
 MAX_POOL = 10_000
-# Pools ranked in one turn of the worker thread; more wait, and beyond the queue they are refused.
+# Pools per turn of the worker thread; more wait, and beyond the queue they are rejected.
 MAX_BATCH, MAX_QUEUE = 32, 256
-# How long a pool of a version that is not here yet waits for it: both processes read the same log, milliseconds apart.
+# How long a pool waits for its version: both processes read the same log, milliseconds apart.
 _VERSION_WAIT_S = 0.01
 _VERSION_CHECK_S = 0.002
 
@@ -49,7 +49,7 @@ class Rerank:
 
     @property
     def info(self) -> RerankerInfo:
-        """What is loaded now."""
+        """The loaded index."""
         served = self._catalogue.served
         return RerankerInfo(
             model_version=self._catalogue.base.model_version,
@@ -59,9 +59,9 @@ class Rerank:
         )
 
     async def __call__(self, request: RerankQuery) -> tuple[Ranked, float]:
-        """Rank one pool; the answer, and the seconds that it waited.
+        """Rank one pool; return the answer and the seconds in the queue.
 
-        Raises: InvalidRequest naming the field, PreconditionFailed for a state of another model, Overloaded.
+        Raises: InvalidRequest with the field, PreconditionFailed for a state of another model, Overloaded.
         """
         self._check(request)
         await self._wait_for(request)
@@ -71,15 +71,15 @@ class Rerank:
         return ranked, queue_s
 
     async def close(self) -> None:
-        """Finish what is queued."""
+        """Finish queued requests."""
         await self._batcher.close()
 
     def rank_all(self, requests: Sequence[RerankQuery]) -> list[Ranked]:
-        """Rank checked pools (worker thread)."""
+        """Rank validated pools (worker thread)."""
         return [self._rank(request) for request in requests]
 
     def explain(self, asked: ExplainQuery) -> ExplainedScore:
-        """Why an item has its score. Raises: as a rerank does; NotFound for an item without a state."""
+        """Explain an item's score. Raises: as a rerank; NotFound for an item without a state."""
         validate_id("item_id", asked.item_id)
         self._check_rules(asked.rules)
         self._check_query(asked.query, asked.model_version)
@@ -173,10 +173,10 @@ class Rerank:
             raise InvalidRequest(f"query_state: {exc}") from exc
 
     async def _wait_for(self, request: RerankQuery) -> None:
-        """Give a version that is ahead of ours a moment to arrive."""
+        """Wait a moment for a version that this process has not applied yet."""
         name, position = request.index_version, request.position
         deadline = time.perf_counter() + _VERSION_WAIT_S
-        # Asked for, since the writer's thread knows of no event loop; it comes at most a few times.
+        # Polled, because the writer's thread knows no event loop; a few times at most.
         while name and self._catalogue.may_come(name, position) and time.perf_counter() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(_VERSION_CHECK_S)
 
@@ -206,7 +206,7 @@ class Rerank:
         chosen = self._chosen(request, items, order, scores, ruled)
         proof = ESTIMATE
         if is_the_pools:
-            # Limits look further down than the k best of the pool; what is pinned stands there whatever it scores.
+            # Limits may choose below the pool's k best; a pinned item stays at its position whatever its score.
             shown = dict(enumerate(chosen.tolist(), start=1))
             pinned = {shown[rule.pin] for rule, mask in ruled if rule.pin in shown and mask[shown[rule.pin]]}
             rows = list({*shown.values()} - pinned | {request.k - 1})
@@ -227,14 +227,14 @@ class Rerank:
         )
 
     def _version(self, request: RerankQuery) -> tuple[Served, bool]:
-        """What to score with, and whether the pool and its bound are of that version."""
+        """Return the version to score with, and whether the pool and its bound are of it."""
         if request.index_version:
             return self._catalogue.version_named(request.index_version, request.position)
         served = self._catalogue.served
         return served, served.position == NO_CHANGE
 
     def _verified(self, served: Served, wanted: ItemFilter, item_ids: Sequence[str]) -> FoundItems:
-        """The pool's items that have a state, may be answered now and pass the filter, decided one by one."""
+        """Return the pool's items that have a state, are served now and pass the filter."""
         catalogue = self._catalogue
         visible = [item_id for item_id in item_ids if not catalogue.is_hidden(item_id)]
         if not wanted.is_open:
@@ -245,7 +245,7 @@ class Rerank:
     def _chosen(
         self, request: RerankQuery, items: FoundItems, order: np.ndarray, scores: Scores, ruled: Ruled
     ) -> np.ndarray:
-        """Indices into `order` of what to show, in that order."""
+        """Return indices into `order` in display order."""
         categories = None
         if request.max_per_category:
             categories = self._catalogue.categories_of([items.item_ids[row] for row in order.tolist()])
@@ -263,7 +263,7 @@ class Rerank:
 
 
 def _names(ruled: Ruled, chosen: np.ndarray) -> list[list[str]]:
-    """By item of the answer, the rules that moved its score or pinned it where it stands."""
+    """Return, per item of the answer, the rules that changed its score or pinned it."""
     return [
         [rule.name for rule, mask in ruled if mask[row] and (rule.adds or rule.pin == position + 1)]
         for position, row in enumerate(chosen.tolist())
@@ -271,14 +271,14 @@ def _names(ruled: Ruled, chosen: np.ndarray) -> list[list[str]]:
 
 
 def _scaled(bound: float | None, model_weight: float) -> float | None:
-    """A bound on s as one on model_weight * s: what is left out has no vote."""
+    """Convert a bound on s to one on model_weight * s: items left out have no vote."""
     if bound is None or math.isinf(bound):
         return bound
     return bound if model_weight == 1.0 else math.nextafter(model_weight * bound, math.inf)
 
 
 def _ranks(item_ids: Sequence[str]) -> np.ndarray:
-    """Each item's rank in id order."""
+    """Return each item's rank in id order."""
     ranks = np.empty(len(item_ids), dtype=np.int64)
     ranks[sorted(range(len(item_ids)), key=item_ids.__getitem__)] = np.arange(len(item_ids))
     return ranks

@@ -1,4 +1,4 @@
-"""The reranker's own figures: seconds per stage, batches, dropped candidates, certificates, how fresh it is."""
+"""The reranker's metrics: seconds per stage, batches, dropped candidates, certificates, freshness."""
 
 from prometheus_client import REGISTRY, CollectorRegistry
 
@@ -29,11 +29,11 @@ class RerankerMetrics:
         self._certificates = {kind: certificates.labels(kind) for kind in ("exact", "bounded", "estimate")}
 
     def batch(self, pools: int) -> None:
-        """One batch starts."""
+        """Record the start of a batch."""
         self._batch.observe(pools)
 
     def ranked(self, certificate: Certificate, dropped_items: int) -> None:
-        """One pool was ranked."""
+        """Record a ranked pool."""
         self._certificates[certificate.kind].inc()
         if dropped_items:
             self._dropped.inc(dropped_items)

@@ -1,4 +1,4 @@
-"""Where Protobuf ends: messages to dataclasses, the handler, dataclasses to messages."""
+"""Convert messages to dataclasses, call the handler, convert the answer. Protobuf stops here."""
 
 import asyncio
 from collections.abc import Callable
@@ -16,13 +16,13 @@ SERVICE = "freshet.v1.RerankerService"
 
 
 class RerankerServicer(reranker_pb2_grpc.RerankerServiceServicer):
-    """RerankerService over the handler. `check_ready` raises while nothing may be answered."""
+    """RerankerService over the handler. check_ready: raises before the index is ready."""
 
     def __init__(self, rerank: Rerank, *, check_ready: Callable[[], None] = lambda: None) -> None:
         self._rerank, self._check_ready = rerank, check_ready
 
     async def Rerank(self, request: reranker_pb2.RerankRequest, context: Any) -> reranker_pb2.RerankResponse:
-        """The pool in full, then rules and diversity."""
+        """Rank the pool in full, then apply rules and diversity."""
         self._check_ready()
         query = _rerank_query(request)
         ranked, queue_s = await self._rerank(query)
@@ -31,7 +31,7 @@ class RerankerServicer(reranker_pb2_grpc.RerankerServiceServicer):
     async def ExplainScore(
         self, request: reranker_pb2.ExplainScoreRequest, context: Any
     ) -> reranker_pb2.ExplainScoreResponse:
-        """Where a score comes from."""
+        """Explain a score."""
         self._check_ready()
         asked = ExplainQuery(
             query=unpacked(request.query_state, unpack_query_state),
@@ -46,7 +46,7 @@ class RerankerServicer(reranker_pb2_grpc.RerankerServiceServicer):
     async def GetRerankerInfo(
         self, request: reranker_pb2.GetRerankerInfoRequest, context: Any
     ) -> reranker_pb2.GetRerankerInfoResponse:
-        """What is loaded, and how fresh it is."""
+        """Return the loaded index and its freshness."""
         info = self._rerank.info
         served = info.served
         return reranker_pb2.GetRerankerInfoResponse(
