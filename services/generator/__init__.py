@@ -1,1 +1,1 @@
-"""The generator process: items found by words."""
+"""The generator process: finds items by words."""

@@ -1,6 +1,6 @@
-"""Puts the generator process together: the only module that names concrete encoders and topics.
+"""Assemble the generator process. Only this module names concrete encoders and topics.
 
-Sources load apart. What a text bundle lacks, or cannot be read of it, is named with its reason, and the others serve.
+Sources load separately. A missing or unreadable part of the text bundle is reported, and the other sources serve.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ from services.platform.rpc.server import HealthState, RpcServer, serve
 
 log = structlog.get_logger()
 
-# The generated stubs carry no types.
+# The generated stubs have no types.
 _add_servicer: Any = generator_pb2_grpc.add_GeneratorServiceServicer_to_server
 
 
@@ -62,7 +62,7 @@ Answer = TypeVar("Answer", bound=Scored)
 
 
 def load_sources(settings: GeneratorSettings, metrics: GeneratorMetrics) -> tuple[Sources, list[TextEncoder]]:
-    """Everything that can be loaded, and the encoders to be closed. Raises: BundleError without a model bundle."""
+    """Load all available sources; return them and the encoders to close. Raises: BundleError without a model bundle."""
     bundle = load_bundle(settings.bundle)
     text_bundle, reason = open_text_bundle(settings.text)
     documents = () if text_bundle is None else text_bundle.item_index
@@ -83,7 +83,7 @@ def load_sources(settings: GeneratorSettings, metrics: GeneratorMetrics) -> tupl
 
 
 class _Loading:
-    """Loads the sources of a text bundle. `encoders`: what is to be closed."""
+    """Loads the sources of a text bundle. encoders: to close later."""
 
     def __init__(self, settings: GeneratorSettings, metrics: GeneratorMetrics, bundle: TextBundle) -> None:
         self._settings, self._metrics, self._bundle = settings, metrics, bundle
@@ -92,7 +92,7 @@ class _Loading:
 
     @contextlib.contextmanager
     def or_reason(self, name: str, reasons: dict[str, str]) -> Iterator[None]:
-        """Around the loading of one source: why it is not loaded goes to `reasons`."""
+        """Put the reason into `reasons` if a source fails to load."""
         try:
             yield
         except (BundleError, ValueError, PreconditionFailed) as exc:
@@ -101,14 +101,14 @@ class _Loading:
             log.log(level, "source_not_loaded", source=name, reason=str(exc))
 
     def text(self, categories: Categories, attributes: AttributeTable) -> TextMol:
-        """Categories and attributes: of the documents' items, in their order.
+        """Load the text source. categories, attributes: of the documents' items, in their order.
 
-        Raises: BundleError, ValueError, PreconditionFailed, as every source does that cannot be loaded.
+        Raises: BundleError, ValueError, PreconditionFailed, like every source that fails to load.
         """
         settings = self._settings
         queries, graph = text_queries(self._bundle)
         base = documents_catalogue(self._bundle, categories, attributes)
-        # Clicks are encoded by one thread: their sums are compared bit for bit with another process's.
+        # One thread encodes clicks: their sums are compared bit for bit with another process's.
         own = self._encoder(queries, graph, threads=1)
         threads = settings.compute_threads
         asked = own if threads == 1 else self._encoder(queries, graph, threads=threads)
@@ -127,7 +127,7 @@ class _Loading:
         )
 
     def phrases(self, items: ItemTable) -> Phrases:
-        """Raises: as `text`."""
+        """Load the phrase source. Raises: as `text`."""
         queries, graph = phrase_queries(self._bundle)
         parts = load_phrases(self._bundle)
         encoder = self._encoder(queries, graph, threads=self._settings.compute_threads)
@@ -141,7 +141,10 @@ class _Loading:
         )
 
     def _encoder(self, queries: Queries, graph: Graph, *, threads: int) -> TextEncoder:
-        """Loaded and used once: the first search has a deadline. Raises: PreconditionFailed for a graph that can't."""
+        """Return an encoder after one use, because the first search has a deadline.
+
+        Raises: PreconditionFailed for an unusable graph.
+        """
         own = InProcessText(
             graph.path, queries.word_pieces, max_tokens=queries.max_tokens, threads=threads, alone=graph.alone
         )
@@ -160,7 +163,7 @@ def make_servicer(
     next_item: Callable[[], int],
     is_ready: Callable[[], bool],
 ) -> GeneratorServicer:
-    """In front of what was loaded. `next_item`: of topic `items`; `is_ready`: whether to answer yet."""
+    """Return the service over the loaded sources. next_item: of topic `items`. is_ready: whether it may answer."""
 
     def match(name: str, source: TextSource[Answer] | None) -> Match[Answer]:
         return Match(name, source, reason=sources.reasons.get(name, ""), metrics=metrics, is_ready=is_ready)
@@ -175,7 +178,7 @@ def make_servicer(
 
 
 def make_watch(sources: Sources, servicer: GeneratorServicer, metrics: GeneratorMetrics) -> Callable[[], None]:
-    """What is to be called after each change: it exports what is loaded, and reports merges that fail."""
+    """Return a callback for each change. It exports what is loaded, and reports failed merges."""
     merges = MergeReports(() if sources.text is None else sources.text.merges)
     metrics.watch_merges(merges)
 
@@ -187,8 +190,7 @@ def make_watch(sources: Sources, servicer: GeneratorServicer, metrics: Generator
 
 
 class Ready:
-    """Ready once everything that was to be waited for has said so; until then nothing is answered: an item that was
-    withdrawn or a click that was taken back would be."""
+    """Ready after all named topics were read. Before that it would answer withdrawn items and undone clicks."""
 
     def __init__(self, names: set[str], health: HealthState) -> None:
         self._waiting, self._health = names, health
@@ -197,15 +199,15 @@ class Ready:
         return not self._waiting
 
     def said(self, name: str) -> None:
-        """One of them is."""
+        """Note that a topic was read."""
         self._waiting.discard(name)
         if not self._waiting:
             self._health.set_ready(True)
 
 
 async def run(settings: GeneratorSettings) -> None:
-    """Serve until a signal; not ready before both topics were read to their ends. Raises: BundleError, PortTaken."""
-    logging.getLogger("bm25s").setLevel(logging.WARNING)  # it asks for its own debug lines
+    """Serve until a signal; ready after both topics were read to their ends. Raises: BundleError, PortTaken."""
+    logging.getLogger("bm25s").setLevel(logging.WARNING)  # the library sets its own debug level
     metrics = GeneratorMetrics()
     set_compute_threads(settings.compute_threads)
     sources, encoders = await asyncio.to_thread(load_sources, settings, metrics)

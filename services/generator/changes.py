@@ -1,4 +1,4 @@
-"""What topic `items` changes, in the follower's thread."""
+"""Apply changes from topic `items`, in the follower's thread."""
 
 from collections.abc import Callable, Sequence
 
@@ -9,7 +9,7 @@ from services.generator.metrics import GeneratorMetrics
 
 
 class ItemChanges:
-    """A `Listener` of the catalogue's follower that takes `items` alone."""
+    """A `Listener` of the catalogue's follower for `items` only."""
 
     def __init__(
         self, sources: Sources, metrics: GeneratorMetrics, *, on_change: Callable[[], None] = lambda: None
@@ -17,19 +17,19 @@ class ItemChanges:
         self._sources, self._metrics, self._on_change = sources, metrics, on_change
 
     def describe(self, items: Sequence[CatalogueItem]) -> None:
-        """Take titles, categories, withdrawals and returns."""
+        """Apply titles, categories, withdrawals and returns."""
         self._sources.describe(items)
         self._metrics.counted("described", len(items))
         self._on_change()
 
     def apply(self, batch: Batch, *, is_live: bool) -> bool:
-        """Refreshed states of the user model say nothing of words."""
+        """Ignore refreshed states of the user model, which have no words."""
         del batch, is_live
         return True
 
     def reset(self) -> None:
-        """Nothing of `index-deltas` is held."""
+        """Do nothing: no state comes from `index-deltas`."""
 
     def counted(self, kind: str, records: int) -> None:
-        """Records that the follower could not use."""
+        """Count records that the follower could not use."""
         self._metrics.counted(kind, records)

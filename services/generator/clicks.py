@@ -1,8 +1,7 @@
-"""Reads `search-clicks` from its beginning and goes on: what the text source learnt is nowhere else.
+"""Follow `search-clicks` from its beginning: the text source's learnt state is stored nowhere else.
 
-A thread decodes what a poll brought and has it applied as one change. Unreadable records and poison are set aside and
-counted.
-Where Kafka is away it tries again and answers go on with what is known. It knows not what a click teaches.
+A thread decodes a poll's records and applies them as one change. Unreadable and poison records are set aside and
+counted. While Kafka is unavailable it retries, and answers use the last state. The effect of a click is not known here.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -32,7 +31,7 @@ _Click = tuple[SourceRecord, ClickRecord]
 
 
 def clicks_reader(bootstrap: Brokers, replicas: Replicas) -> TopicReader:
-    """Reads `search-clicks`; what is unreadable there goes to the dead letters, once for all generators."""
+    """Return a reader of `search-clicks`. Unreadable records are dead-lettered, once for all generators."""
     return TopicReader(
         bootstrap,
         SEARCH_CLICKS,
@@ -46,7 +45,7 @@ def clicks_reader(bootstrap: Brokers, replicas: Replicas) -> TopicReader:
 
 
 class ClicksFollower(TopicFollower):
-    """Follows the topic. Unreadable records and poison are set aside."""
+    """Follows the topic. Unreadable and poison records are set aside."""
 
     def __init__(
         self,
@@ -72,7 +71,7 @@ class ClicksFollower(TopicFollower):
         self._taught, self._metrics, self._on_change = taught, metrics, on_change
 
     def take(self, records: Sequence[SourceRecord], ends: Mapping[str, int]) -> None:
-        """Teach what these clicks say, as one change."""
+        """Apply these clicks as one change."""
         readable: list[_Click] = []
         for record in records:
             try:
@@ -89,7 +88,7 @@ class ClicksFollower(TopicFollower):
                 key=lambda one: one[0].offset,
                 apply=lambda one: self._apply([one], one[0].offset + 1),
                 set_aside=self._set_aside,
-                # In any order and more than once, as clicks may come: neighbours teach what they teach already.
+                # Clicks may come in any order and repeatedly, so repeating the neighbours changes nothing.
                 rehearse=lambda one: self._taught.apply([one[1]], next_offset=self._next[SEARCH_CLICKS]),
             )
             readable = []
@@ -100,7 +99,7 @@ class ClicksFollower(TopicFollower):
         self._taught.reset()
 
     def caught_up(self) -> None:
-        """Say so."""
+        """Log that the topic's end is reached."""
         log.info("clicks_caught_up", next_offset=self._next[SEARCH_CLICKS], digest=self._taught.digest())
 
     def _apply(self, clicks: Sequence[_Click], next_offset: int) -> None:

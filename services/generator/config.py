@@ -1,4 +1,4 @@
-"""The generator process's settings: the shared ones, the text bundle, what clicks are worth."""
+"""Settings of the generator process: shared ones, the text bundle, weights of clicks."""
 
 from pathlib import Path
 
@@ -9,17 +9,18 @@ from services.platform.config import ProcessSettings
 
 
 class GeneratorSettings(ProcessSettings):
-    """Variables are named per field."""
+    """Each field names its variable."""
 
     port: int = Field(default=50055, ge=0, le=65535, validation_alias="FRESHET_GENERATOR_PORT")
-    # Where there is none, words are looked up in the catalogue's titles alone.
+    # Without a text bundle, words are searched only in the catalogue's titles.
     text: Path = Field(default=Path(".freshet/text"), validation_alias="FRESHET_TEXT")
 
-    # How far clicks move an item of the text model (lambda of PEFA-XS), and one that it never saw.
+    # How far clicks move an item of the text model (lambda of PEFA-XS), and an item unknown to it.
     click_share: str = Field(default="paper", validation_alias="FRESHET_GENERATOR_CLICK_SHARE")
     new_item_share: str = Field(default="new_item", validation_alias="FRESHET_GENERATOR_NEW_ITEM_SHARE")
-    # Remembered queries that vote for each query (k of PEFA-XL), and lambda of the votes: what a final score has of the
-    # model. MedQuAD's choice on held-out queries (docs/benchmarks/pefa.md).
+    # Remembered queries that vote for a query (k of PEFA-XL), and lambda of the votes: the model's share of a final
+    # score.
+    # Chosen on MedQuAD's held-out queries (docs/benchmarks/pefa.md).
     vote_neighbours: int = Field(default=8, ge=1, le=10_000, validation_alias="FRESHET_GENERATOR_VOTE_NEIGHBOURS")
     vote_model_share: float = Field(default=0.7, ge=0, le=1, validation_alias="FRESHET_GENERATOR_VOTE_MODEL_SHARE")
     max_remembered: int = Field(

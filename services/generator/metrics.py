@@ -1,4 +1,4 @@
-"""The generator process's own figures: seconds and batches per source, answers, what is held, how far topics are."""
+"""The generator's metrics: seconds and batches per source, answers, sizes, progress of topics."""
 
 import time
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ ANSWER_BUCKETS = (0.0, 1.0, 10.0, 100.0, 1000.0)
 
 
 class GeneratorMetrics:
-    """Figures with few labels."""
+    """Metrics with few labels."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         gauge = partial(Gauge, registry=registry)
@@ -41,47 +41,47 @@ class GeneratorMetrics:
         self._documents = gauge(
             "freshet_generator_source_documents", "Documents or identifiers of a source.", ("source",)
         )
-        self._bytes = gauge("freshet_generator_source_bytes", "Bytes that a source holds.", ("source",))
+        self._bytes = gauge("freshet_generator_source_bytes", "Bytes of a source.", ("source",))
         self._clicks = gauge("freshet_generator_clicks", "Search clicks that count.")
         self._offsets = gauge("freshet_generator_next_offset", "The next record to be applied, by topic.", ("topic",))
         self._turn_age = gauge(
             "freshet_generator_turn_age_seconds",
-            "Seconds since the follower of a topic last worked, by the clock: it grows while it stalls.",
+            "Seconds since the last good turn of a topic's follower; grows while it stalls.",
             ("topic",),
         )
         self._turn_failures = gauge(
             "freshet_generator_turn_failures",
-            "Turns in a row of the follower of a topic that failed: not 0 while it waits for something.",
+            "Turns in a row of a topic's follower that failed; not 0 while it waits for a dependency.",
             ("topic",),
         )
         self._merge_failed = gauge(
             "freshet_generator_merge_failed",
-            "1 while the last background merge of the text source failed: its index goes on, slower with each change, "
+            "1 while the last background merge of the text source failed: its index serves, slower with each change, "
             "until one succeeds.",
         )
         self._records = Counter(
             "freshet_generator_records",
-            "Records by what became of them: click, undone, forgotten, unreadable_click, poison_click, described, "
+            "Records by outcome: click, undone, forgotten, unreadable_click, poison_click, described, "
             "unreadable_item, poison_item, title_left_out.",
             ("kind",),
             registry=registry,
         )
         self.click_lag = histogram(
             "freshet_generator_click_lag_seconds",
-            "Seconds from the broker's taking a search click to its being in the answers here.",
+            "Seconds from the broker's time of a search click to its effect on answers.",
             buckets=LATENCY_BUCKETS_S,
         )
 
     @contextmanager
     def batch(self, source: str, queries: int) -> Iterator[None]:
-        """Around the work of one batch."""
+        """Time one batch."""
         self._batches.labels(source).observe(queries)
         with self.stage(source, "find"):
             yield
 
     @contextmanager
     def stage(self, source: str, stage: str) -> Iterator[None]:
-        """Around one stage of a source."""
+        """Time one stage of a source."""
         started = time.perf_counter()
         try:
             yield
@@ -89,26 +89,26 @@ class GeneratorMetrics:
             self._stages.labels(source, stage).observe(time.perf_counter() - started)
 
     def answered(self, source: str, *, queue_s: float, num_items: int) -> None:
-        """One query was answered."""
+        """Record an answered query."""
         self._stages.labels(source, "queue").observe(queue_s)
         self._answers.labels(source).observe(num_items)
 
     def watch_turns(self, topic: str, turns: TurnClock) -> None:
-        """Export the age of a follower's last good turn as it is when somebody scrapes."""
+        """Export the age of a follower's last good turn, computed at scrape time."""
         self._turn_age.labels(topic).set_function(lambda: turns.age_s)
         self._turn_failures.labels(topic).set_function(lambda: turns.failures)
 
     def watch_merges(self, merges: MergeReports) -> None:
-        """Export whether a merge fails, as it is when somebody scrapes."""
+        """Export whether a merge fails, computed at scrape time."""
         self._merge_failed.set_function(lambda: merges.is_failing)
 
     def counted(self, kind: str, records: int = 1) -> None:
-        """Records of one kind."""
+        """Count records of one kind."""
         if records:
             self._records.labels(kind).inc(records)
 
     def described(self, info: GeneratorInfo) -> None:
-        """What is loaded, or has changed."""
+        """Set the gauges of loaded sources."""
         for one in info.sources:
             self._loaded.labels(one.source).set(one.is_loaded)
             self._documents.labels(one.source).set(one.num_documents)

@@ -1,4 +1,4 @@
-"""Where Protobuf ends: messages to dataclasses, the handlers, dataclasses to messages."""
+"""Convert messages to dataclasses, call the handlers, convert the answers. Protobuf stops here."""
 
 import asyncio
 from collections.abc import Callable
@@ -37,12 +37,12 @@ class GeneratorServicer(generator_pb2_grpc.GeneratorServiceServicer):
     kinds: Kinds = field(default_factory=dict)
 
     async def close(self) -> None:
-        """Finish what is queued."""
+        """Finish queued queries."""
         for match in (self.text_mol, self.phrases, self.lexical):
             await match.close()
 
     async def Generate(self, request: generator_pb2.GenerateRequest, context: Any) -> generator_pb2.GenerateResponse:
-        """Items whose identifiers one parallel pass generates."""
+        """Return items whose identifiers one parallel pass generates."""
         answer = await self.phrases(self._asked(request))
         return generator_pb2.GenerateResponse(
             items=[
@@ -54,7 +54,7 @@ class GeneratorServicer(generator_pb2_grpc.GeneratorServiceServicer):
         )
 
     async def MatchText(self, request: generator_pb2.MatchTextRequest, context: Any) -> generator_pb2.MatchTextResponse:
-        """The top K by text MoL and clicks."""
+        """Return the top K by text MoL and clicks."""
         answer = await self.text_mol(self._asked(request))
         return generator_pb2.MatchTextResponse(
             items=_scored(answer, TEXT_MOL),
@@ -66,14 +66,14 @@ class GeneratorServicer(generator_pb2_grpc.GeneratorServiceServicer):
     async def MatchWords(
         self, request: generator_pb2.MatchWordsRequest, context: Any
     ) -> generator_pb2.MatchWordsResponse:
-        """The top K by BM25."""
+        """Return the top K by BM25."""
         answer = await self.lexical(self._asked(request))
         return generator_pb2.MatchWordsResponse(items=_scored(answer, LEXICAL), text_version=answer.text_version)
 
     async def FindByWords(
         self, request: generator_pb2.FindByWordsRequest, context: Any
     ) -> generator_pb2.FindByWordsResponse:
-        """The top K of several sources."""
+        """Return the top K of several sources."""
         matches: dict[str, Match[Any]] = {match.name: match for match in (self.text_mol, self.phrases, self.lexical)}
         names = list(dict.fromkeys(request.sources)) or SOURCES
         for name in names:
@@ -90,7 +90,7 @@ class GeneratorServicer(generator_pb2_grpc.GeneratorServiceServicer):
     async def GetGeneratorInfo(
         self, request: generator_pb2.GetGeneratorInfoRequest, context: Any
     ) -> generator_pb2.GetGeneratorInfoResponse:
-        """What is loaded."""
+        """Return what is loaded."""
         info = await asyncio.to_thread(self.info)
         return generator_pb2.GetGeneratorInfoResponse(
             text_version=info.text_version,
@@ -102,7 +102,7 @@ class GeneratorServicer(generator_pb2_grpc.GeneratorServiceServicer):
         )
 
     def _asked(self, request: Any) -> Asked:
-        """Raises: InvalidRequest naming the field."""
+        """Convert and validate a request. Raises: InvalidRequest with the field."""
         asked = Asked(query=request.query, k=request.k, filter=filter_of(request.filter))
         try:
             asked.filter.check(self.kinds)

@@ -1,1 +1,1 @@
-"""The real and the in-memory forms of the generator's ports."""
+"""Adapters of the generator's ports."""

@@ -1,6 +1,6 @@
-"""Query encoders over the text bundle's graphs, by ONNX Runtime in this process.
+"""Query encoders over the text bundle's graphs, with ONNX Runtime in this process.
 
-All take word pieces and give one output of a graph. Thread-safe.
+All encode word pieces and return one output of a graph. Thread-safe.
 
 Letters: B queries, L tokens of the longest of them.
 """
@@ -23,7 +23,7 @@ INPUTS = ("input_ids", "attention_mask")
 
 
 class InProcessText:
-    """One graph on `threads` threads, loaded when first used. `alone`: texts are encoded one by one."""
+    """One graph on `threads` threads, loaded on first use. alone: encode texts one by one."""
 
     def __init__(
         self, graph: Path, word_pieces: WordPieces, *, max_tokens: int, threads: int = 1, alone: bool = False
@@ -34,9 +34,9 @@ class InProcessText:
         self._session: Any = None
 
     def encode(self, texts: Sequence[str]) -> FloatArray:
-        """The model's output for B texts (B >= 1), (B, rows, width) float32.
+        """Return the model's output for B texts (B >= 1), (B, rows, width) float32.
 
-        Raises: PreconditionFailed for another model or values of NaN.
+        Raises: PreconditionFailed for another model or NaN.
         """
         if self._alone and len(texts) > 1:
             return np.concatenate([self.encode([text]) for text in texts])
@@ -44,11 +44,11 @@ class InProcessText:
 
     @property
     def owner(self) -> str:
-        """What errors call it."""
+        """The encoder's name in errors."""
         return f"{self._graph.name} of the text bundle"
 
     def outputs(self, texts: Sequence[str]) -> dict[str, Any]:
-        """Every output of the graph for B texts, by its name and unchecked. Raises: PreconditionFailed for no graph."""
+        """Return every output of the graph for B texts by name, unchecked. Raises: PreconditionFailed without graph."""
         arrays = self._word_pieces.batch(texts, max_tokens=self._max_tokens)
         session = self._loaded()
         known = {spec.name for spec in session.get_inputs()}
@@ -70,14 +70,16 @@ class InProcessText:
                     self._session = onnxruntime.InferenceSession(
                         str(self._graph), options, providers=["CPUExecutionProvider"]
                     )
-                except Exception as exc:  # the library has no one base class
+                except Exception as exc:  # the library has no common base class
                     raise PreconditionFailed(f"{self._graph} cannot be loaded: {exc}") from exc
             return self._session
 
 
 class SharedText:
-    """One graph with an output for each of several models. A text is encoded once: by whoever asks first; who asks for
-    another output of it meanwhile waits, and who asks soon after finds it. `remembered` texts are kept for that."""
+    """One graph with an output per model. The first caller encodes a text; concurrent and later callers for another
+    output
+    of the same text get its result. remembered: number of texts cached for this.
+    """
 
     def __init__(self, graph: InProcessText, *, remembered: int = 64) -> None:
         self._graph, self._remembered = graph, remembered
@@ -85,11 +87,11 @@ class SharedText:
         self._found: OrderedDict[str, Future[dict[str, Any]]] = OrderedDict()
 
     def of(self, output: str) -> "OneOutput":
-        """The encoder that gives this output."""
+        """Return the encoder of this output."""
         return OneOutput(self, output)
 
     def encode(self, text: str, output: str) -> FloatArray:
-        """(1, rows, width). Raises: as `InProcessText.encode`; PreconditionFailed for an output that is not there."""
+        """Return (1, rows, width). Raises: as `InProcessText.encode`; PreconditionFailed for an unknown output."""
         with self._lock:
             future = self._found.get(text)
             is_first = future is None
@@ -107,7 +109,7 @@ class SharedText:
         found = future.result()
         if output not in found:
             raise PreconditionFailed(f"the graph of both models has no output {output!r}; it has {sorted(found)}")
-        # Each output by itself: a model that answers NaN does not take the other with it.
+        # Each output separately, so that NaN of one model does not affect the other.
         return checked(found[output], 1, f"{output} in {self._graph.owner}")
 
     def close(self) -> None:
@@ -128,12 +130,12 @@ class OneOutput:
         self.shared.close()
 
 
-# A model of the text bundle, wherever its graph lies.
+# An encoder of the text bundle.
 TextEncoder = InProcessText | OneOutput
 
 
 def checked(output: Any, num_texts: int, owner: str) -> FloatArray:
-    """The output as float32, or PreconditionFailed for another form or values that are not finite."""
+    """Return the output as float32. Raises: PreconditionFailed for another shape or values that are not finite."""
     found = None if output is None else output.shape
     if output is None or len(output.shape) != 3 or len(output) != num_texts:
         raise PreconditionFailed(f"{owner} answers shape {found}; expected ({num_texts}, rows, width)")

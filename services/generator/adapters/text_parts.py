@@ -1,6 +1,6 @@
-"""The text bundle's parts as the sources need them: each is loaded apart, and says why where it cannot be.
+"""The text bundle's parts for the sources. Each loads separately, and reports why it cannot.
 
-It knows which files hold what; what answers with them is the domain's.
+It knows the bundle's files; the domain knows what answers with them.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,12 +33,12 @@ from services.generator.adapters.text_encoders import TextEncoder
 
 log = structlog.get_logger()
 
-# A query of [CLS] and [SEP] alone has no word that a model could read.
+# A query of [CLS] and [SEP] only has no word for a model.
 _EMPTY_TOKENS = 2
 
 
 def open_text_bundle(path: Path) -> tuple[TextBundle | None, str]:
-    """The bundle there; or None and why: there is none, or it is damaged (which the log says as an error)."""
+    """Return the bundle; or None and the reason: it is absent, or damaged (logged as an error)."""
     if not (path / MANIFEST).exists():
         return None, f"there is no text bundle at {path}; freshet train-text makes one"
     try:
@@ -49,10 +49,9 @@ def open_text_bundle(path: Path) -> tuple[TextBundle | None, str]:
 
 
 def documents_catalogue(bundle: TextBundle, categories: Categories, attributes: AttributeTable) -> Catalogue:
-    """The text model's documents as a catalogue of that text version. Categories and attributes: of its items, in
-    their order.
+    """Return the text model's documents as a catalogue of their text version.
 
-    Raises: BundleError without a text model.
+    categories, attributes: of its items, in their order. Raises: BundleError without a text model.
     """
     return Catalogue(
         model_version=bundle.text_version,
@@ -67,13 +66,13 @@ def documents_catalogue(bundle: TextBundle, categories: Categories, attributes: 
 
 @dataclass(frozen=True, slots=True)
 class Queries:
-    """Queries to a model's output; which of them hold a word is the word list's to say."""
+    """Encodes queries, and finds those with a word in the vocabulary."""
 
     word_pieces: WordPieces
     max_tokens: int
 
     def with_words(self, texts: Sequence[str]) -> npt.NDArray[np.bool_]:
-        """(B,)."""
+        """Return which texts have a word, (B,)."""
         return np.array([self.has_words(text) for text in texts], dtype=bool)
 
     def has_words(self, text: str) -> bool:
@@ -82,7 +81,7 @@ class Queries:
     def all_at_once(
         self, encoder: TextEncoder, stage: Callable[[], AbstractContextManager[None]] = nullcontext
     ) -> Callable[[Sequence[str]], tuple[FloatArray, npt.NDArray[np.bool_]]]:
-        """B texts padded together; encoding them is measured by `stage`."""
+        """Return an encoder of B texts padded together, timed by `stage`."""
 
         def encode(texts: Sequence[str]) -> tuple[FloatArray, npt.NDArray[np.bool_]]:
             with stage():
@@ -92,14 +91,16 @@ class Queries:
         return encode
 
     def alone(self, encoder: TextEncoder) -> Callable[[str], FloatArray | None]:
-        """One text by itself, so that its bits depend on nothing else; None for one without a word."""
+        """Return an encoder of single texts, whose bits depend on nothing else; None for a text without a word."""
         return lambda text: encoder.encode([text])[0] if self.has_words(text) else None
 
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """A query encoder's graph. `alone`: its answers to a text depend on the others of a call; `output`: which of the
-    graph's outputs, where it has one for each part."""
+    """A query encoder's graph. alone: an answer depends on the other texts of a call. output: of a graph with one
+    output per
+    part.
+    """
 
     path: Path
     alone: bool = False
@@ -107,17 +108,19 @@ class Graph:
 
 
 def text_queries(bundle: TextBundle) -> tuple[Queries, Graph]:
-    """Of the text model. Raises: BundleError without such a part."""
+    """Return the text model's queries and graph. Raises: BundleError without that part."""
     return Queries(bundle.word_pieces, bundle.text_mol.max_tokens), _graph(bundle, TEXT_MOL, TEXT_ENCODER)
 
 
 def phrase_queries(bundle: TextBundle) -> tuple[Queries, Graph]:
-    """Of the phrase model. Raises: BundleError without such a part."""
+    """Return the phrase model's queries and graph. Raises: BundleError without that part."""
     return Queries(bundle.word_pieces, bundle.phrases.max_tokens), _graph(bundle, PHRASES, PHRASE_ENCODER)
 
 
 def _graph(bundle: TextBundle, part: str, whole: str) -> Graph:
-    """int8 where this processor multiplies bytes (VNNI); elsewhere it saves a seventh (docs/decisions/022)."""
+    """Return the int8 graph if this processor multiplies bytes (VNNI); elsewhere it saves only a seventh
+    (docs/decisions/022).
+    """
     if instruction_set() == "avx512":
         if bundle.shared_int8_graph is not None:
             return Graph(bundle.shared_int8_graph, alone=True, output=part)

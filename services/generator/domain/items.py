@@ -1,7 +1,7 @@
-"""The items by row: ids, words, categories, and who may be answered now.
+"""The items by row: ids, words, categories, and which are served.
 
-Rows are the text bundle's documents, then the model bundle's other items, then whatever the topic `items` brings; a row
-is never given to another item. What the bundles say stays in their columns. It knows neither sources nor streams.
+Rows are the text bundle's documents, then the model bundle's other items, then new items of the topic `items`. A row
+never changes its item. The bundles' data stays in their columns. Sources and streams are not known here.
 
 Letters: R rows, n items of the model bundle.
 """
@@ -27,7 +27,7 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(slots=True)
 class Changes:
-    """Rows with other words than before, rows whose title is another one, and rows that may not be answered now."""
+    """Rows with changed words, rows with a changed title, and rows that are not served."""
 
     words: dict[int, str] = field(default_factory=dict)
     titles: dict[int, str] = field(default_factory=dict)
@@ -55,21 +55,22 @@ class ItemTable:
         texts: Iterable[str] = (),
         attributes: AttributeTable | None = None,
     ) -> None:
-        """The model bundle's items, and the text bundle's documents by their items; columns are not copied."""
+        """The model bundle's items, and the text bundle's documents by their items. Columns are not copied."""
         ids = item_ids if isinstance(item_ids, ItemIds) else ItemIds.of(item_ids)
         self._items = _Columns(ids, Strings.of(titles), Categories.of(categories))
         self._documents = document_ids if isinstance(document_ids, ItemIds) else ItemIds.of(document_ids)
         self._texts = Strings.of(texts)
         described = ids.find(list(self._documents))
         others = np.setdiff1d(np.arange(len(ids)), described)
-        # The model bundle's item in each row, -1: none; and the row of each.
+        # The model bundle's item in each row (-1: none), and the row of each item.
         self._bundled = np.concatenate([described, others]).astype(np.int32)
         here = np.flatnonzero(self._bundled >= 0)
         self._row = np.empty(len(ids), np.int32)
         self._row[self._bundled[here]] = here
         self._members = CategoryRows(self._items.categories, self._row)
         self._attributes = AttributeRows(attributes or no_attributes(len(ids)), self._bundled)
-        self._described: dict[int, tuple[str, tuple[str, ...]]] = {}  # title and categories, where not the bundle's
+        # title and categories, if they differ from the bundle's
+        self._described: dict[int, tuple[str, tuple[str, ...]]] = {}
         self._new_ids: list[str] = []
         self._new_rows: dict[str, int] = {}
         self._is_served = bytearray(b"\1") * len(self._bundled)
@@ -77,15 +78,15 @@ class ItemTable:
 
     @property
     def kinds(self) -> Kinds:
-        """Of attributes."""
+        """The kinds of attributes."""
         return self._attributes.kinds
 
     def words(self) -> Iterator[str]:
-        """What each row's item is found by: R of them."""
+        """Yield the words of each row's item, R texts."""
         return (self._words(row, *self._now(row)) for row in range(len(self._is_served)))
 
     def ids(self, rows: Iterable[int]) -> list[str]:
-        """The items of some rows."""
+        """Return the items of these rows."""
         rows, first, end = list(rows), len(self._documents), len(self._bundled)
         documents = iter(self._documents.strings.take([row for row in rows if row < first]))
         others = iter(self._items.ids.strings.take(self._bundled[[row for row in rows if first <= row < end]]))
@@ -94,7 +95,7 @@ class ItemTable:
         ]
 
     def allowed(self, wanted: ItemFilter) -> Mask:
-        """Which rows may be answered: (R,). Unknown ids and categories match nothing."""
+        """Return which rows may be answered, (R,). Unknown ids and categories match nothing."""
         with self._lock:
             passes = np.frombuffer(self._is_served, dtype=bool).copy()
             if wanted.allow_item_ids:
@@ -110,7 +111,7 @@ class ItemTable:
             return passes
 
     def describe(self, items: Sequence[CatalogueItem]) -> Changes:
-        """Take what the catalogue says of items, whole; of several for one item the last one counts."""
+        """Apply complete descriptions of items; the last one per item counts."""
         changes = Changes()
         with self._lock:
             for item in {item.item_id: item for item in items}.values():
@@ -143,16 +144,16 @@ class ItemTable:
         return row
 
     def _first(self, row: int) -> tuple[str, tuple[str, ...]]:
-        """Title and categories in the model bundle."""
+        """Return title and categories in the model bundle."""
         bundled = int(self._bundled[row]) if row < len(self._bundled) else -1
         return (self._items.titles[bundled], self._items.categories[bundled]) if bundled >= 0 else ("", ())
 
     def _now(self, row: int) -> tuple[str, tuple[str, ...]]:
-        """Title and categories."""
+        """Return the present title and categories."""
         return self._described.get(row) or self._first(row)
 
     def _words(self, row: int, title: str, names: Sequence[str]) -> str:
-        """The title, or the text bundle's document where that is more than the title was; and the categories."""
+        """Return the title, or the text bundle's document if it has more than the title; and the categories."""
         first = self._first(row)[0]
         document = self._texts[row] if row < len(self._texts) else ""
         if document in ("", first):
@@ -162,7 +163,7 @@ class ItemTable:
         return " ".join([text, *(name for name in names if name not in text)])
 
     def _find(self, item_id: str) -> int:
-        """The row, -1 for an unknown item."""
+        """Return the row, -1 for an unknown item."""
         bundled = self._items.ids.get(item_id, -1)
         if bundled >= 0:
             return int(self._row[bundled])
@@ -170,7 +171,7 @@ class ItemTable:
         return row if row >= 0 else self._new_rows.get(item_id, -1)
 
     def _known(self, item_ids: Sequence[str]) -> list[int]:
-        """The rows of those that there are."""
+        """Return the rows of the known items."""
         bundled = self._items.ids.find(item_ids)
         rows = [
             self._find(item_id) if row < 0 else int(self._row[row])

@@ -1,4 +1,4 @@
-"""The lexical source: BM25 over titles, categories and documents. It needs no model and knows a new item at once."""
+"""The lexical source: BM25 over titles, categories and documents. It has no model and finds new items at once."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from services.generator.domain.requests import Asked, Scored
 
 
 class Lexical:
-    """Answers from the items' words as they are now."""
+    """Answers from the items' present words."""
 
     def __init__(self, items: ItemTable, *, text_version: str) -> None:
         self._items, self._text_version = items, text_version
@@ -32,6 +32,6 @@ class Lexical:
         return answers
 
     def change(self, changes: Changes) -> None:
-        """Follow the items."""
+        """Apply changes of the items."""
         if changes.words or changes.hidden:
             self._index.change(changes.words, sorted(changes.hidden))

@@ -1,7 +1,7 @@
-"""The generating source: identifiers of items that one parallel pass of the phrase model makes probable (PIXAR).
+"""The generating source: item identifiers that one parallel pass of the phrase model makes probable (PIXAR).
 
-Everything answered is in the trie, so in the catalogue; what may not be answered now is left out inside the search. A
-new title is an identifier from the next query on. It knows neither streams nor where queries are encoded.
+Every answer is in the trie, and so in the catalogue. The search skips items that are not served. A new title is an
+identifier from the next query on. Streams, and where queries are encoded, are not known here.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,10 +18,10 @@ from services.generator.domain.requests import Asked, Generated
 
 log = structlog.get_logger()
 
-# Queries (B,) to the model's output (B, 1 + s, D), and which of them hold a word at all (B,).
+# Queries (B,) to the model's output (B, 1 + s, D), and which of them have a word (B,).
 EncodeAll = Callable[[Sequence[str]], tuple[FloatArray, npt.NDArray[np.bool_]]]
 
-# Several identifiers may name one item: so often the number asked for is doubled until there are items enough.
+# Several identifiers may name one item: the number of identifiers is doubled up to this often until there are k items.
 _DOUBLINGS = 3
 
 
@@ -38,14 +38,14 @@ class Phrases:
         text_version: str,
         on_left_out: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_left_out` is called for a title that no identifier can hold (more phrases than positions)."""
+        """on_left_out: called for a title that no identifier can represent (more phrases than positions)."""
         self._generator, self._vocabulary, self._items = generator, vocabulary, items
         self._encode_all, self._text_version, self._on_left_out = encode_all, text_version, on_left_out
-        self._inserted: dict[int, int] = {}  # the identifier that a row was given here
+        self._inserted: dict[int, int] = {}  # identifiers inserted here, by row
 
     @property
     def num_documents(self) -> int:
-        """Identifiers."""
+        """Number of identifiers."""
         return len(self._generator.trie)
 
     @property
@@ -58,7 +58,7 @@ class Phrases:
         return len(self._vocabulary)
 
     def find(self, asked: Sequence[Asked]) -> list[Generated]:
-        """The k items of the best identifiers, each with its best one; nothing for a query without a word."""
+        """Return the k items of the best identifiers, each with its best one; nothing for a query without a word."""
         outputs, has_words = self._encode_all([one.query for one in asked])
         return [
             self._find(one, x if words else None)
@@ -66,7 +66,7 @@ class Phrases:
         ]
 
     def change(self, changes: Changes) -> None:
-        """Follow the titles: a new one is an identifier, the one that it replaces here is none any more."""
+        """Apply changed titles: insert the new identifier, and delete the one inserted here before."""
         for row, title in changes.titles.items():
             tokens = self._vocabulary.encode_all([title])[0]
             before = self._inserted.pop(row, None)
@@ -102,7 +102,7 @@ class Phrases:
 
 
 def _best_of_items(answers: Sequence[Answer], k: int) -> dict[int, Answer]:
-    """The first k items by row with the best identifier of each, in order."""
+    """Return the first k items by row with their best identifiers, in order."""
     best: dict[int, Answer] = {}
     for answer in answers:
         for row in answer.item_rows.tolist():

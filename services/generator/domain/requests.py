@@ -1,4 +1,4 @@
-"""What the generator is asked and answers, in dataclasses: no Protobuf, no index internals."""
+"""Requests and answers of the generator as dataclasses: no Protobuf, no index internals."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ MAX_K = 1_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Asked:
-    """One query in words; `filter` knows no user."""
+    """One query in words. filter: without a user."""
 
     query: str
     k: int
@@ -23,7 +23,7 @@ class Asked:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scored:
-    """Items best first, with the source's own scores."""
+    """Items, best first, with the source's own scores."""
 
     item_ids: Sequence[str]
     scores: Sequence[float]
@@ -40,7 +40,7 @@ class TextScored(Scored):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Generated(Scored):
-    """Generated identifiers, one for each item. num_phrases: how many were ranked at every position."""
+    """Generated identifiers, one per item. num_phrases: number of phrases ranked at every position."""
 
     identifiers: Sequence[str]
     num_phrases: int
@@ -50,22 +50,22 @@ A = TypeVar("A", covariant=True)
 
 
 class TextSource(Protocol[A]):
-    """What finds items for words. `find` runs in one worker thread, changes come from others."""
+    """Finds items by words. `find` runs in one worker thread, changes come from others."""
 
     @property
     def num_documents(self) -> int:
-        """What it can find."""
+        """Number of documents or identifiers."""
 
     @property
     def num_bytes(self) -> int: ...
 
     def find(self, asked: Sequence[Asked]) -> Sequence[A]:
-        """Answer checked queries, in order."""
+        """Answer validated queries, in order."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceInfo:
-    """What is loaded of a source, or why it is not."""
+    """A source's loaded data, or the reason why it is not loaded."""
 
     source: str
     is_loaded: bool
@@ -76,7 +76,7 @@ class SourceInfo:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GeneratorInfo:
-    """What is loaded, and how far both topics are applied (the next offset of each; clicks: None when not followed)."""
+    """The loaded sources, and the next offset of each topic (clicks: None if not followed)."""
 
     text_version: str
     sources: Sequence[SourceInfo]

@@ -1,8 +1,9 @@
-"""The text source: learned similarity over a language model's components, and what clicks on its answers teach it.
+"""The text source: learned similarity over a language model's components, and feedback from clicks.
 
-A click's query pulls its item (PEFA-XS) and votes for it near that query (PEFA-XL); certificates hold for the states
-that are served. An item that the text bundle lacks is found once somebody chose it: the bundle has no encoder of
-documents. It knows neither streams nor where queries are encoded.
+A click's query moves its item (PEFA-XS) and votes for it near that query (PEFA-XL). Certificates apply to the served
+states. An item without a document is found after its first click, since the bundle has no document encoder. Streams,
+and
+where queries are encoded, are not known here.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -28,13 +29,13 @@ from services.contracts.topics.items import CatalogueItem
 from services.contracts.topics.search_clicks import ClickRecord, SearchClick
 from services.generator.domain.requests import Asked, TextScored
 
-# Queries (B,) to components (B, P_q, d), and which of them hold a word at all (B,).
+# Queries (B,) to components (B, P_q, d), and which of them have a word (B,).
 EncodeAll = Callable[[Sequence[str]], tuple[FloatArray, npt.NDArray[np.bool_]]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClickPolicy:
-    """What clicks are worth: lambda of PEFA-XS for items of the model and for others, k and lambda of PEFA-XL."""
+    """Weights of clicks: lambda of PEFA-XS for items of the model and for others, k and lambda of PEFA-XL."""
 
     share: SharePolicy
     new_share: SharePolicy
@@ -49,7 +50,7 @@ class TextMol:
     def __init__(
         self, base: Catalogue, *, encode_all: EncodeAll, encode: Encode, num_query_components: int, policy: ClickPolicy
     ) -> None:
-        """`base`: the text bundle's documents with their states, under the text version as model version."""
+        """base: the text bundle's documents with their states; its model version is the text version."""
         self.live = LiveCatalogue(base, build=carry_over(only(Exact)))
         self._encode_all, self._encode, self._policy = encode_all, encode, policy
         self._num_query_components = num_query_components
@@ -72,7 +73,7 @@ class TextMol:
 
     @property
     def num_clicks(self) -> int:
-        """Clicks that count."""
+        """Number of counted clicks."""
         return len(self._feedback)
 
     @property
@@ -81,21 +82,21 @@ class TextMol:
         return self.live.served.position + 1
 
     def digest(self) -> str:
-        """32 hex digits of the clicks that count and what they taught; equal clicks, equal digests."""
+        """Return 32 hex digits of the counted clicks and their effect; equal clicks give equal digests."""
         return self._feedback.digest()
 
     def start(self) -> None:
-        """Begin to merge in the background."""
+        """Start the background merges."""
         for merge in self.merges:
             merge.start()
 
     def close(self) -> None:
-        """Stop merging. Raises: what stopped a merge."""
+        """Stop merging. Raises: a merge's error."""
         for merge in self.merges:
             merge.close()
 
     def find(self, asked: Sequence[Asked]) -> list[TextScored]:
-        """The top k of each by lambda * s + (1 - lambda) * vote; nothing for a query without a word."""
+        """Return the top k of each query by lambda * s + (1 - lambda) * vote; nothing for a query without a word."""
         states, has_words = self._encode_all([one.query for one in asked])
         served = self.live.served
         version, clicks = self.live.base.model_version, served.position + 1
@@ -132,11 +133,11 @@ class TextMol:
         return answers
 
     def describe(self, items: Sequence[CatalogueItem]) -> None:
-        """Follow withdrawals, returns and categories."""
+        """Apply withdrawals, returns and categories."""
         self.live.describe(items)
 
     def apply(self, records: Iterable[ClickRecord], *, next_offset: int) -> None:
-        """Take records of `search-clicks`, the last of which lies before `next_offset`."""
+        """Apply records of `search-clicks` before `next_offset`."""
         feedback = self._feedback
         clicks: list[Click] = []
         undone: list[SourcePosition] = []
@@ -148,13 +149,13 @@ class TextMol:
                     undone.append(record.undoes)
                 case ForgetUpTo():
                     feedback.forget(record.user_pseudonym, record.up_to)
-        # In any order, as the feedback promises: what is undone or forgotten is void whenever it comes.
+        # The order does not matter to the feedback: undone and forgotten clicks are void whenever they arrive.
         feedback.undo(undone)
         feedback.add(clicks)
         self._serve(next_offset - 1)
 
     def reset(self) -> None:
-        """Forget all clicks: the topic was rebuilt."""
+        """Forget all clicks: the topic was recreated."""
         self._feedback = self._no_feedback()
         self._votes.apply(removals=sorted(self._voters))
         self._voters.clear()
@@ -189,7 +190,7 @@ class TextMol:
 
 
 def _click(record: SearchClick) -> Click:
-    # When the broker took it: clocks of producers say nothing here, and the sums only keep the time.
+    # The broker's time: producers' clocks do not matter here, and the sums only store the time.
     return Click(
         (record.partition, record.offset),
         record.query,

@@ -1,1 +1,1 @@
-"""What the generator does with a request."""
+"""Handlers of the generator."""

@@ -1,8 +1,7 @@
-"""Find: gather concurrent queries in words, have the source answer all of them at once.
+"""Batch concurrent queries in words and answer each batch with one source.
 
-One for each source, so that a slow one keeps nobody waiting but those who asked it. The event loop only queues;
-encoding and searching run in the source's own thread. `match_all` asks several. A query is checked once, by `check`,
-where it enters the process.
+Each source has its own `Match`, so a slow one delays only its callers. The event loop only queues; encoding and search
+run in the source's thread. `match_all` asks several sources. `check` validates a query once, on entry.
 """
 
 import asyncio
@@ -25,14 +24,14 @@ from services.platform.validation import validate_query
 
 A = TypeVar("A", bound=Scored)
 
-# Queries computed together; more wait, and beyond the queue they are refused.
+# Queries computed together; more wait, and beyond the queue they are rejected.
 MAX_BATCH, MAX_QUEUE = 16, 256
-# Of a call's time: the rest is for the way back.
+# Share of a call's time; the rest is for the return.
 _SHARE = 0.9
 
 
 class Match(Generic[A]):
-    """Answers from one source, or says why there is none."""
+    """Answers from one source, or reports why it cannot."""
 
     def __init__(
         self,
@@ -43,7 +42,7 @@ class Match(Generic[A]):
         metrics: GeneratorMetrics,
         is_ready: Callable[[], bool],
     ) -> None:
-        """`reason`: why `source` is None. `is_ready`: whether what it is about was read to the end yet."""
+        """reason: why `source` is None. is_ready: whether its topics were read to the end."""
         self.name, self.source, self.reason = name, source, reason
         self._metrics, self._is_ready = metrics, is_ready
         self._batcher: Batcher[Asked, A] | None = None
@@ -53,10 +52,11 @@ class Match(Generic[A]):
             )
 
     async def __call__(self, asked: Asked) -> A:
-        """Answer one checked query.
+        """Answer one validated query.
 
-        Raises: PreconditionFailed where the source is not loaded, DependencyUnavailable until it is ready, Overloaded;
-        what the source raises.
+        Raises: PreconditionFailed if the source is not loaded, DependencyUnavailable until it is ready, Overloaded;
+        errors of
+        the source.
         """
         if self._batcher is None:
             raise PreconditionFailed(f"source {self.name} is not loaded: {self.reason}")
@@ -67,7 +67,7 @@ class Match(Generic[A]):
         return answer
 
     async def close(self) -> None:
-        """Finish what is queued."""
+        """Finish queued queries."""
         if self._batcher is not None:
             await self._batcher.close()
 
@@ -78,7 +78,7 @@ class Match(Generic[A]):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceAnswer:
-    """What one of several sources said, and when: `answer`, or None with the error."""
+    """The answer of one of several sources and its time; `answer` is None with the error."""
 
     source: str
     milliseconds: float
@@ -87,10 +87,11 @@ class SourceAnswer:
 
 
 async def match_all(matches: Sequence[Match[Any]], asked: Asked, *, within_s: float | None) -> list[SourceAnswer]:
-    """Every source's answer to a checked query, or its error, in order; one that takes longer than nine tenths of
-    `within_s` has none.
+    """Return every source's answer to a validated query, or its error, in order. A source that takes more than nine
+    tenths of
+    `within_s` has an error.
 
-    Raises: what is no error of the tree.
+    Raises: errors outside the tree.
     """
     began = time.monotonic()
 
@@ -112,7 +113,7 @@ async def match_all(matches: Sequence[Match[Any]], asked: Asked, *, within_s: fl
 
 
 def check(asked: Asked) -> None:
-    """Raises: InvalidRequest naming the field."""
+    """Raises: InvalidRequest with the field."""
     validate_query("query", asked.query)
     if not 1 <= asked.k <= MAX_K:
         raise InvalidRequest.of("k", asked.k, f"1-{MAX_K}")
