@@ -1,7 +1,7 @@
-"""The process measures itself: a small share of live searches is answered again by brute force, in the background.
+"""Audit a small share of live searches: answer them again by brute force in the background, and compare.
 
-It compares what was answered with the truth: recall, whether the certificate or bound held, and how far the promise
-was from what was true. One audit runs at a time, beside the searches; those that come meanwhile are not sampled.
+An audit measures recall, whether the certificate or bound held, and its slack. One audit runs at a time, in parallel to
+searches; searches meanwhile are not sampled.
 """
 
 import math
@@ -23,15 +23,15 @@ from services.candidates.domain import Stage
 
 log = structlog.get_logger()
 
-# Recall is of this many best items, or of k where fewer were asked for.
+# Recall is of this many best items, or of k if fewer were requested.
 RECALL_K = 100
-# The exact algorithm that every version carries for audits, under a name that no request can ask for.
+# The brute-force algorithm of every version for audits; requests cannot name it.
 TRUTH = "truth"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answered:
-    """One live answer: item ids (n,) best first with their scores, and what was promised of the rest.
+    """One live answer: item ids (n,), best first, with their scores, and the bound or certificate.
 
     votes: by item, None if nothing votes; a FULL answer's scores are otherwise
     model_share * s + (1 - model_share) * vote.
@@ -53,10 +53,11 @@ class Answered:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """What an audit found.
+    """The result of an audit.
 
-    recall: share of the true best `RECALL_K` (or k) among the answered. promised: the best left-out score that the
-    answer allowed for, None without proof. true: the best score that was left out, -inf when nothing was.
+    recall: share of the true best `RECALL_K` (or k) among the answered. promised: the highest left-out score that the
+    answer
+    allows, None without proof. true: the highest left-out score, -inf if nothing was left out.
     """
 
     algorithm: str
@@ -67,13 +68,13 @@ class Finding:
 
     @property
     def held(self) -> bool | None:
-        """Whether the promise was kept; None where none was made."""
+        """Whether the promise held; None without one."""
         return None if self.promised is None else self.true <= self.promised
 
 
 def examine(catalogue: LiveCatalogue, answered: Answered) -> Finding:
-    """Answer again from the same version, by brute force, and compare."""
-    # Among one more item than was answered, one was left out.
+    """Answer again from the same version by brute force, and compare."""
+    # One more item than answered, so that one was left out.
     best_ids, best_scores = _truth(catalogue, answered, len(answered.item_ids) + 1)
     there = frozenset(answered.item_ids)
     found = np.array([item_id in there for item_id in best_ids], dtype=bool)
@@ -89,7 +90,7 @@ def examine(catalogue: LiveCatalogue, answered: Answered) -> Finding:
 
 
 def _truth(catalogue: LiveCatalogue, answered: Answered, count: int) -> tuple[Sequence[str], Scores]:
-    """The true best `count`: by the final score for a FULL answer with votes, else by s."""
+    """Return the true best `count`: by the final score for a FULL answer with votes, else by s."""
     votes = answered.votes if answered.stage is Stage.FULL else None
     more = 0 if votes is None else num_negative([votes])
     best = catalogue.index.search(
@@ -119,19 +120,19 @@ def _promise(answered: Answered) -> float | None:
     if certificate is None or certificate.gap is None:
         return None
     if len(answered.scores) < answered.k:
-        return -math.inf  # a shorter proven answer says that there is nothing else
+        return -math.inf  # a shorter proven answer means that nothing else matches
     return float(answered.scores[-1]) + certificate.gap
 
 
 class Audit:
-    """Samples answers and examines them in a thread of its own."""
+    """Samples answers and audits them in a separate thread."""
 
     def __init__(
         self, catalogue: LiveCatalogue, *, share: float, report: Callable[[Finding], None], seed: int | None = None
     ) -> None:
-        """`share` of the answers is sampled; `report` is called from the audit's thread.
+        """share: of the answers to sample. report: called from the audit's thread.
 
-        The catalogue's main segments carry `TRUTH`.
+        The catalogue's main segments need `TRUTH`.
         """
         self._catalogue, self._share, self._report = catalogue, share, report
         self._random = random.Random(seed)
@@ -139,16 +140,16 @@ class Audit:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="audit")
 
     def wants(self) -> bool:
-        """Whether the next answer should be offered; decided by chance, and never while an audit runs."""
+        """Return whether to offer the next answer: at random, and never during an audit."""
         return self._share > 0 and self._random.random() < self._share and not self._busy.locked()
 
     def offer(self, answered: Answered) -> None:
-        """Examine an answer in the background, unless another one is being examined."""
+        """Audit an answer in the background, unless an audit is running."""
         if self._busy.acquire(blocking=False):
             self._thread.submit(self._examine, answered)
 
     def close(self) -> None:
-        """Finish the audit that runs."""
+        """Finish the running audit."""
         self._thread.shutdown(wait=True)
 
     def _examine(self, answered: Answered) -> None:

@@ -1,4 +1,4 @@
-"""Puts the candidates process together: the only module that names concrete indexes and the stream."""
+"""Assemble the candidates process. Only this module names concrete indexes and the stream."""
 
 import asyncio
 import contextlib
@@ -59,15 +59,15 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-# The generated stubs carry no types.
+# The generated stubs have no types.
 _add_servicer: Any = candidates_pb2_grpc.add_CandidatesServiceServicer_to_server
 
 
 def load_catalogue(settings: CandidatesSettings) -> Catalogue:
-    """Open the bundle and name the shard's items.
+    """Load the bundle's items of the shard.
 
-    Raises: BundleError for an unusable bundle; MemoryError, naming both values, when it does not fit; ConfigError for a
-    shard without items.
+    Raises: BundleError for an unusable bundle; MemoryError with both values if it does not fit; ConfigError for a shard
+    without items.
     """
     bundle = load_bundle(settings.bundle)
     require_memory(
@@ -80,7 +80,7 @@ def load_catalogue(settings: CandidatesSettings) -> Catalogue:
 
 
 def shard_rows(shard: Shard, item_ids: Strings) -> Indices:
-    """The rows of a shard's items. Raises: ConfigError where it has none."""
+    """Return the rows of a shard's items. Raises: ConfigError without any."""
     rows = shard.rows(item_ids)
     if not len(rows):
         raise ConfigError(f"FRESHET_CANDIDATES_SHARD={str(shard)!r}: none of {len(item_ids)} items")
@@ -90,10 +90,10 @@ def shard_rows(shard: Shard, item_ids: Strings) -> Indices:
 def host_build(
     algorithms: Sequence[Algorithm], first_coder: Coder = vectors_coded, codebooks: Codebooks | None = None
 ) -> Build:
-    """Every algorithm over the same item states in this machine's memory, and the audit's truth.
+    """Build every algorithm, and the audit's truth, over the same item states in this machine's memory.
 
-    `first_coder` may know the codes of the first items that it is given; `codebooks` are the bundle's. It raises
-    ValueError for an algorithm that this model can't have.
+    first_coder: may have the codes of the first items. codebooks: of the bundle. The build raises ValueError for an
+    algorithm that this model does not support.
     """
     coders = chain([first_coder], repeat(vectors_coded))
 
@@ -106,7 +106,7 @@ def host_build(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Live:
-    """What serves: the catalogue, its snapshots and the memory if there are any, and the handler in front."""
+    """The serving objects: the catalogue, its snapshots and memory if any, and the handler."""
 
     catalogue: LiveCatalogue
     snapshots: CatalogueSnapshots | None
@@ -117,11 +117,9 @@ class Live:
 def make_live(
     settings: CandidatesSettings, base: Catalogue, metrics: CandidatesMetrics, *, versions_kept: int = 1
 ) -> Live:
-    """Build the indexes, the audit beside them, and the handler in front.
+    """Build the indexes, the audit and the handler. versions_kept: as in `LiveCatalogue`.
 
-    versions_kept: as of `LiveCatalogue`.
-
-    Raises: ConfigError for algorithms that can't be had; MemoryError, naming both values, when they take too much.
+    Raises: ConfigError for unsupported algorithms; MemoryError with both values if they exceed the limit.
     """
     text = "exact" if (settings.algorithms, settings.device) == ("auto", "cuda") else settings.algorithms
     num_pairs = base.states.components.shape[1] if base.pair_gate is None else base.pair_gate.num_pairs
@@ -166,8 +164,9 @@ def _started(
     base: Catalogue,
     make: Callable[[Snapshot | None], tuple[LiveCatalogue, HeldCodes]],
 ) -> tuple[LiveCatalogue, CatalogueSnapshots | None]:
-    """From the newest snapshot, where the settings name a folder and there is no memory, which lies in `index-deltas`
-    alone."""
+    """Start from the newest snapshot, if the settings name a folder and there is no memory, which needs all of
+    `index-deltas`.
+    """
     root = settings.snapshot_folder
     if root is None or settings.vote_neighbours:
         if root is not None:
@@ -197,7 +196,7 @@ def _card_build(algorithms: Sequence[Algorithm]) -> "DeviceBuild":
 def make_votes(
     settings: CandidatesSettings, base: Catalogue, catalogue: LiveCatalogue, max_bytes: int
 ) -> RememberedVotes | None:
-    """An empty memory of at most `max_bytes`, where the settings ask for one."""
+    """Return an empty memory of at most `max_bytes`, if configured."""
     if not settings.vote_neighbours:
         return None
     shape = catalogue.index.shape
@@ -212,7 +211,7 @@ def make_votes(
 
 
 def load_shard_snapshot(shard: Shard, model_version: str, path: Path) -> Snapshot:
-    """Raises: SnapshotError, for one of another shard too."""
+    """Raises: SnapshotError, also for another shard's."""
     snapshot = load_snapshot(path, model_version=model_version)
     assert isinstance(snapshot.items.item_ids, ItemIds)
     ids = snapshot.items.item_ids.strings
@@ -230,7 +229,7 @@ def make_follower(
     gate: CatalogueGate,
     tracing: Tracing,
 ) -> tuple[CatalogueFollower, list[BackgroundMerge]]:
-    """What keeps the catalogue up to date: the stream's follower, and a merge per index in the background."""
+    """Return the stream's follower, and a background merge per index."""
     indexes = [live.catalogue.index, *(() if live.votes is None else (live.votes.index.index,))]
     merges = [BackgroundMerge(index) for index in indexes]
     changes = CatalogueChanges(
@@ -263,9 +262,10 @@ def make_follower(
 async def opened(
     settings: CandidatesSettings, health: HealthState, tracing: Tracing, *, versions_kept: int = 1
 ) -> AsyncIterator[tuple[CandidatesServicer, Live]]:
-    """The service over its indexes, which follow the stream while the block runs; `health` is ready once they have.
+    """Open the service over its indexes, which follow the stream inside the block; `health` is ready after they caught
+    up.
 
-    versions_kept: as of `LiveCatalogue`. Raises: BundleError, MemoryError.
+    versions_kept: as in `LiveCatalogue`. Raises: BundleError, MemoryError.
     """
     set_compute_threads(settings.compute_threads)
     metrics = CandidatesMetrics()

@@ -1,4 +1,4 @@
-"""The candidates process's settings: the shared ones, the algorithms, memory, votes, audits."""
+"""Settings of the candidates process: shared ones, algorithms, memory, votes, audits."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -14,30 +14,31 @@ MEMORY_VARIABLE = "FRESHET_CANDIDATES_MAX_MEMORY_MB"
 
 
 class CandidatesSettings(ProcessSettings):
-    """Variables are named per field."""
+    """Each field names its variable."""
 
     port: int = Field(default=50052, ge=0, le=65535, validation_alias="FRESHET_CANDIDATES_PORT")
-    # Names with their sizes, separated by spaces, the preferred first, for requests that name none; "auto": by the
-    # catalogue's size.
+    # Names with sizes, separated by spaces, in order of preference, for requests that name none; "auto": by the
+    # catalogue's
+    # size.
     algorithms: str = Field(default="auto", validation_alias="FRESHET_CANDIDATES_ALGORITHMS")
-    # The part of the catalogue that is held here, i/n with i from 0: items whose ids hash into it. "0/1": all.
+    # The part of the catalogue served here, i/n with i from 0: items whose ids hash into it. "0/1": all.
     shard: Annotated[Shard, NoDecode] = Field(default=WHOLE, validation_alias="FRESHET_CANDIDATES_SHARD")
-    # Where the items are scored: in this machine's memory, or copied to a CUDA card.
+    # Where items are scored: in this machine's memory, or copied to a CUDA device.
     device: Literal["cpu", "cuda"] = Field(default="cpu", validation_alias="FRESHET_CANDIDATES_DEVICE")
-    # What the items may take; 0 is whatever the machine has left.
+    # Memory limit of the items; 0: what the machine has left.
     max_memory_mb: int = Field(default=0, ge=0, validation_alias=MEMORY_VARIABLE)
-    # The share of live searches that is answered again by brute force, in the background.
+    # The share of live searches to audit by brute force, in the background.
     audit_share: float = Field(default=0.01, ge=0, le=1, validation_alias="FRESHET_CANDIDATES_AUDIT_SHARE")
 
-    # False: there is no Kafka, and none of its topics is followed. The bundle is served as it is, withdrawn items too.
+    # False: without Kafka. The bundle is served unchanged, with withdrawn items.
     follows_topics: bool = Field(default=True, validation_alias="FRESHET_CANDIDATES_FOLLOWS_TOPICS")
 
-    # Remembered interactions that vote for each query (k of PEFA-XL); 0: no memory is kept.
+    # Remembered interactions that vote for a query (k of PEFA-XL); 0: no memory.
     vote_neighbours: int = Field(default=0, ge=0, le=10_000, validation_alias="FRESHET_CANDIDATES_VOTE_NEIGHBOURS")
-    # lambda of the votes: a final score is this times the model's, and the rest the vote.
+    # lambda of the votes: the model's weight in a final score; the vote has the rest.
     vote_model_share: float = Field(default=1.0, ge=0, le=1, validation_alias="FRESHET_CANDIDATES_VOTE_MODEL_SHARE")
 
-    # Where snapshots of what the stream changed are kept, for a start that does not read all of it; empty: none.
+    # Folder of snapshots of the stream's changes, which shorten the start. "": none.
     snapshots: str = Field(default="", validation_alias="FRESHET_CANDIDATES_SNAPSHOTS")
     snapshot_minutes: float = Field(
         default=10.0, ge=0.1, le=600, validation_alias="FRESHET_CANDIDATES_SNAPSHOT_MINUTES"
@@ -45,12 +46,14 @@ class CandidatesSettings(ProcessSettings):
 
     @property
     def does_common_work(self) -> bool:
-        """Whether this process does what one of several over the same topics has to do: dead letters, snapshots."""
+        """Whether this process does the work that only one of several over the same topics does: dead letters,
+        snapshots.
+        """
         return True
 
     @property
     def snapshot_folder(self) -> Path | None:
-        """Where this shard's lie; None: nowhere."""
+        """The folder of this shard's snapshots; None without one."""
         if not self.snapshots:
             return None
         root = Path(self.snapshots)

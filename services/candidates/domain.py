@@ -1,4 +1,4 @@
-"""What a search asks and answers, in dataclasses: no Protobuf, no index internals."""
+"""Requests and answers of a search as dataclasses: no Protobuf, no index internals."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -22,8 +22,10 @@ class Stage(Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SearchQuery:
-    """One search. `query` holds one state; `algorithm` is empty where the process chooses, in time for `deadline`, on
-    the monotonic clock, one that proves `max_gap` if that is given."""
+    """One search. query: one state. algorithm: "" lets the process choose one that meets `deadline` (monotonic clock),
+    and
+    proves `max_gap` if given.
+    """
 
     query: QueryStates
     model_version: str
@@ -32,19 +34,20 @@ class SearchQuery:
     filter: ItemFilter
     algorithm: str = ""
     deadline: float | None = None
-    # Which version is wanted, where it is kept; "": the newest.
+    # The wanted version, if retained; "": the newest.
     index_version: str = ""
-    # Of the filter's seen items, those whose neighbours do not vote.
+    # The filter's seen items whose neighbours do not vote.
     turned_down_item_ids: Sequence[str] = ()
     max_gap: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Found:
-    """What the index found: scores descending, ties by item id. `bound` at stage FIRST, `certificate` at FULL.
+    """The index's result: scores descending, ties by item id. `bound` at stage FIRST, `certificate` at FULL.
 
-    `passes` are those of all attempts, their times those of the whole batch, the items touched (1,) those of this
-    search. `votes`: memory's and neighbours' for each item, in similarity units, None where nothing votes.
+    passes: of all attempts, with the times of the whole batch and the items touched (1,) by this search. votes: of
+    memory
+    and neighbours for each item, in similarity units, None if nothing votes.
     """
 
     algorithm: str
@@ -58,7 +61,7 @@ class Found:
     votes: list[float] | None = None
 
     def after(self, earlier: "Found") -> "Found":
-        """The better proven one of two attempts, with what both took."""
+        """Return the attempt with the smaller proven gap, with the time and passes of both."""
         gaps = [
             inf if one.certificate is None or one.certificate.gap is None else one.certificate.gap
             for one in (self, earlier)
@@ -72,7 +75,7 @@ class Found:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SearchAnswer:
-    """An answer with its provenance; times in seconds. `model_share`: lambda of the votes, 1 without any."""
+    """An answer with its provenance; times in seconds. model_share: lambda of the votes, 1 without any."""
 
     found: Found
     model_version: str
@@ -82,7 +85,7 @@ class SearchAnswer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VotesQuery:
-    """Who votes for an item, seen from one query state and a user's items, newest first, but those turned down."""
+    """A request for the votes on an item, for one query state and a user's items (newest first, no rejected ones)."""
 
     query: QueryStates
     model_version: str
@@ -93,14 +96,14 @@ class VotesQuery:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class IndexInfo:
-    """What is loaded."""
+    """The loaded index."""
 
     model_version: str
     served: Served
     algorithm: str
     num_items: int
     bytes_per_item: float
-    # What each loaded algorithm adds to the item states, by name.
+    # Bytes that each loaded algorithm adds to the item states, by name.
     added_bytes_per_item: dict[str, float]
     num_remembered: int = 0
     bytes_per_remembered: float = 0.0
@@ -109,7 +112,7 @@ class IndexInfo:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SimilarAnswer:
-    """Items like one item, exactly those of `served`; `components` (P_x, d) are the item's own."""
+    """Items similar to one item, exact for `served`. components (P_x, d): of the item itself."""
 
     found: SimilarItems
     components: FloatArray

@@ -1,7 +1,8 @@
-"""Search: check a request against what is loaded, gather concurrent ones, scan once for all of them.
+"""Search: validate requests, batch concurrent ones, and scan once per batch.
 
-The event loop only checks and queues. One worker thread runs the index, so a kernel works on one batch at a time with
-the threads it was given; the stream's thread changes the catalogue meanwhile, and a batch speaks of one version.
+The event loop only validates and queues. One worker thread runs the index, so a kernel works on one batch at a time
+with
+its threads. The stream's thread changes the catalogue meanwhile; a batch uses one version.
 """
 
 import time
@@ -29,13 +30,13 @@ from services.platform.errors import InvalidRequest, NotFound, PreconditionFaile
 from services.platform.validation import validate_id
 
 MAX_K = 10_000
-# Searches computed together; more wait, and beyond the queue they are refused.
+# Searches computed together; more wait, and beyond the queue they are rejected.
 MAX_BATCH, MAX_QUEUE = 32, 256
 _MEASURED_K = 100
 
 
 class Search:
-    """Answers searches from one live catalogue by algorithms with names; for requests that name none it chooses."""
+    """Answers searches from one live catalogue by named algorithms; chooses one for requests that name none."""
 
     def __init__(
         self,
@@ -48,7 +49,7 @@ class Search:
         copied_bytes_per_item: int = 0,
         shard: Shard = WHOLE,
     ) -> None:
-        """`copied_bytes_per_item`: what a device has of an item's states beside this machine's memory."""
+        """copied_bytes_per_item: bytes of an item's states on a device, in addition to this machine's memory."""
         self._catalogue, self._votes, self._metrics, self._audit = catalogue, votes, metrics, audit
         self.shard = shard
         self._algorithms, self._copied_bytes_per_item = list(algorithms), copied_bytes_per_item
@@ -62,14 +63,14 @@ class Search:
 
     @property
     def info(self) -> IndexInfo:
-        """What is loaded now."""
+        """The loaded index."""
         served, memory, votes = self._catalogue.served, self._catalogue.index.memory, self._votes.memory
         added: dict[str, int] = {}
         copied = 0
         if served.version.main is not None:
             segment = served.version.main.segment
             states, copied = segment.scorer.nbytes, self._copied_bytes_per_item * len(segment)
-            # Each algorithm counts the states that it searches, all of them the same; so does the segment, the others.
+            # Each algorithm counts the states that it searches, which are shared; the segment counts the others.
             searched = copied or states
             added = {name: segment.indexes[name].nbytes - searched for name in self._algorithms}
             copied -= len(added) * (searched - states)
@@ -90,7 +91,7 @@ class Search:
     async def __call__(self, search: SearchQuery) -> SearchAnswer:
         """Answer one search.
 
-        Raises: InvalidRequest naming the field, PreconditionFailed for a state of another model, Overloaded.
+        Raises: InvalidRequest with the field, PreconditionFailed for a state of another model, Overloaded.
         """
         self._check(search)
         found, queue_s = await self._batcher.submit(search)
@@ -103,15 +104,15 @@ class Search:
         )
 
     def explain_votes(self, asked: VotesQuery) -> ItemVotes:
-        """What votes for an item. Raises as a search does."""
+        """Return the votes for an item. Raises: as a search."""
         validate_id("item_id", asked.item_id)
         self._check_query(asked.query, asked.model_version)
         return self._votes.explain(asked, self._catalogue.served.name)
 
     def similar(self, item_id: str, k: int, wanted: ItemFilter, components: FloatArray | None = None) -> SimilarAnswer:
-        """The items most like one item, whose components, (P_x, d) flat, another shard may have said.
+        """Return the items most similar to one item. components: of that item, (P_x, d) flat, from another shard.
 
-        Raises: InvalidRequest naming the field; NotFound for an item without a state, saying why.
+        Raises: InvalidRequest with the field; NotFound with the reason for an item without a state.
         """
         validate_id("item_id", item_id)
         _check_k(k)
@@ -135,12 +136,14 @@ class Search:
         )
 
     async def close(self) -> None:
-        """Finish what is queued, and the audit that runs."""
+        """Finish queued searches and the running audit."""
         await self._batcher.close()
         self._audit.close()
 
     def _measure(self) -> None:
-        """What a search by each algorithm costs, of a made-up state; the second one, as the first reads memory in."""
+        """Measure a search by each algorithm with a random state; the second one counts, since the first one loads
+        memory.
+        """
         shape, rng = self._catalogue.index.shape, np.random.default_rng(0)
         components = rng.standard_normal((1, shape.num_query_components, shape.width), dtype=np.float32)
         components /= np.linalg.norm(components, axis=2, keepdims=True)
@@ -180,8 +183,9 @@ class Search:
             raise InvalidRequest(f"query_state: {exc}") from exc
 
     def find_all(self, searches: Sequence[SearchQuery]) -> list[Found]:
-        """Answer checked searches, those of one kind in one scan, all of the newest version that ask for no other
-        (worker thread)."""
+        """Answer validated searches (worker thread): one scan per kind, on the newest version unless a search names
+        another.
+        """
         newest = self._catalogue.served
         answers: dict[int, Found] = {}
         tried: list[list[str]] = [[] for _ in searches]
@@ -208,7 +212,7 @@ class Search:
         return [answers[number] for number in range(len(searches))]
 
     def _chosen(self, search: SearchQuery, num_searches: int, tried: Sequence[str]) -> str | None:
-        """By which algorithm the next attempt at an answer is made; None: the last one has to do."""
+        """Return the algorithm of the next attempt; None if the last attempt is final."""
         if search.algorithm:
             return self._names[search.algorithm]
         if search.max_gap is None:
@@ -220,7 +224,7 @@ class Search:
         return name if name or tried else self._choice.of(search.deadline, num_searches)
 
     def _proved(self, search: SearchQuery, found: Found) -> None:
-        """Take note of what an attempt at a gap proved."""
+        """Note what an attempt at a gap proved."""
         if search.max_gap is not None and found.certificate is not None:
             is_proven = found.certificate.proves(search.max_gap)
             self._choice.proved(found.algorithm, search.max_gap, is_proven)
@@ -357,7 +361,7 @@ def _stack(queries: Sequence[QueryStates]) -> QueryStates:
 
 
 def _is_open(search: SearchQuery, found: Found) -> bool:
-    """Whether one more attempt may prove the gap that those so far did not."""
+    """Return whether another attempt may prove the gap."""
     if search.max_gap is None or search.algorithm or found.certificate is None:
         return False
     return not found.certificate.proves(search.max_gap)
@@ -369,7 +373,7 @@ def _check_k(k: int) -> None:
 
 
 def _short_names(algorithms: Sequence[str]) -> dict[str, str]:
-    """What a request may write for each: its name with sizes, or its bare name where no other has it."""
+    """Return the names that a request may use: with sizes, or the bare name if it is unique."""
     bare = [name.partition("(")[0] for name in algorithms]
     names = {short: name for short, name in zip(bare, algorithms, strict=True) if bare.count(short) == 1}
     return {**names, **{name: name for name in algorithms}}

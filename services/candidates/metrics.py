@@ -1,5 +1,4 @@
-"""The candidates process's own figures: seconds and items per pass, batch sizes, audits, what the index holds, how
-fresh it is."""
+"""The candidates process's metrics: seconds and items per pass, batch sizes, audits, index size, freshness."""
 
 import math
 from collections.abc import Sequence
@@ -24,20 +23,20 @@ class CandidatesMetrics:
         figures = Figures(registry)
         self._stages = figures.histogram(
             "freshet_candidates_stage_seconds",
-            "Seconds of a batch of searches per stage: waiting, the votes, the algorithm's passes, what changed since.",
+            "Seconds of a batch of searches per stage: queue, votes, the algorithm's passes, newer changes.",
             "stage",
         )
         self.queue = self._stages.labels("queue")
         self.catalogue = CatalogueMetrics("candidates", registry)
         stage = ("algorithm", "stage")
         self._touched = figures.histogram(
-            "freshet_candidates_pass_items", "Items that a pass looked at for one search.", *stage, buckets=ITEM_BUCKETS
+            "freshet_candidates_pass_items", "Items that a pass touched for one search.", *stage, buckets=ITEM_BUCKETS
         )
-        text = f"Share of the true best (up to {RECALL_K}) that an audited answer held."
+        text = f"Share of the true best (up to {RECALL_K}) in an audited answer."
         self._recall = figures.histogram("freshet_candidates_audit_recall", text, *stage, buckets=RECALL_BUCKETS)
-        text = "Audited answers by what became of their certificate or bound: held, broken, or none given."
+        text = "Audited answers by their certificate or bound: held, broken, or none given."
         self._promises = figures.counter("freshet_candidates_audit_promises", text, *stage, "promise")
-        text = "How far above the truth a kept promise was: promised minus true best left-out score (similarity units)."
+        text = "Slack of a promise that held: promised minus true best left-out score (similarity units)."
         self._slack = figures.histogram("freshet_candidates_audit_slack", text, *stage, buckets=SLACK_BUCKETS)
         self._batch = figures.histogram(
             "freshet_candidates_batch_searches", "Searches per batch.", buckets=BATCH_BUCKETS
@@ -46,23 +45,23 @@ class CandidatesMetrics:
         text = "Attempts at an answer within a gap, by whether they proved it."
         self._gaps = figures.counter("freshet_candidates_gaps", text, "algorithm", "outcome")
         self._items = figures.gauge("freshet_candidates_items", "Items in the index.")
-        self._bytes = figures.gauge("freshet_candidates_bytes_per_item", "Bytes that the index holds for one item.")
+        self._bytes = figures.gauge("freshet_candidates_bytes_per_item", "Bytes of the index per item.")
         self._remembered = figures.gauge("freshet_candidates_remembered", "Interactions in the memory that votes.")
 
     def batch(self, searches: int) -> None:
-        """One batch starts."""
+        """Record the start of a batch."""
         self._batch.observe(searches)
 
     def searched(self, algorithm: str, stage: str, searches: int) -> None:
-        """Searches of one kind were answered."""
+        """Record answered searches of one kind."""
         self._searches.labels(algorithm, stage).inc(searches)
 
     def gap_asked(self, algorithm: str, is_proven: bool) -> None:
-        """An attempt at an answer within a gap has ended."""
+        """Record an attempt at an answer within a gap."""
         self._gaps.labels(algorithm, "proven" if is_proven else "not_proven").inc()
 
     def passed(self, algorithm: str, passes: Sequence[Pass]) -> None:
-        """A batch went through an algorithm's passes."""
+        """Record a batch's passes."""
         for one in passes:
             self._stages.labels(one.name).observe(one.seconds)
             touched = self._touched.labels(algorithm, one.name)
@@ -70,7 +69,7 @@ class CandidatesMetrics:
                 touched.observe(items)
 
     def audited(self, finding: Finding) -> None:
-        """An answer was compared with the truth."""
+        """Record an audit."""
         labels = (finding.algorithm, finding.stage.value)
         self._recall.labels(*labels).observe(finding.recall)
         promise = {None: "none", True: "held", False: "broken"}[finding.held]
@@ -79,7 +78,7 @@ class CandidatesMetrics:
             self._slack.labels(*labels).observe(finding.promised - finding.true)
 
     def loaded(self, info: IndexInfo) -> None:
-        """An index is in place, or changed."""
+        """Set the gauges of the index."""
         self._items.set(info.num_items)
         self._bytes.set(info.bytes_per_item)
         self._remembered.set(info.num_remembered)

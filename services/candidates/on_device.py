@@ -1,4 +1,4 @@
-"""The indexes of a CUDA card: the only module of this process that loads PyTorch, and only where one is asked for."""
+"""The indexes of a CUDA device. Only this module of the process loads PyTorch, if configured."""
 
 from collections.abc import Mapping, Sequence
 
@@ -17,12 +17,14 @@ from services.platform.config import ConfigError
 
 
 class DeviceBuild:
-    """Every algorithm over one copy of the item states on a device; the audit's truth stays on this machine.
+    """Builds every algorithm over one copy of the item states on a device; the audit's truth stays in this machine's
+    memory.
 
-    Kernels compile at the first build, which takes seconds: a first user, or the first one with a filter, would wait.
-    It builds a mutable index's segments that have algorithms; the other rows of the delta are scored on this machine.
-    It raises ValueError for an algorithm that a card does not serve. `copied_bytes_per_item`: what the device has of an
-    item's states.
+    Kernels compile at the first build, which takes seconds that otherwise a first user, or the first one with a filter,
+    would
+    wait. It builds a mutable index's segments with algorithms; other rows of the delta are scored on this machine.
+    copied_bytes_per_item: of an item's states on the device.
+    Raises: ValueError for an algorithm that the device does not support.
     """
 
     def __init__(self, algorithms: Sequence[Algorithm], device: torch.device) -> None:
@@ -43,7 +45,9 @@ class DeviceBuild:
 
 
 def _search_each_way(index: Index, scorer: DeviceScorer) -> None:
-    """One query and more than a tile of them, with a filter and without: what kernels are compiled for."""
+    """Search with one query and more than a tile of them, with and without a filter: the cases that kernels compile
+    for.
+    """
     shape = scorer.shape
     for batch in (1, 33):
         components = np.ones((batch, shape.num_query_components, scorer.width), dtype=np.float32)
@@ -54,7 +58,7 @@ def _search_each_way(index: Index, scorer: DeviceScorer) -> None:
 
 
 def cuda_build(algorithms: Sequence[Algorithm]) -> DeviceBuild:
-    """The build for this machine's card. Raises: ConfigError where PyTorch sees none."""
+    """Return the build for this machine's CUDA device. Raises: ConfigError if PyTorch finds none."""
     if not torch.cuda.is_available():
         raise ConfigError("FRESHET_CANDIDATES_DEVICE='cuda' but PyTorch sees no CUDA card here; allowed: cpu")
     return DeviceBuild(algorithms, torch.device("cuda"))

@@ -1,7 +1,7 @@
-"""What votes in a search: the memory (PEFA-XL) as this process holds it, the bundle's item neighbours, or both.
+"""Votes in a search: from the memory (PEFA-XL), the bundle's item neighbours, or both.
 
-Which interactions are remembered is the refresher's business, what neighbours say of a user's last items
-`algorithms/scoring/neighbours.py`'s; how votes join an answer is `voted_answers.py`'s.
+The refresher decides which interactions are remembered, `algorithms/scoring/neighbours.py` how neighbours vote, and
+`voted_answers.py` how votes change an answer.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ from services.contracts.topics.index_deltas import MemoryDelta
 
 
 class RememberedVotes:
-    """Asks the `neighbours` nearest remembered interactions; `model_share` is lambda."""
+    """Votes of the `neighbours` nearest remembered interactions. model_share: lambda."""
 
     def __init__(self, index: VotingIndex, *, neighbours: int, model_share: float) -> None:
         self.index, self.neighbours, self.model_share = index, neighbours, model_share
@@ -31,9 +31,9 @@ class RememberedVotes:
         return len(self.index)
 
     def apply(self, changes: Sequence[MemoryDelta]) -> int:
-        """Take what entered the memory and what left it; return how many do not fit the model.
+        """Apply changes of the memory; return the number that do not fit the model.
 
-        Raises: IndexFullError, and then nothing has changed.
+        Raises: IndexFullError, with nothing changed.
         """
         shape = (self.index.num_components, self.index.width)
         entering = [one for one in changes if not one.dropped]
@@ -46,17 +46,17 @@ class RememberedVotes:
         return len(entering) - len(fitting)
 
     def clear(self) -> None:
-        """Remember nothing."""
+        """Empty the memory."""
         order = self.index.index.version.in_order(lambda: None)
         rows = zip(order.source.tolist(), order.row.tolist(), strict=True)
         self.index.apply(removals=[order.sources[source].segment.rows.ids.strings[row] for source, row in rows])
 
     def of(self, queries: QueryStates) -> list[dict[str, float]]:
-        """Each query's votes by item."""
+        """Return each query's votes by item."""
         return self.index.votes(queries, self.neighbours)
 
     def explain(self, query: QueryStates, item_id: str, index_version: str) -> ItemVotes:
-        """Who of a query's neighbours voted for an item, gathered by kind: they name no user."""
+        """Return the votes of a query's neighbours for an item by kind of interaction, without users."""
         voters = [one for one in self.index.neighbours(query, self.neighbours)[0] if one.item_id == item_id]
         voters.sort(key=lambda one: one.interaction_type)
         kinds = []
@@ -82,14 +82,16 @@ class RememberedVotes:
 
 
 class Voting:
-    """Merges the votes of memory and neighbours: final = n * (m * s + (1 - m) * remembered) + (1 - n) * near, with the
-    lambdas n and m of theirs, 1 where there is none; as one vote, model_share * s + (1 - model_share) * vote."""
+    """Merges the votes of memory and neighbours: final = n * (m * s + (1 - m) * remembered) + (1 - n) * near, with
+    their
+    lambdas m and n, 1 for an absent one; as one vote, model_share * s + (1 - model_share) * vote.
+    """
 
     def __init__(self, base: Catalogue, memory: RememberedVotes | None) -> None:
         self.memory, self._base = memory, base
-        # Some thousand items have a vote in each search: from columns, each call would create their strings, .4 ms.
+        # Each search votes for some thousand items; creating their strings from columns would take .4 ms a call.
         self._item_ids = [] if base.neighbours is None else list(base.rows)
-        # Neighbours are rows among all of the model's items: each one's row among those here, -1 in another shard.
+        # The row here of each of the model's items, -1 in another shard.
         self._own = np.full(0 if base.neighbours is None else len(base.voting), -1, np.int32)
         if base.neighbours is not None:
             self._own[base.voting.rows_of(base.rows)] = np.arange(len(base.rows))
@@ -106,14 +108,16 @@ class Voting:
 
     @property
     def num_asked(self) -> int:
-        """Remembered interactions and neighbours that a search looks at."""
+        """Remembered interactions and neighbours per search."""
         neighbours = self._base.neighbours
         asked = 0 if neighbours is None else WINDOW * neighbours.shape.num_neighbours
         return asked + (0 if self.memory is None else len(self.memory))
 
     def of(self, queries: QueryStates, searches: Sequence[SearchQuery]) -> list[dict[str, float]] | None:
-        """Each query's votes by item; None where nothing can vote. The filter's seen items vote for their
-        neighbours, but those turned down."""
+        """Return each query's votes by item; None if nothing can vote. The filter's seen items, without rejected ones,
+        vote for
+        their neighbours.
+        """
         if self.memory is None and self._base.neighbours is None:
             return None
         all_votes = [{}] * len(searches) if self.memory is None else self.memory.of(queries)
@@ -123,7 +127,7 @@ class Voting:
         ]
 
     def explain(self, asked: VotesQuery, index_version: str) -> ItemVotes:
-        """The vote for an item as a search that leaves out the other seen items has it, and who remembered voted."""
+        """Return the vote for an item, as in a search that excludes the other seen items, and the remembered voters."""
         found = ItemVotes(vote=0.0, num_neighbours=0, model_share=1.0, voters=(), index_version=index_version)
         if self.memory is not None:
             found = self.memory.explain(asked.query, asked.item_id, index_version)
@@ -135,8 +139,10 @@ class Voting:
     def _merged(
         self, found: Mapping[str, float], seen: Sequence[str], against: Sequence[str], leaves_out: bool, but: str = ""
     ) -> dict[str, float]:
-        """found: votes of the memory. seen: the items, newest first, with no votes of their own where `leaves_out`.
-        against: those of them that do not vote."""
+        """found: votes of the memory. seen: items, newest first, without votes of their own if `leaves_out`. against:
+        those of
+        them that do not vote.
+        """
         votes = {item_id: self._of_memory * vote for item_id, vote in found.items()}
         neighbours, rows = self._base.neighbours, self._base.voting
         if neighbours is None:
