@@ -91,8 +91,8 @@ class CandidatesServicer(candidates_pb2_grpc.CandidatesServiceServicer):
         self.check_ready()
         wanted = filter_of(request.filter, request.seen_item_ids)
         shard = self._search.shard
-        said = _components(request.components)
-        answer = await asyncio.to_thread(self._search.similar, request.item_id, request.k, wanted, said)
+        data = _components(request.components)
+        answer = await asyncio.to_thread(self._search.similar, request.item_id, request.k, wanted, data)
         return candidates_pb2.SimilarResponse(
             components=b"" if shard.is_all else answer.components.astype("<f4").tobytes(),
             shard=_shard(shard, answer.served.version.num_items),
@@ -124,10 +124,10 @@ def _search_query(request: candidates_pb2.SearchRequest) -> SearchQuery:
     )
 
 
-def _components(said: bytes) -> FloatArray | None:
-    if len(said) % 4:
-        raise InvalidRequest.of("components", f"{len(said)} bytes", "a multiple of 4")
-    return np.frombuffer(said, "<f4").astype(np.float32) if said else None
+def _components(data: bytes) -> FloatArray | None:
+    if len(data) % 4:
+        raise InvalidRequest.of("components", f"{len(data)} bytes", "a multiple of 4")
+    return np.frombuffer(data, "<f4").astype(np.float32) if data else None
 
 
 def _shard(shard: Shard, num_items: int = 0) -> candidates_pb2.Shard:

@@ -25,7 +25,7 @@ COMPARISONS = {
 _NUMBERS: dict[str, Any] = {text: number for number, text in COMPARISONS.items()}
 
 # name, comparison, values
-Said = tuple[str, str, tuple[Value, ...]]
+ParsedCondition = tuple[str, str, tuple[Value, ...]]
 
 
 def read_value(message: Any, name: str) -> Value:

@@ -10,7 +10,7 @@ anything else, or text in double quotes, a tag.
 import re
 from datetime import UTC, datetime, timedelta
 
-from services.contracts.attributes import Said, Value
+from services.contracts.attributes import ParsedCondition, Value
 from services.platform.errors import InvalidRequest
 
 _NAME = r"([A-Za-z_][A-Za-z0-9_]*)"
@@ -25,7 +25,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _ALLOWED = "e.g. price<=20, released>=2026-01-01, language in en,de, language not in fr, has price, has no price"
 
 
-def parse_condition(text: str) -> Said:
+def parse_condition(text: str) -> ParsedCondition:
     """Return name, comparison and values. Raises: InvalidRequest with what is allowed."""
     if match := _PRESENCE.fullmatch(text):
         return match[2], "absent" if match[1] else "present", ()

@@ -96,7 +96,7 @@ class ServedModels:
         versions = {one.vocabulary.model_version: one for one in others}
         for version in versions.keys() - self.handlers.keys():
             self._add(versions[version])
-        self._say([self._own_version, *versions])
+        self._report_health([self._own_version, *versions])
         for version in self.handlers.keys() - versions.keys() - {self._own_version}:
             await self.handlers.pop(version).close()
 
@@ -108,7 +108,7 @@ class ServedModels:
     def _add(self, model: Model) -> None:
         handler = EncodeHistory(encoder=model.encoder, vocabulary=model.vocabulary)
         self.handlers[model.vocabulary.model_version] = handler
-        self._say(list(self.handlers))
+        self._report_health(list(self.handlers))
 
-    def _say(self, versions: Sequence[str]) -> None:
+    def _report_health(self, versions: Sequence[str]) -> None:
         self._health.serve_as([PROCESSES["encoder"].health_of(version) for version in versions])

@@ -198,7 +198,7 @@ class Ready:
     def __call__(self) -> bool:
         return not self._waiting
 
-    def said(self, name: str) -> None:
+    def note(self, name: str) -> None:
         """Note that a topic was read."""
         self._waiting.discard(name)
         if not self._waiting:
@@ -221,7 +221,7 @@ async def run(settings: GeneratorSettings) -> None:
         ItemChanges(sources, metrics, on_change=changed),
         model_version="",
         kinds=sources.items.kinds,
-        on_ready=lambda: ready.said("items"),
+        on_ready=lambda: ready.note("items"),
         follows_deltas=False,
     )
     clicks: ClicksFollower | None = None
@@ -231,7 +231,7 @@ async def run(settings: GeneratorSettings) -> None:
             clicks_reader(settings.kafka, settings.replicas),
             sources.text,
             metrics,
-            on_ready=lambda: ready.said("clicks"),
+            on_ready=lambda: ready.note("clicks"),
             on_change=changed,
         )
         metrics.watch_turns(SEARCH_CLICKS, clicks.turns)

@@ -119,21 +119,21 @@ def _scored(answer: Scored, source: str) -> list[common_pb2.ScoredItem]:
     ]
 
 
-def _source_answer(said: SourceAnswer) -> generator_pb2.SourceAnswer:
-    found, error = said.answer, said.error
+def _source_answer(one: SourceAnswer) -> generator_pb2.SourceAnswer:
+    found, error = one.answer, one.error
     if found is None:
         return generator_pb2.SourceAnswer(
-            source=said.source,
+            source=one.source,
             status=0 if error is None else error.status.value[0],
             reason="" if error is None else error.message,
-            milliseconds=said.milliseconds,
+            milliseconds=one.milliseconds,
         )
     identifiers = found.identifiers if isinstance(found, Generated) else [""] * len(found.item_ids)
     return generator_pb2.SourceAnswer(
-        source=said.source,
+        source=one.source,
         items=[
             generator_pb2.FoundByWords(item_id=item_id, score=score, identifier=identifier)
             for item_id, score, identifier in zip(found.item_ids, found.scores, identifiers, strict=True)
         ],
-        milliseconds=said.milliseconds,
+        milliseconds=one.milliseconds,
     )

@@ -106,7 +106,7 @@ def _mask(value: str) -> str:
     except ValueError:  # its password cannot be located
         return "***"
     if "password=" in parts.query:
-        query = [(name, "***" if name == "password" else said) for name, said in parse_qsl(parts.query)]
+        query = [(name, "***" if name == "password" else text) for name, text in parse_qsl(parts.query)]
         parts = parts._replace(query=urlencode(query, safe="*"))
     if parts.password is not None:
         _, _, address = parts.netloc.rpartition("@")

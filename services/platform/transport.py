@@ -184,15 +184,15 @@ class TransportSettings(BaseSettings):
     @model_validator(mode="after")
     def _tls_is_whole(self) -> Self:
         files = {"FRESHET_TLS_CERT": self.tls_cert, "FRESHET_TLS_KEY": self.tls_key, "FRESHET_TLS_CA": self.tls_ca}
-        said = ", ".join(f"{variable}={str(file or '')!r}" for variable, file in files.items())
+        variables = ", ".join(f"{variable}={str(file or '')!r}" for variable, file in files.items())
         if any(files.values()) and not all(files.values()):
-            raise ValueError(f"{said} allowed: all three or none")
+            raise ValueError(f"{variables} allowed: all three or none")
         if self.tls is not None:
             try:
                 self.tls.client_context()
             except OSError as exc:
                 raise ValueError(
-                    f"{said} allowed: PEM files of a certificate, its key without a password, and a CA ({exc})"
+                    f"{variables} allowed: PEM files of a certificate, its key without a password, and a CA ({exc})"
                 ) from exc
         elif self.inference_server_tls:
             raise ValueError(

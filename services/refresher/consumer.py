@@ -24,8 +24,8 @@ from services.refresher.domain.rules import Rules
 from services.refresher.handlers.careful_fold import CarefulFold
 from services.refresher.handlers.describe import PartitionRegistry
 from services.refresher.handlers.fold import FoldRecords
-from services.refresher.handlers.hold import HoldPartition
 from services.refresher.handlers.keep_checkpoints import KeepCheckpoints
+from services.refresher.handlers.open_partition import OpenPartition
 from services.refresher.handlers.publication import Publication
 from services.refresher.handlers.publish import Publisher
 from services.refresher.metrics import RefresherMetrics
@@ -99,7 +99,7 @@ class Refresher(Follower):
         metrics.watch_turns(self.turns)
         self._log, self._leases, self._registry, self._metrics, self._limits = log, leases, registry, metrics, limits
         self._items, self._withdrawn, self._publisher = rules.items, withdrawn, publisher
-        self._hold = HoldPartition(
+        self._opener = OpenPartition(
             rules=rules,
             log=log,
             checkpoints=checkpoints,
@@ -118,10 +118,10 @@ class Refresher(Follower):
             tracing=tracing,
         )
         self._checkpoints = KeepCheckpoints(
-            self._hold, self._publication, registry, metrics, every_s=limits.checkpoint_s, keeper=keeper
+            self._opener, self._publication, registry, metrics, every_s=limits.checkpoint_s, keeper=keeper
         )
         self._records = FoldRecords(log)
-        self._fold = CarefulFold(self._records, self._hold, registry, self._publication, self.poison)
+        self._fold = CarefulFold(self._records, self._opener, registry, self._publication, self.poison)
         self._num_partitions = 0
         self._terms: dict[int, int] = {}
         # False if polled and folded records may differ, or the partitions changed: assign again.
@@ -139,7 +139,7 @@ class Refresher(Follower):
         self._leases.close()
         self._log.close()
         self._publication.close()
-        self._hold.checkpoints.close()
+        self._opener.checkpoints.close()
 
     def turn(self) -> int:
         """Poll, fold, publish. Returns the number of records folded.
@@ -204,7 +204,7 @@ class Refresher(Follower):
 
     def _take_over(self, number: int, bounds: tuple[int, int]) -> None:
         started, cpu = time.perf_counter(), time.thread_time()
-        state = self._hold.open(number, bounds, self._num_partitions)
+        state = self._opener.open(number, bounds, self._num_partitions)
         with self._registry.lock:
             self._registry.partitions[number] = state
             self._registry.ends[number] = bounds[1]
@@ -244,7 +244,7 @@ class Refresher(Follower):
         log.warning("partition_rebuilt", partition=state.number, reason=reason)
         self._metrics.rebuilt(reason)
         with self._registry.lock:
-            self._registry.partitions[state.number] = self._hold.rebuilt(state)
+            self._registry.partitions[state.number] = self._opener.rebuilt(state)
         self._rebuilding.add(state.number)
 
     def _note(self, listings: Sequence[Listing]) -> None:

@@ -72,7 +72,7 @@ class RestoreUsers:
         for start in range(0, len(users), MAX_TOGETHER):
             part = users[start : start + MAX_TOGETHER]
             self._restore(part, self.keep.topic.find(part), watermarks, epoch)
-        self._say()
+        self._log_restored()
 
     def add(self, user_ids: Collection[str]) -> None:
         """Queue lost users; later turns restore them."""
@@ -140,10 +140,10 @@ class RestoreUsers:
         self._unkept += kept.keys() - found.keys()
         for user_id in kept:
             del self._waiting[user_id]
-        self._say()
+        self._log_restored()
         return max(1, len(kept))
 
-    def _say(self) -> None:
+    def _log_restored(self) -> None:
         if self._back and not self._waiting:
             log.warning("lost_users_restored", users=self._back, from_log=self._from_log)
             self._back = self._from_log = 0

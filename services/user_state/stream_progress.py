@@ -69,7 +69,7 @@ class StreamProgress:
         try:
             self._identity.resync(stream, self.watermarks, {p: progress[p].anchors for p in partitions})
         except LostTail as lost:
-            self._begin_anew(stream, epoch, lost)
+            self._replace_epoch(stream, epoch, lost)
             return self.resync(stream)
         self._may_have_lost = False
         if self._keep is not None:
@@ -192,7 +192,7 @@ class StreamProgress:
         self.watermarks.update({step.partition: step.to_watermark for step in steps})
         self._unfinished.update({step.partition: 0 for step in steps})
 
-    def _begin_anew(self, stream: Reader, epoch: str, lost: LostTail) -> None:
+    def _replace_epoch(self, stream: Reader, epoch: str, lost: LostTail) -> None:
         """Begin a new epoch, because the log lost its end.
 
         Raises: DependencyUnavailable the first time: a newly elected leader may not know its end yet.

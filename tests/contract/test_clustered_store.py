@@ -191,21 +191,15 @@ def not_failing(store: StateWriter) -> bool:
 
 async def test_the_other_kind_of_url_is_said(redis_cluster: RedisCluster, redis_server: str) -> None:
     writer = StateWriter(redis_server.replace("redis://", "redis+cluster://"))
-    with pytest.raises(
-        DependencyUnavailable, match=r"FRESHET_REDIS_URL is redis\+cluster:// .*allowed: redis://"
-    ):
+    with pytest.raises(DependencyUnavailable, match=r"FRESHET_REDIS_URL is redis\+cluster:// .*allowed: redis://"):
         writer.epoch()
     reader = StateReader(redis_server.replace("redis://", "redis+cluster://"))
-    with pytest.raises(
-        DependencyUnavailable, match=r"FRESHET_REDIS_URL is redis\+cluster:// .*allowed: redis://"
-    ):
+    with pytest.raises(DependencyUnavailable, match=r"FRESHET_REDIS_URL is redis\+cluster:// .*allowed: redis://"):
         await reader.epoch()
     await reader.close()
     other = next(number for number in range(3) if number != redis_cluster.master_of(EPOCH_KEY))
     node = StateWriter(f"redis://127.0.0.1:{redis_cluster.ports[other]}")
-    with pytest.raises(
-        DependencyUnavailable, match=r"FRESHET_REDIS_URL is redis:// .* allowed: redis\+cluster://"
-    ):
+    with pytest.raises(DependencyUnavailable, match=r"FRESHET_REDIS_URL is redis:// .* allowed: redis\+cluster://"):
         node.epoch()
     for one in (writer, node):
         one.close()

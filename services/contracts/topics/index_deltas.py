@@ -337,8 +337,8 @@ def _dropped(key: bytes) -> tuple[str, ItemDelta | MemoryDelta]:
 
 def mark_of(closing: IndexDelta) -> str:
     """Return the mark of the batch that a record closes; it distinguishes records at one offset."""
-    said = (closing.key, closing.partition, closing.offset, closing.batch, closing.newest_recorded_ms)
-    return f"{crc32(repr(said).encode()):08x}"
+    fields = (closing.key, closing.partition, closing.offset, closing.batch, closing.newest_recorded_ms)
+    return f"{crc32(repr(fields).encode()):08x}"
 
 
 def _newest_ms(records: Sequence[Batch | IndexDelta]) -> int | None:

@@ -35,9 +35,9 @@ def probe_grpc(
             return f"no answer at {address} ({exc.code().name})"
     if alive_is_enough or reply.status == health_pb2.HealthCheckResponse.SERVING:
         return None
-    said = f"{address} answers {health_pb2.HealthCheckResponse.ServingStatus.Name(reply.status)}"
+    problem = f"{address} answers {health_pb2.HealthCheckResponse.ServingStatus.Name(reply.status)}"
     why_not = dict(call.trailing_metadata() or ()).get(WHY_NOT_READY)
-    return f"{said}: {why_not}" if why_not else said
+    return f"{problem}: {why_not}" if why_not else problem
 
 
 def _channel(address: str, tls: "Tls | None") -> grpc.Channel:

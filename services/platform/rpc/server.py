@@ -69,7 +69,7 @@ class HealthState:
     ) -> None:
         """check: returns why the process must not accept work, or ""; called every `look_every_s`."""
         # The reason that the process set, and the one that checks found; "" for none.
-        self._said, self._found = "" if ready else _STARTING, ""
+        self._own_reason, self._found = "" if ready else _STARTING, ""
         self._draining = False
         self._look_every_s = look_every_s
         self._loops: dict[str, TurnClock] = {}
@@ -90,13 +90,13 @@ class HealthState:
     @property
     def why_not(self) -> str:
         """The reason why the process accepts no work; "" if it does."""
-        return "draining" if self._draining else self._found or self._said
+        return "draining" if self._draining else self._found or self._own_reason
 
     def set_ready(self, ready: bool, why_not: str = "") -> None:
         """Publish the state; a repeated value costs nothing. why_not: in a few words."""
-        said = "" if ready else why_not or _STARTING
-        if said != self._said:
-            self._said = said
+        reason = "" if ready else why_not or _STARTING
+        if reason != self._own_reason:
+            self._own_reason = reason
             self._publish_soon()
 
     def _publish_soon(self) -> None:

@@ -82,7 +82,7 @@ class PoisonPolicy(Generic[R]):
         # Indices of records set aside, in the count of processed records.
         self._dealt_with = 0
         self._set_aside: deque[int] = deque()
-        self._said: tuple[Hashable, str] | None = None
+        self._logged: tuple[Hashable, str] | None = None
 
     def applied(self, records: Sequence[R]) -> None:
         """Note applied records."""
@@ -114,12 +114,12 @@ class PoisonPolicy(Generic[R]):
         """
         reason = self._innocent_because(key, record, exc, behind, applied, rehearse)
         if reason:
-            if self._said != (key, reason):
-                self._said = (key, reason)
+            if self._logged != (key, reason):
+                self._logged = (key, reason)
                 log.error("record_holds_stream", follower=self._name, record=str(key), reason=reason, exc_info=exc)
             return False
         self._suspects.pop(key, None)
-        self._said = None
+        self._logged = None
         self._dealt_with += 1
         self._set_aside.append(self._dealt_with)
         log.error("record_set_aside", follower=self._name, record=str(key), reason=signature(exc), exc_info=exc)

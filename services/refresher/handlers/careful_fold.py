@@ -14,7 +14,7 @@ from services.refresher.domain.partition import Partition
 from services.refresher.domain.records import Entry
 from services.refresher.handlers.describe import PartitionRegistry
 from services.refresher.handlers.fold import FoldRecords
-from services.refresher.handlers.hold import HoldPartition
+from services.refresher.handlers.open_partition import OpenPartition
 from services.refresher.handlers.publication import Publication
 
 
@@ -24,12 +24,12 @@ class CarefulFold:
     def __init__(
         self,
         fold: FoldRecords,
-        hold: HoldPartition,
+        opener: OpenPartition,
         registry: PartitionRegistry,
         publication: Publication,
         poison: PoisonPolicy[Entry],
     ) -> None:
-        self._fold, self._hold, self._registry, self._publication = fold, hold, registry, publication
+        self._fold, self._opener, self._registry, self._publication = fold, opener, registry, publication
         self._policy = poison
         # Up to which offset to fold one by one, and the poison records with their reasons.
         self._careful_to: dict[int, int] = {}
@@ -75,7 +75,7 @@ class CarefulFold:
         entry = entries[at]
 
         def rehearse(one: Entry) -> None:
-            self._fold.fold(self._hold.scratch(number), [one])
+            self._fold.fold(self._opener.scratch(number), [one])
 
         return self._policy.is_poison(
             (number, entry.offset), entry, exc, behind=entries[at + 1 :], applied=at, rehearse=rehearse

@@ -11,7 +11,7 @@ from services.platform.errors import FreshetError
 from services.refresher.domain.partition import Partition
 from services.refresher.handlers.checkpoints import Snapshot
 from services.refresher.handlers.describe import PartitionRegistry
-from services.refresher.handlers.hold import HoldPartition
+from services.refresher.handlers.open_partition import OpenPartition
 from services.refresher.handlers.publication import Publication
 from services.refresher.metrics import RefresherMetrics
 
@@ -23,7 +23,7 @@ class KeepCheckpoints:
 
     def __init__(
         self,
-        hold: HoldPartition,
+        opener: OpenPartition,
         publication: Publication,
         registry: PartitionRegistry,
         metrics: RefresherMetrics,
@@ -31,7 +31,7 @@ class KeepCheckpoints:
         every_s: float,
         keeper: Executor | None,
     ) -> None:
-        self._hold, self._publication, self._registry, self._metrics = hold, publication, registry, metrics
+        self._opener, self._publication, self._registry, self._metrics = opener, publication, registry, metrics
         self._every_s, self._keeper = every_s, keeper
         self._keeping = Future[None]()
         self._keeping.set_result(None)
@@ -65,7 +65,7 @@ class KeepCheckpoints:
         wait_for([self._keeping])
         started, cpu = time.perf_counter(), time.thread_time()
         with self._registry.lock:
-            taken = self._hold.snapshot(state)
+            taken = self._opener.snapshot(state)
         pause_s, cpu_s = time.perf_counter() - started, time.thread_time() - cpu
         self._metrics.checkpoint_pause_seconds.observe(pause_s)
         log.info(
@@ -91,7 +91,7 @@ class KeepCheckpoints:
 
     def _save(self, state: Partition, taken: Snapshot, now: tuple[int, int]) -> None:
         started = time.perf_counter()
-        self._hold.keep(state, taken)
+        self._opener.keep(state, taken)
         with self._registry.lock:
             if self._registry.partitions.get(state.number) is state:
                 self._kept[state.number] = now

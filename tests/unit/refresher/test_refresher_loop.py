@@ -526,7 +526,7 @@ def test_a_record_that_fails_for_a_bug_is_set_aside_and_nothing_counts_twice() -
         item = "poison" if number == 4 else f"item-{number}"
         world.log.append(0, interaction(rng, place=(0, number), item=item, user="a"))
     running = world.refresher()
-    running.refresher._hold.withdrawn = _Unfoldable()
+    running.refresher._opener.withdrawn = _Unfoldable()
     for _ in range(6):
         try:
             running.refresher.step()
@@ -546,14 +546,14 @@ def test_where_most_records_fail_the_refresher_waits_and_loses_none() -> None:
         item = f"item-{number}" if number == 4 else "poison"
         world.log.append(0, interaction(rng, place=(0, number), item=item, user="a"))
     running = world.refresher()
-    withdrawn, running.refresher._hold.withdrawn = running.refresher._hold.withdrawn, _Unfoldable()
+    withdrawn, running.refresher._opener.withdrawn = running.refresher._opener.withdrawn, _Unfoldable()
     with capture_logs():
         for _ in range(12):
             with pytest.raises(RuntimeError) as failed:
                 running.refresher.step()
             running.refresher.fail(failed.value)
     assert world.outbox.unreadable == []
-    running.refresher._hold.withdrawn = withdrawn
+    running.refresher._opener.withdrawn = withdrawn
     running.settle()
     assert world.outbox.unreadable == []
     assert running.digests() == {0: fold_all(RULES, world.log).digest()}

@@ -26,7 +26,7 @@ _HOMES_LOOKED_AT = 64
 
 
 @dataclass(kw_only=True, eq=False)
-class HoldPartition:
+class OpenPartition:
     """Opens, saves and rebuilds partitions. withdrawn: every listed item; may grow."""
 
     rules: Rules
