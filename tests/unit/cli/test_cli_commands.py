@@ -258,7 +258,7 @@ def test_every_command_has_help_with_an_example() -> None:
 
 
 PLAIN_COMMANDS = [
-    *(["demo"], ["up"], ["down"], ["status"], ["doctor"], ["serve"]),
+    *(["quickstart"], ["demo"], ["up"], ["down"], ["status"], ["doctor"], ["serve"]),
     *(["train"], ["export"], ["import"], ["loadtest"]),
     *(["explain"], ["forget"], ["items", "put"], ["items", "withdraw"], ["watch"], ["backup"], ["restore"]),
 ]

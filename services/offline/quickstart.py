@@ -1,0 +1,37 @@
+"""`python -m services.offline.quickstart FOLDER`: trains the small model of `freshet quickstart` and writes its bundle.
+
+MovieLens latest-small where it is on this machine, else simulated people; never a download. One epoch: item neighbours
+carry most of such a model's score, and it is there to be looked at.
+"""
+
+import sys
+from pathlib import Path
+
+from services.offline.datasets import SimulatorConfig, simulate
+from services.offline.datasets.locate import Locator
+from services.offline.datasets.movielens import read_movielens
+from services.offline.openmp import wait_without_spinning
+
+DATA = "ml-latest-small"
+
+
+def data_here() -> str:
+    """The name of the data that would be trained on."""
+    return DATA if Locator(download=False).on_this_machine(DATA) else "simulator"
+
+
+def train(out: Path) -> None:
+    """Raises: as `run_training`."""
+    wait_without_spinning()
+    from services.offline.training.run import run_training
+
+    located = Locator(download=False).on_this_machine(DATA)
+    if located is not None:
+        data = read_movielens(located.path, name=DATA, found=located.where)
+    else:
+        data = simulate(SimulatorConfig(num_users=800, num_items=1_500))
+    run_training(out=out, interactions=data, epochs=1, split="none", head="dot")
+
+
+if __name__ == "__main__":
+    train(Path(sys.argv[1]))
