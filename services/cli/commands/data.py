@@ -59,7 +59,8 @@ def validate(
         emit_json(told | {"findings": findings, "rows": account})
     else:
         out = console()
-        out.print(reading.read_as)
+        if reading.read_as:
+            out.print(reading.read_as)
         for finding in reading.findings:
             out.print(finding.text, style=_STYLES[finding.severity], markup=False)
         typer.echo(f"{len(reading.findings)} found, {errors} of them errors" if reading.findings else "nothing found")

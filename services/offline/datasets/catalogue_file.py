@@ -26,6 +26,7 @@ MAX_TAG_BYTES = 128
 _ITEM = ("itemid", "item", "id", "movieid", "parentasin", "asin", "productid", "product", "sku", "articleid", "article")
 _TITLE = ("title", "name", "productname", "itemname")
 _CATEGORIES = ("categories", "category", "genres", "genre")
+JSON_LINES = frozenset({".jsonl", ".ndjson", ".json"})
 _URL = r"^https?://"
 
 
@@ -97,11 +98,11 @@ def _read(path: Path) -> pa.Table:
     try:
         if kinds & {".csv", ".tsv", ".txt"}:
             return _read_csv(path)
-        if kinds & {".jsonl", ".ndjson", ".json"}:
+        if kinds & JSON_LINES:
             return pa_json.read_json(pa.input_stream(str(path)))
         return pq.read_table(path)
     except (OSError, pa.ArrowInvalid, UnicodeDecodeError) as exc:
-        what = "CSV or JSON lines" if kinds & {".csv", ".tsv", ".txt", ".jsonl", ".ndjson", ".json"} else "Parquet"
+        what = "CSV or JSON lines" if kinds & (JSON_LINES | {".csv", ".tsv", ".txt"}) else "Parquet"
         raise ValueError(f"{path}: not a {what} table ({exc})") from exc
 
 

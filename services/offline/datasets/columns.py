@@ -18,7 +18,7 @@ _USUAL = {
     "title": ("title",),
     "categories": ("categories", "category", "genres"),
 }
-_OPTIONS = {"timestamp": "--time"}
+_OPTIONS = {"timestamp": "--time", "user": "--user or --session"}
 REQUIRED = ("user", "item", "timestamp")
 _RATINGS = frozenset({"rating", "ratings", "overall", "stars"})
 

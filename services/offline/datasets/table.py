@@ -17,11 +17,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
+import pyarrow.json as pa_json
 import pyarrow.parquet as pq
 
 from services.algorithms.bundles.event_schema import EventSchema
 
-from .catalogue_file import header_separator, split_categories
+from .catalogue_file import JSON_LINES, header_separator, split_categories
 from .columns import TableOptions, choose_columns, is_rating, usual_names
 from .interactions import from_columns
 from .timestamps import BoolArray, IntArray, TimestampError, parse_timestamps
@@ -43,7 +44,7 @@ def read_table(
     schema: EventSchema | None = None,
     now_s: float | None = None,
 ) -> Reading:
-    """Read a CSV (.csv, .tsv, .txt, also .gz) or Parquet file, and say what was found in it.
+    """Read a CSV (.csv, .tsv, .txt), JSON lines (.jsonl; also .gz) or Parquet file, and say what was found in it.
 
     A CSV's separator is what its header has most of: comma, semicolon, tab or bar. A missing value is 1, a missing type
     "interaction", or "rating" where the values come from a column of ratings and the schema names that type.
@@ -100,14 +101,23 @@ class _Cells:
     def __init__(self, path: Path, options: TableOptions) -> None:
         """Raises: ValueError when the file can't be parsed, or has no column, or two, for a role."""
         self._options = options
-        is_parquet = path.suffix.lower() in (".parquet", ".pq")
-        ragged: list[int] = []
+        kinds = {suffix.lower() for suffix in path.suffixes}
+        if found := kinds & {".xlsx", ".xls", ".ods"}:
+            raise ValueError(f"{path} is a spreadsheet ({min(found)}); allowed: save its sheet as CSV in UTF-8")
+        is_json, is_parquet = bool(kinds & JSON_LINES), bool(kinds & {".parquet", ".pq"})
+        ragged, separator = list[int](), ""
         try:
-            table, separator = (pq.ParquetFile(path).read(), "") if is_parquet else _read_csv(path, ragged)
+            if is_json:
+                table = pa_json.read_json(pa.input_stream(str(path)))
+            elif is_parquet:
+                table = pq.ParquetFile(path).read()
+            else:
+                table, separator = _read_csv(path, ragged)
         except (pa.ArrowException, OSError, UnicodeDecodeError) as exc:
-            raise ValueError(f"{path} cannot be read as {'Parquet' if is_parquet else 'CSV in UTF-8'}: {exc}") from exc
+            form = "JSON lines" if is_json else "Parquet" if is_parquet else "CSV in UTF-8"
+            raise ValueError(f"{path} cannot be read as {form}: {exc}") from exc
         self.names, self._separator = choose_columns(path, table.column_names, options.columns), separator
-        first_row = 1 if is_parquet else 2
+        first_row = 1 if is_parquet or is_json else 2
         numbers = np.arange(first_row, first_row + len(table) + len(ragged))
         advice = "quote a cell that holds the separator, and close every quote"
         what, is_ragged = "a row has another number of cells than the header", np.isin(numbers, ragged)
@@ -118,7 +128,7 @@ class _Cells:
         self.bad = np.zeros(len(self.numbers), dtype=bool)
         filled = pa.array(np.flatnonzero(~blank))
         self._columns = {role: _plain(table[name]).take(filled) for role, name in self.names.items()}
-        if not is_parquet:
+        if separator:
             broken = _matches(table, "\n")[~blank]
             self.found(broken, "a cell holds a line break", "check for a stray quote", "warning")
             if broken.any():

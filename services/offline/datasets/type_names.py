@@ -24,6 +24,9 @@ _OTHER_WORDS = {
     "stream": "play",
     "show": "impression",
 }
+# What begins so takes something back: it is no type that says yes, whatever follows.
+_TAKES_BACK = ("remove", "delete", "cancel", "undo", "un")
+_NOTHING = "remove_from_cart"
 _LEAST_LIKE = 0.75
 _WEIGHT = {Role.POSITIVE: 1.0, Role.NEGATIVE: -1.0, Role.EXPOSURE: 0.0, Role.NEUTRAL: 0.0}
 
@@ -31,8 +34,8 @@ _WEIGHT = {Role.POSITIVE: 1.0, Role.NEGATIVE: -1.0, Role.EXPOSURE: 0.0, Role.NEU
 def near_type(name: str, schema: EventSchema) -> str | None:
     """The type of the schema that `name` probably means; None where no name is near.
 
-    The same letters come first, then a type that is a word of `name` or has it as one, then another word for a type,
-    then a name of similar letters.
+    The same letters come first, then what takes something back, then a type that is a word of `name` or has it as one,
+    then another word for a type, then a name of similar letters.
     """
     said = plain(name)
     if not said:
@@ -40,6 +43,8 @@ def near_type(name: str, schema: EventSchema) -> str | None:
     by_letters = {plain(one): one for one in schema.types}
     if said in by_letters:
         return by_letters[said]
+    if said.startswith(_TAKES_BACK):
+        return _NOTHING if _NOTHING in schema.types else None
     if len(said) >= 3:
         part = [one for letters, one in by_letters.items() if said in one.split("_") or letters in said]
         if part:

@@ -110,6 +110,9 @@ PANDAS = {"pandas": json.dumps({"index_columns": ["__index_level_0__"], "columns
 SPARK = {"org.apache.spark.version": "3.5.1"}
 MOMENTS = [datetime.fromtimestamp(second, UTC).replace(tzinfo=None) for second in TIMES]
 ISO = [moment.isoformat() for moment in MOMENTS]
+ROWS = [
+    {"user": user, "item": item, "timestamp": second} for user, item, second in zip(USERS, ITEMS, TIMES, strict=True)
+]
 NUMBERS = [{"x": 1, "y": 2, "z": 3}[item] for item in ITEMS]
 NUMBERED = events(items=[str(number) for number in NUMBERS])
 DAY = START // 86_400
@@ -222,6 +225,9 @@ TABLES = [
     ),
     refused("a header alone", text("user,item,timestamp\n"), "no events", rows=0),
     refused("nothing", text(""), "mine.csv cannot be read as CSV", rows=0),
+    own("JSON lines", text("".join(json.dumps(row) + "\n" for row in ROWS), "mine.jsonl")),
+    refused("JSON that is no lines", text("[1, 2", "mine.jsonl"), "mine.jsonl cannot be read as JSON lines", rows=0),
+    refused("a spreadsheet", text(b"PK\x03\x04", "mine.xlsx"), "mine.xlsx is a spreadsheet (.xlsx)", rows=0),
     # Types
     own("types that are known", csv({"type": "click"}), understood=events(types="click")),
     refused(

@@ -201,7 +201,7 @@ def test_every_command_reads_the_columns_that_are_named_and_says_which(
     assert events_of(imported[0]) == events(types="click", values=1.5)
     missing = run("data", "validate", str(path))
     assert "has no user column" in missing.stdout
-    assert "Name it with --user COLUMN" in missing.stdout
+    assert "Name it with --user or --session COLUMN" in missing.stdout
 
 
 def test_a_session_stands_for_a_user_that_is_missing(
@@ -216,7 +216,7 @@ def test_a_session_stands_for_a_user_that_is_missing(
 
 
 def test_names_that_are_near_a_type_are_asked_about_with_a_line_to_paste(tmp_path: Path) -> None:
-    kinds = ["cart", "favori", "Click", "add-to-cart", "ViewProduct", "buy", "stars", "gibberish"]
+    kinds = ["cart", "favori", "Click", "add-to-cart", "ViewProduct", "buy", "stars", "un_view"]
     path, own_events = tmp_path / "mine.csv", tmp_path / "events.yaml"
     path.write_text(lines({"type": kinds, "value": "5"}))
     shown = run("data", "validate", str(path)).stdout
@@ -226,13 +226,14 @@ def test_names_that_are_near_a_type_are_asked_about_with_a_line_to_paste(tmp_pat
         "ViewProduct: {role: positive}": "view",
         "'add-to-cart': {role: positive}": "add_to_cart",
         "buy: {role: positive}": "purchase",
+        "un_view: {role: neutral}": "remove_from_cart",
         "cart: {role: positive}": "add_to_cart",
         "favori: {role: positive}": "save",
         "stars: {role: positive, weight: 0.5, centre: 3}": "rating",
     }
     own_events.write_text("types:\n" + "".join(f"  {line}\n" for line, _ in pasted))
     report = json.loads(run("data", "validate", str(path), "--events", str(own_events), "--json").stdout)
-    assert report["rows"]["left_out"] == {"type gibberish": 1}
+    assert report["rows"]["left_out"] == {"type un_view": 1}
 
 
 @pytest.mark.parametrize(
