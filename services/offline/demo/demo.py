@@ -24,11 +24,10 @@ from services.offline.demo import (
     searching,
     sittings,
     steps,
-    story,
 )
 from services.offline.demo.baselines import baseline_ranks
-from services.offline.demo.calls import connected
 from services.offline.demo.display import Display, Stopwatch, figures
+from services.offline.demo.person import Person, choose_person
 from services.offline.demo.plan import ReplayPlan, ReplayResult, answered_ranks
 from services.offline.demo.schedule import NUM_ACTIVE_USERS, replay_schedule
 from services.offline.demo.steps import DEFAULT_STATE_DIR, DemoOptions
@@ -61,7 +60,7 @@ class Streamed:
     past: dict[str, list[str]]
     frozen: dict[str, QueryStates]
     stream_encode_ms: dict[str, float | None]
-    person: story.Story | None
+    person: Person | None
     run_id: str
 
 
@@ -155,9 +154,6 @@ def _stream(options: DemoOptions, split: GlobalTimeSplit, bundle: Bundle, stack:
         rate_per_s=options.rate_per_s,
         malformed_prefix=f"{run_id}-malformed",
     )
-    person = _person(plan, past)
-    if person is not None:
-        person.before = _top_ten(person.user_id, gateway, person.times_s[0])
     display.fact(f"{len(users)} users take part, {int(schedule.num_active.max())} of {NUM_ACTIVE_USERS} at once")
     with display.progress() as bar:
         task = bar.add_task("connecting", total=len(events))
@@ -172,8 +168,6 @@ def _stream(options: DemoOptions, split: GlobalTimeSplit, bundle: Bundle, stack:
         result = run_replay(plan, options.folder, on_progress)
     after = wait_until_applied(stack.redis_url, result.last_offsets, timeout_s=_APPLY_TIMEOUT_S)
     encodes_after = _stream_encodes(stack)
-    if person is not None:
-        person.after = _top_ten(person.user_id, gateway, person.times_s[1])
     return Streamed(
         plan=plan,
         result=result,
@@ -183,17 +177,17 @@ def _stream(options: DemoOptions, split: GlobalTimeSplit, bundle: Bundle, stack:
         stream_encode_ms={
             name: quantile_ms(encodes, encodes_after, share) for name, share in (("p50", 0.5), ("p99", 0.99))
         },
-        person=person,
+        person=choose_person(plan.events, past),
         run_id=run_id,
     )
 
 
 def _search(bundle: Bundle, streamed: Streamed, display: Display) -> searching.Searched | None:
-    """The person of the story looks for a word, chooses an item and asks again."""
+    """One person looks for a word, chooses an item and asks again."""
     display.step("search", "one person looks for a word, chooses an item, and asks again")
     person = streamed.person
     titles = dict(zip(bundle.item_ids, bundle.titles, strict=True))
-    query = None if person is None else searching.choose_query(titles, [*person.history, *person.events])
+    query = None if person is None else searching.choose_query(titles, person.items)
     if person is None or query is None:
         display.fact("no word of this person's titles is in a few others: left out")
         return None
@@ -204,7 +198,7 @@ def _search(bundle: Bundle, streamed: Streamed, display: Display) -> searching.S
 
 
 def _dislike(bundle: Bundle, streamed: Streamed, display: Display) -> disliking.Disliked | None:
-    """The person of the story turns the best answer down and asks again."""
+    """The same person turns the best answer down and asks again."""
     display.step("dislike", "the same person turns the best recommendation down: what is like it falls; page two")
     person = streamed.person
     found = None
@@ -214,7 +208,7 @@ def _dislike(bundle: Bundle, streamed: Streamed, display: Display) -> disliking.
             untrained=bundle.untrained,
             run_id=streamed.run_id,
             gateway=streamed.plan.gateway,
-            as_of_s=person.times_s[1],
+            as_of_s=person.last_s,
         )
     if found is None:
         display.fact("nobody whose answer could change: left out")
@@ -314,32 +308,10 @@ def _evaluate(
     }
 
 
-def _person(plan: ReplayPlan, past: Mapping[str, list[str]]) -> story.Story | None:
-    user_id = story.choose_person(plan.events, past)
-    if user_id is None:
-        return None
-    events = [event for event in plan.events if event.user_id == user_id]
-    return story.Story(
-        user_id=user_id,
-        history=past[user_id],
-        times_s=(events[0].time_s, events[-1].time_s),
-        events=[event.item_id for event in events],
-    )
-
-
-def _top_ten(user_id: str, gateway: str, as_of_s: int) -> list[str]:
-    with connected(gateway) as call:
-        return call.top(user_id, 10, as_of_s)
-
-
 def _show(
     options: DemoOptions, bundle: Bundle, streamed: Streamed, summary: Mapping[str, Any], display: Display
 ) -> None:
-    titles = dict(zip(bundle.item_ids, bundle.titles, strict=True))
     display.console.print()
-    if streamed.person is not None:
-        display.console.print(story.render(streamed.person, lambda item_id: titles.get(item_id) or item_id))
-        display.console.print()
     display.console.print(figures(summary))
     display.console.print()
     parts = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in summary["seconds_by_part"].items())

@@ -11,7 +11,6 @@ sequences", Annals of Statistics 52(6), 2024 (arXiv:2103.06476), Theorem 2.2 and
 
 import math
 from dataclasses import dataclass
-from statistics import NormalDist
 
 ALPHA = 0.05
 MIN_USERS = 100
@@ -48,25 +47,6 @@ def estimate(
     time = users * _rho_squared(alpha, tuned_for)
     half = standard_error * math.sqrt((time + 1) / time * math.log((time + 1) / alpha**2))
     return Estimate(mean=mean, low=mean - half, high=mean + half, p_value=_p_value(mean, standard_error, time))
-
-
-def detectable_effect(
-    standard_deviation: float,
-    users: int,
-    *,
-    share: float = 0.5,
-    power: float = 0.8,
-    alpha: float = ALPHA,
-    tuned_for: int = TUNED_FOR_USERS,
-) -> float:
-    """The smallest difference that the last of many looks finds with probability `power`.
-
-    `users` are all of the experiment's, of whom `share` are in the arm. An earlier look may find it too, so the true
-    power is a little higher.
-    """
-    standard_error = standard_deviation * math.sqrt(1 / (users * share) + 1 / (users * (1 - share)))
-    interval = estimate(0.0, standard_error, users, alpha=alpha, tuned_for=tuned_for)
-    return interval.high + NormalDist().inv_cdf(power) * standard_error
 
 
 def _rho_squared(alpha: float, tuned_for: int) -> float:

@@ -5,9 +5,9 @@ import math
 
 import numpy as np
 
+from services.offline.demo.person import Person, choose_person
 from services.offline.demo.plan import Prediction, ReplayEvent, ReplayPlan, ReplayResult, answered_ranks
 from services.offline.demo.replay import timeline
-from services.offline.demo.story import choose_person, movement
 from services.offline.demo.summary import event_counts, hit_rates, in_order, stream_figures
 from services.stack.lag import quantile_ms
 
@@ -123,8 +123,9 @@ def test_plan_and_result_survive_their_files(tmp_path) -> None:
 def test_the_person_shown_has_a_past_and_about_ten_events() -> None:
     events = [event(n, user=user) for user, many in (("short", 2), ("right", 11), ("long", 80)) for n in range(many)]
     past = {"short": ["x"] * 30, "right": ["x"] * 30, "long": ["x"] * 30}
-    assert choose_person(events, past) == "right"
-    assert choose_person(events, {"long": ["x"]}) == "long"
+    items = [*past["right"], *(one.item_id for one in events if one.user_id == "right")]
+    assert choose_person(events, past) == Person(user_id="right", items=items, last_s=events[12].time_s)
+    assert getattr(choose_person(events, {"long": ["x"]}), "user_id", None) == "long"
     assert choose_person(events, {}) is None
 
 
@@ -134,8 +135,3 @@ def test_a_histograms_quantile_is_that_of_what_came_between_two_reads() -> None:
     assert quantile_ms(before, after, 0.5) == 55.0
     assert quantile_ms(before, before, 0.5) is None
     assert quantile_ms({}, {0.01: 1.0, math.inf: 10.0}, 0.99) is None
-
-
-def test_movement_marks_new_risen_fallen_and_same() -> None:
-    before = ["a", "b", "c"]
-    assert [movement(item, rank, before) for rank, item in enumerate(["a", "c", "b", "d"])] == ["=", "↑1", "↓1", "new"]
