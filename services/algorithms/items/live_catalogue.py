@@ -30,7 +30,7 @@ from services.algorithms.item_table.strings import Strings
 from services.algorithms.items.catalogue import Catalogue
 from services.algorithms.items.stored_changes import StoredChanges
 from services.algorithms.rules.attributes import Values
-from services.algorithms.rules.filters import ItemFilter, Mask, passing
+from services.algorithms.rules.filters import ItemFilter, ListedItems, Mask, passing
 from services.algorithms.scoring.states import FloatArray, ItemStates, QueryStates, check_sizes
 
 NO_CHANGE = -1  # the position before any
@@ -227,7 +227,7 @@ class LiveCatalogue:
         asks_categories = wanted.allow_categories or wanted.deny_categories
         categories = self.categories_of(item_ids) if asks_categories else [()] * len(item_ids)
         attributes = [self.attributes_of(item_id) for item_id in item_ids] if wanted.where else ()
-        return passing(wanted, item_ids, categories, attributes)
+        return passing(wanted, ListedItems(item_ids, categories, attributes))
 
     def title_of(self, item_id: str) -> str:
         description = self._described.get(item_id)

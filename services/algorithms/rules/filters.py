@@ -1,14 +1,15 @@
 """Which items a request may be answered with: allow and deny lists, categories, attributes, what the user has seen.
 
-The rules, and their verdict item by item over a pool (the reranker's second look); inside a scan, a segment of the
-index makes a mask of them. Unknown ids and categories match nothing; they are not errors, since a caller's list may be
-newer or older than the catalogue. Attributes are declared, so an unknown one is an error.
+`passing` is the one meaning of a filter; who holds items says which of them ids, categories and conditions name.
+Unknown ids and categories match nothing; they are not errors, since a caller's list may be newer or older than the
+catalogue. Attributes are declared, so an unknown one is an error.
 
-Letters: n pool size.
+Letters: n items.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -53,6 +54,11 @@ class ItemFilter:
                 raise ValueError(f"where[{position}]: {exc}") from exc
 
     @property
+    def denied_ids(self) -> Sequence[str]:
+        """Denied ones, and seen ones where these are left out."""
+        return [*self.deny_item_ids, *(self.seen_item_ids if self.exclude_seen else ())]
+
+    @property
     def is_open(self) -> bool:
         """Whether every item passes."""
         return not (
@@ -65,26 +71,49 @@ class ItemFilter:
         )
 
 
-def passing(
-    wanted: ItemFilter, item_ids: Sequence[str], categories: Sequence[Sequence[str]], attributes: Sequence[Values] = ()
-) -> Mask:
-    """Which of n items pass, decided item by item: (n,). `categories`: each item's; `attributes`, too, for `where`."""
-    if wanted.is_open:
-        return np.ones(len(item_ids), dtype=bool)
-    allow_ids, allow_names = frozenset(wanted.allow_item_ids), frozenset(wanted.allow_categories)
-    deny_names = frozenset(wanted.deny_categories)
-    denied = {*wanted.deny_item_ids, *(wanted.seen_item_ids if wanted.exclude_seen else ())}
-    passes = np.array(
-        [
-            (not allow_ids or item_id in allow_ids)
-            and item_id not in denied
-            and (not allow_names or not allow_names.isdisjoint(names))
-            and deny_names.isdisjoint(names)
-            for item_id, names in zip(item_ids, categories, strict=True)
-        ],
-        dtype=bool,
-    )
+class Filterable(Protocol):
+    """n items, as a filter asks for them; each mask is (n,) and the caller's own."""
+
+    def __len__(self) -> int: ...
+    def named(self, item_ids: Sequence[str]) -> Mask: ...
+    def of_categories(self, names: Sequence[str]) -> Mask: ...
+    def meeting(self, where: Sequence[Condition]) -> Mask: ...
+
+
+def passing(wanted: ItemFilter, items: Filterable) -> Mask:
+    """Which of n items pass: (n,)."""
+    passes = np.ones(len(items), dtype=bool)
+    if wanted.allow_item_ids:
+        passes &= items.named(wanted.allow_item_ids)
+    if wanted.allow_categories:
+        passes &= items.of_categories(wanted.allow_categories)
     if wanted.where:
-        for row, values in enumerate(attributes):
-            passes[row] &= all(one.holds(values.get(one.name)) for one in wanted.where)
+        passes &= items.meeting(wanted.where)
+    if wanted.deny_categories:
+        passes &= ~items.of_categories(wanted.deny_categories)
+    if denied := wanted.denied_ids:
+        passes &= ~items.named(denied)
     return passes
+
+
+@dataclass(frozen=True, slots=True)
+class ListedItems:
+    """n items by what is said of each: categories, and attributes where conditions ask for them."""
+
+    item_ids: Sequence[str]
+    categories: Sequence[Sequence[str]] = ()
+    attributes: Sequence[Values] = ()
+
+    def __len__(self) -> int:
+        return len(self.item_ids)
+
+    def named(self, item_ids: Sequence[str]) -> Mask:
+        wanted = frozenset(item_ids)
+        return np.array([item_id in wanted for item_id in self.item_ids], dtype=bool)
+
+    def of_categories(self, names: Sequence[str]) -> Mask:
+        wanted = frozenset(names)
+        return np.array([not wanted.isdisjoint(one) for one in self.categories], dtype=bool)
+
+    def meeting(self, where: Sequence[Condition]) -> Mask:
+        return np.array([all(one.holds(of.get(one.name)) for one in where) for of in self.attributes], dtype=bool)

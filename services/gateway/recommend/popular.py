@@ -13,7 +13,7 @@ Letters: n items of the bundle, m items asked for.
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from itertools import compress
 from types import MappingProxyType
@@ -24,8 +24,8 @@ import numpy.typing as npt
 from services.algorithms.item_table.attributes import AttributeRows, AttributeTable, no_attributes
 from services.algorithms.item_table.category_rows import CategoryRows
 from services.algorithms.item_table.strings import Indices
-from services.algorithms.rules.attributes import Values
-from services.algorithms.rules.filters import ItemFilter, Mask, passing
+from services.algorithms.rules.attributes import Condition, Values
+from services.algorithms.rules.filters import ItemFilter, ListedItems, Mask, passing
 from services.gateway.domain import ScoredItem
 from services.gateway.recommend.popular_rows import TRAINING_COUNTS, Entry, ItemRows, Negatives, Now
 
@@ -124,14 +124,17 @@ class PopularItems:
     def top(self, k: int, wanted: ItemFilter, seen: Iterable[str], max_per_category: int) -> list[ScoredItem]:
         """The k most popular items that the filter allows; score is the share of all that is counted."""
         now = self._now
-        choice = _Choice(k, wanted, seen, self._withdrawn, max_per_category, (self._total + now.total) or 1.0)
+        denied = frozenset([*wanted.deny_item_ids, *(seen if wanted.exclude_seen else ())])
+        choice = _Choice(k, denied, self._withdrawn, max_per_category, (self._total + now.total) or 1.0)
         if wanted.allow_item_ids:
             chunks = iter([self._asked(wanted.allow_item_ids, now)])
         else:
             choice.take(self._first(wanted, now))
             chunks = self._behind(now, frozenset(wanted.allow_categories))
         while not choice.is_made and (chunk := next(chunks, None)) is not None:
-            self._take(choice, wanted, *chunk)
+            # Ids are looked at as they are decoded.
+            by_columns = replace(wanted, allow_item_ids=(), deny_item_ids=(), exclude_seen=False)
+            self._take(choice, by_columns, *chunk)
         return choice.items
 
     def __len__(self) -> int:
@@ -161,20 +164,12 @@ class PopularItems:
 
     def named(self, item_ids: Sequence[str], which: Sequence[ItemFilter]) -> list[Mask]:
         """Of each, which of m items its ids, categories and conditions name: (m,)."""
-        reads_rows = any(one.allow_categories or one.where for one in which)
-        rows = self._rows.rows_of(item_ids) if reads_rows else np.zeros(0, np.int64)
-        names = self._rows.names_of(rows) if any(one.allow_categories for one in which) else [()] * len(item_ids)
-        masks = []
-        for one in which:
-            wanted = ItemFilter(allow_item_ids=one.allow_item_ids, allow_categories=one.allow_categories)
-            found = passing(wanted, item_ids, names)
-            if one.where:
-                found &= self._attributes.mask(one.where, rows)
-            masks.append(found)
-        return masks
+        rows = self._rows.rows_of(item_ids)
+        return [passing(one, _Rows(self._rows, self._attributes, rows, item_ids)) for one in which]
 
     def _first(self, wanted: ItemFilter, now: Now) -> Iterable[Entry]:
-        """Those of the first items that the filter's categories and conditions allow, with their categories of now."""
+        """Those of the first items that the filter's categories and conditions allow, with their categories of now.
+        As `passing` decides, but one by one: most answers end after a few."""
         first: Iterable[Entry] = now.first
         if wanted.where:
             rows = np.fromiter((row for _, row, _, _ in now.first), np.int64, len(now.first))
@@ -189,15 +184,14 @@ class PopularItems:
 
     def _take(self, choice: "_Choice", wanted: ItemFilter, negatives: Negatives, rows: Indices) -> None:
         """Choose among some rows: those that columns allow are decoded, some at a time."""
-        if wanted.where:
-            meets = self._attributes.mask(wanted.where, rows)
-            negatives, rows = negatives[meets], rows[meets]
-        allowed, denied = frozenset(wanted.allow_categories), frozenset(wanted.deny_categories)
-        reads_names, size, full = bool(allowed or denied or choice.limit), choice.k + 16, -1
+        if not wanted.is_open:
+            passes = passing(wanted, _Rows(self._rows, self._attributes, rows))
+            negatives, rows = negatives[passes], rows[passes]
+        size, full = choice.k + 16, 0
         while len(rows) and not choice.is_made:
-            if reads_names and full < len(choice.full):
+            if full < len(choice.full):
                 full = len(choice.full)
-                passes = self._rows.passing(rows, allowed, denied | choice.full)
+                passes = ~self._rows.of_categories(rows, choice.full)
                 negatives, rows = negatives[passes], rows[passes]
             some, size = slice(min(size, _DECODED)), 2 * size
             names = self._rows.names_of(rows[some]) if choice.limit else [()] * len(rows[some])
@@ -251,17 +245,34 @@ class PopularItems:
             start = end
 
 
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """m rows to be filtered (`rules.filters.Filterable`): by their columns, and by their ids where these are known."""
+
+    items: ItemRows
+    attributes: AttributeRows
+    rows: Indices
+    item_ids: Sequence[str] = ()
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def named(self, item_ids: Sequence[str]) -> Mask:
+        return ListedItems(self.item_ids).named(item_ids)
+
+    def of_categories(self, names: Sequence[str]) -> Mask:
+        return self.items.of_categories(self.rows, frozenset(names))
+
+    def meeting(self, where: Sequence[Condition]) -> Mask:
+        return self.attributes.mask(where, self.rows)
+
+
 class _Choice:
     """The first k of what comes by count that ids and a limit of each category allow."""
 
-    def __init__(
-        self, k: int, wanted: ItemFilter, seen: Iterable[str], withdrawn: bytearray, limit: int, total: float
-    ) -> None:
+    def __init__(self, k: int, denied: Set[str], withdrawn: bytearray, limit: int, total: float) -> None:
         """withdrawn: by row. limit: of each category, 0 for none. total: what counts are shares of."""
-        self.k, self.limit, self._withdrawn, self._total = k, limit, withdrawn, total
-        self._denied = set(wanted.deny_item_ids)
-        if wanted.exclude_seen:
-            self._denied.update(seen)
+        self.k, self.limit, self._denied, self._withdrawn, self._total = k, limit, denied, withdrawn, total
         self._taken = Counter[str]()
         self.full: set[str] = set()
         self.items: list[ScoredItem] = []

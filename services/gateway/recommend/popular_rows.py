@@ -106,18 +106,16 @@ class ItemRows:
             self._new_rows[item_id] = row
         return before
 
-    def passing(self, rows: Indices, allowed: Set[str], denied: Set[str]) -> Mask:
-        """Which of m rows are of one of these categories (none: of any), and of none of those: (m,)."""
-        by_columns = rows < len(self.order)
+    def of_categories(self, rows: Indices, wanted: Set[str]) -> Mask:
+        """Which of m rows are of one of these categories: (m,)."""
+        by_columns = (rows >= 0) & (rows < len(self.order))
         by_columns[by_columns] = ~self._is_described[rows[by_columns]]
         lists, codes = self.categories.lists.take(self.order[rows[by_columns]]), self._codes
         passes = np.zeros(len(rows), dtype=bool)
-        passes[by_columns] = ~lists.having([codes[name] for name in denied if name in codes], len(codes))
-        if allowed:
-            passes[by_columns] &= lists.having([codes[name] for name in allowed if name in codes], len(codes))
+        passes[by_columns] = lists.having([codes[name] for name in wanted if name in codes], len(codes))
         others = np.flatnonzero(~by_columns)
         for number, names in zip(others.tolist(), self.names_of(rows[others]), strict=True):
-            passes[number] = denied.isdisjoint(names) and (not allowed or not allowed.isdisjoint(names))
+            passes[number] = not wanted.isdisjoint(names)
         return passes
 
     def category_counts(self) -> Counter[str]:

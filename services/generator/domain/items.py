@@ -18,8 +18,8 @@ from services.algorithms.item_table.categories import Categories
 from services.algorithms.item_table.category_rows import CategoryRows, Rows
 from services.algorithms.item_table.ids import ItemIds
 from services.algorithms.item_table.strings import Strings
-from services.algorithms.rules.attributes import Kinds
-from services.algorithms.rules.filters import ItemFilter
+from services.algorithms.rules.attributes import Condition, Kinds
+from services.algorithms.rules.filters import ItemFilter, passing
 from services.contracts.topics.items import CatalogueItem
 
 Mask = npt.NDArray[np.bool_]
@@ -97,18 +97,22 @@ class ItemTable:
     def allowed(self, wanted: ItemFilter) -> Mask:
         """Return which rows may be answered, (R,). Unknown ids and categories match nothing."""
         with self._lock:
-            passes = np.frombuffer(self._is_served, dtype=bool).copy()
-            if wanted.allow_item_ids:
-                passes &= self._mask(self._known(wanted.allow_item_ids))
-            if wanted.allow_categories:
-                passes &= self._mask(self._of_categories(wanted.allow_categories))
-            if wanted.deny_categories:
-                passes &= ~self._mask(self._of_categories(wanted.deny_categories))
-            if wanted.where:
-                passes &= self._attributes.mask(wanted.where)
-            if wanted.deny_item_ids:
-                passes[self._known(wanted.deny_item_ids)] = False
+            passes = passing(wanted, self)
+            passes &= np.frombuffer(self._is_served, dtype=bool)
             return passes
+
+    def __len__(self) -> int:
+        return len(self._is_served)
+
+    def named(self, item_ids: Sequence[str]) -> Mask:
+        """`rules.filters.Filterable`, as what follows."""
+        return self._mask(self._known(item_ids))
+
+    def of_categories(self, names: Sequence[str]) -> Mask:
+        return self._mask(np.concatenate([self._members.members(name) for name in names]))
+
+    def meeting(self, where: Sequence[Condition]) -> Mask:
+        return self._attributes.mask(where)
 
     def describe(self, items: Sequence[CatalogueItem]) -> Changes:
         """Apply complete descriptions of items; the last one per item counts."""
@@ -178,9 +182,6 @@ class ItemTable:
             for item_id, row in zip(item_ids, bundled.tolist(), strict=True)
         ]
         return [row for row in rows if row >= 0]
-
-    def _of_categories(self, names: Sequence[str]) -> Rows:
-        return np.concatenate([self._members.members(name) for name in names])
 
     def _mask(self, rows: Sequence[int] | Rows) -> Mask:
         out = np.zeros(len(self._is_served), dtype=bool)

@@ -15,7 +15,7 @@ from services.algorithms.item_table.attributes import AttributeTable
 from services.algorithms.item_table.ids import ItemIds
 from services.algorithms.item_table.strings import Strings
 from services.algorithms.rules.attributes import Comparison, Condition, Kind, Values
-from services.algorithms.rules.filters import ItemFilter, passing
+from services.algorithms.rules.filters import ItemFilter, ListedItems, passing
 from services.contracts.topics.items import CatalogueItem
 from services.gateway.domain import Degradation, RecommendQuery
 from services.gateway.recommend.catalogue import DescribedItems, Titles
@@ -258,7 +258,8 @@ def test_many_items_answer_as_lists_do() -> None:
         expected: list[str] = []
         taken = Counter[str]()
         by_count = sorted(order, key=lambda one: -total[one])
-        is_allowed = passing(wanted, by_count, [of[one][0] for one in by_count], [of[one][1] for one in by_count])
+        listed = ListedItems(by_count, [of[one][0] for one in by_count], [of[one][1] for one in by_count])
+        is_allowed = passing(wanted, listed)
         for item_id in compress(by_count, is_allowed & ~np.array(catalogue.are_withdrawn(by_count))):
             if not (limit and any(taken[name] >= limit for name in of[item_id][0])):
                 expected.append(item_id)

@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.algorithms.indexes.mutable.segment import HashedFilter, Segment, rows_of
+from services.algorithms.indexes.mutable.segment import Segment, SegmentItems, rows_of
 from services.algorithms.item_table.attributes import AttributeTable
 from services.algorithms.item_table.categories import CategoryLists
 from services.algorithms.item_table.ids import ItemIds
 from services.algorithms.rules.attributes import Comparison, Condition, Kind
-from services.algorithms.rules.filters import ItemFilter, passing
+from services.algorithms.rules.filters import ItemFilter, ListedItems, passing
 from services.algorithms.scoring.states import ItemStates
 
 IDS = [f"i{row}" for row in range(12)]
@@ -105,22 +105,22 @@ def passes(row: int, wanted: ItemFilter) -> bool:
 def test_scan_and_pool_follow_the_rules(**rules: object) -> None:
     wanted = ItemFilter(**rules)  # type: ignore[arg-type]
     expected = [passes(row, wanted) for row in range(12)]
-    hashed = HashedFilter.of(wanted, CODES, TAG_CODES, KINDS)
-    in_scan = [True] * 12 if hashed is None else SEGMENT.passing(hashed).tolist()
+    in_scan = passing(wanted, SegmentItems(SEGMENT, CODES, TAG_CODES)).tolist()
     assert in_scan == [expected[row] for row in ORDER]
     pool = [11, 3, 3, 0, 7]
-    verdict = passing(
-        wanted, [IDS[row] for row in pool], [CATEGORIES[row] for row in pool], [ATTRIBUTES[row] for row in pool]
+    listed = ListedItems(
+        [IDS[row] for row in pool], [CATEGORIES[row] for row in pool], [ATTRIBUTES[row] for row in pool]
     )
+    verdict = passing(wanted, listed)
     assert verdict.tolist() == [expected[row] for row in pool]
 
 
-def test_an_open_filter_costs_no_mask() -> None:
-    assert HashedFilter.of(ItemFilter(seen_item_ids=["i0"], exclude_seen=False), CODES, TAG_CODES, KINDS) is None
+def test_an_open_filter_is_open() -> None:
+    assert ItemFilter(seen_item_ids=["i0"], exclude_seen=False).is_open
 
 
 def test_unknown_ids_match_nothing_and_an_allow_list_of_them_allows_nothing() -> None:
-    assert not passing(ItemFilter(allow_item_ids=["unknown"]), IDS, CATEGORIES).any()
+    assert not passing(ItemFilter(allow_item_ids=["unknown"]), ListedItems(IDS, CATEGORIES)).any()
 
 
 def test_lists_beyond_the_limit_are_refused_by_name() -> None:

@@ -10,7 +10,7 @@ dictionary for a large segment would hold the interpreter lock for as long as it
 Letters: n rows, m ids asked for, P_x item components, P pairs, d component width.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,8 +23,7 @@ from services.algorithms.item_table.ids import Hashes, ItemIds, hash_ids
 from services.algorithms.lazy import lazy_property
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.ops.quantized_scan import RowCodes
-from services.algorithms.rules.attributes import Codes, Columns, Condition, Kinds, mask_of
-from services.algorithms.rules.filters import ItemFilter
+from services.algorithms.rules.attributes import Codes, Columns, Condition, mask_of
 from services.algorithms.scoring.states import ItemStates, PairGate
 
 
@@ -39,34 +38,6 @@ class Rows:
 
     def __len__(self) -> int:
         return len(self.ids)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HashedFilter:
-    """An `ItemFilter` with its ids hashed and its categories as codes, once for all segments. None: not asked for."""
-
-    allow: tuple[Sequence[str], Hashes] | None
-    deny: tuple[Sequence[str], Hashes] | None
-    allow_codes: tuple[int, ...] | None
-    deny_codes: tuple[int, ...]
-    where: Sequence[Condition]
-    tags: Codes
-
-    @classmethod
-    def of(cls, wanted: ItemFilter, codes: Mapping[str, int], tags: Codes, kinds: Kinds) -> "HashedFilter | None":
-        """None when every item passes; categories that no item has match nothing. Raises: as `ItemFilter.check`."""
-        if wanted.is_open:
-            return None
-        wanted.check(kinds)
-        denied = [*wanted.deny_item_ids, *(wanted.seen_item_ids if wanted.exclude_seen else ())]
-        return cls(
-            allow=(wanted.allow_item_ids, hash_ids(wanted.allow_item_ids)) if wanted.allow_item_ids else None,
-            deny=(denied, hash_ids(denied)) if denied else None,
-            allow_codes=_known(wanted.allow_categories, codes) if wanted.allow_categories else None,
-            deny_codes=_known(wanted.deny_categories, codes),
-            where=wanted.where,
-            tags=tags,
-        )
 
 
 class Segment:
@@ -151,26 +122,6 @@ class Segment:
         """Rows (m,) of the ids, living or dead, -1 for unknown ones."""
         return self.rows.ids.find(item_ids, hashes)
 
-    def passing(self, wanted: HashedFilter) -> Mask:
-        """Which rows pass a filter: (n,), of the caller's own. The rules of `filters.passing`."""
-        if wanted.allow is not None:
-            allowed = np.zeros(len(self), dtype=bool)
-            allowed[self._known_rows(*wanted.allow)] = True
-        else:
-            allowed = np.ones(len(self), dtype=bool)
-        if wanted.allow_codes is not None:
-            in_category = np.zeros(len(self), dtype=bool)
-            for code in wanted.allow_codes:
-                in_category[self._members(code)] = True
-            allowed &= in_category
-        if wanted.where:
-            allowed &= mask_of(wanted.where, self.rows.attributes, wanted.tags)
-        for code in wanted.deny_codes:
-            allowed[self._members(code)] = False
-        if wanted.deny is not None:
-            allowed[self._known_rows(*wanted.deny)] = False
-        return allowed
-
     @lazy_property
     def _by_category(self) -> tuple[npt.NDArray[np.int32], Indices]:
         """Codes in order, and the row of each."""
@@ -179,19 +130,45 @@ class Segment:
         order = np.argsort(categories.codes, kind="stable")
         return categories.codes[order], rows[order]
 
-    def _members(self, code: int) -> Indices:
+    def members(self, code: int) -> Indices:
+        """Rows of a category, living or dead."""
         codes, rows = self._by_category
         return rows[np.searchsorted(codes, code) : np.searchsorted(codes, code, side="right")]
-
-    def _known_rows(self, item_ids: Sequence[str], hashes: Hashes) -> Indices:
-        rows = self.find(item_ids, hashes)
-        return rows[rows >= 0]
 
     def prepare(self) -> None:
         """Make now what a first search would make."""
         self.scorer  # noqa: B018
         self.rows.ids.prepare()
         self._by_category  # noqa: B018
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentItems:
+    """A segment's rows, living or dead, to be filtered (`rules.filters.Filterable`). codes: of categories; tags: of
+    each attribute's tags."""
+
+    segment: Segment
+    codes: Mapping[str, int]
+    tags: Codes
+
+    def __len__(self) -> int:
+        return len(self.segment)
+
+    def named(self, item_ids: Sequence[str]) -> Mask:
+        rows = self.segment.find(item_ids, hash_ids(item_ids))
+        mask = np.zeros(len(self), dtype=bool)
+        mask[rows[rows >= 0]] = True
+        return mask
+
+    def of_categories(self, names: Sequence[str]) -> Mask:
+        mask = np.zeros(len(self), dtype=bool)
+        for name in names:
+            if name in self.codes:
+                mask[self.segment.members(self.codes[name])] = True
+        return mask
+
+    def meeting(self, where: Sequence[Condition]) -> Mask:
+        return mask_of(where, self.segment.rows.attributes, self.tags)
 
 
 def rows_of(ids: ItemIds, states: ItemStates, categories: CategoryLists, attributes: Columns) -> Rows:
@@ -206,7 +183,3 @@ def rows_of(ids: ItemIds, states: ItemStates, categories: CategoryLists, attribu
         categories=categories.take(order),
         attributes={name: column[order] for name, column in attributes.items()},
     )
-
-
-def _known(names: Iterable[str], codes: Mapping[str, int]) -> tuple[int, ...]:
-    return tuple(codes[name] for name in names if name in codes)

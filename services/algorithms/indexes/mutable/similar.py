@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from services.algorithms.indexes.mutable.lookup import find_items
-from services.algorithms.indexes.mutable.segment import HashedFilter
 from services.algorithms.indexes.mutable.version import Version
 from services.algorithms.pefa.refresh import unit
 from services.algorithms.rules.filters import ItemFilter
@@ -42,16 +41,12 @@ def similar_items(version: Version, item_id: str, components: FloatArray, k: int
     """The `k` allowed items of the version that are most like an item of these components (P_x, d), without itself."""
     direction = unit(components) / version.shape.num_components
     slack = 2 * (direction.size + 8) * 2.0**-24
-    hashed = HashedFilter.of(wanted, version.codes, version.tags, version.kinds)
+    (checked,) = version.checked(wanted)
     ids: list[str] = []
     scores: list[npt.NDArray[np.float64]] = []
     least = -np.inf
     for source in version.sources():
-        segment = source.segment
-        allowed = segment.alive(source.num_dead)
-        if hashed is not None:
-            passing = segment.passing(hashed)
-            allowed = passing if allowed is None else passing & allowed
+        segment, allowed = source.segment, version.allowed(source, (checked,))
         components = segment.rows.states.components
         for start in range(0, len(segment), _CHUNK):
             part = components[start : start + _CHUNK]

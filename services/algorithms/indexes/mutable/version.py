@@ -23,14 +23,14 @@ from services.algorithms.indexes.mutable.merged_answer import (
     merged_certificate,
     tie_tolerance,
 )
-from services.algorithms.indexes.mutable.segment import HashedFilter, Segment
+from services.algorithms.indexes.mutable.segment import Segment, SegmentItems
 from services.algorithms.indexes.mutable.segment_merge import Order, Pause, Source, order_by_id
 from services.algorithms.indexes.protocol import Index, Mask, Pass, TopK, check_request, empty_answer, search_within
 from services.algorithms.rules.attributes import Codes, Kinds
-from services.algorithms.rules.filters import ItemFilter
+from services.algorithms.rules.filters import ItemFilter, passing
 from services.algorithms.scoring.states import ItemShape, QueryStates
 
-Wanted = tuple[HashedFilter | None, ...]  # one for all queries, or one per query
+Wanted = tuple[ItemFilter | None, ...]  # one for all queries, or one per query; None: all items
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,10 +99,10 @@ class Version:
         for source in self.sources() if len(queries) else ():
             segment = source.segment
             if not segment.indexes:
-                parts.append(candidates(source, queries, k, thresholds, _mask(source, wanted)))
+                parts.append(candidates(source, queries, k, thresholds, self.allowed(source, wanted)))
                 touched += len(segment)
                 continue
-            tops.append(search_within(_named(segment, algorithm), queries, k, _mask(source, wanted), max_gap))
+            tops.append(search_within(_named(segment, algorithm), queries, k, self.allowed(source, wanted), max_gap))
             error = segment.scorer.error_bounds_float64(queries)
             parts.append(as_partial(segment, tops[-1], error))
             if tops[-1].scores.shape[1] == k:
@@ -144,10 +144,10 @@ class Version:
         for source in sources:
             segment = source.segment
             if not segment.indexes:
-                parts.append(all_scores(source, queries, _mask(source, wanted)))
+                parts.append(all_scores(source, queries, self.allowed(source, wanted)))
                 touched += len(segment)
                 continue
-            pool = _named(segment, algorithm).first_stage(queries, size, _mask(source, wanted))
+            pool = _named(segment, algorithm).first_stage(queries, size, self.allowed(source, wanted))
             bounds = np.maximum(bounds, pool.bounds)  # NaN stays NaN
             rows = [row[row >= 0] for row in pool.item_indices]
             scores = [row[: len(kept)] for row, kept in zip(pool.scores, rows, strict=True)]
@@ -180,18 +180,33 @@ class Version:
     def _checked(self, queries: QueryStates, k: int, filters: ItemFilter | Sequence[ItemFilter] | None) -> Wanted:
         check_request(k=k, allowed=None, num_queries=len(queries), num_items=self.num_items)
         self.shape.check_queries(queries)
-        return self._hashed(filters, len(queries))
-
-    def _hashed(self, filters: ItemFilter | Sequence[ItemFilter] | None, num_queries: int) -> Wanted:
-        if filters is None:
-            return (None,)
-        if isinstance(filters, ItemFilter):
-            return (HashedFilter.of(filters, self.codes, self.tags, self.kinds),)
-        if len(filters) != num_queries:
-            allowed = f"one for all queries or one for each of {num_queries}"
+        if filters is None or isinstance(filters, ItemFilter):
+            return self.checked(filters)
+        if len(filters) != len(queries):
+            allowed = f"one for all queries or one for each of {len(queries)}"
             raise ValueError(f"len(filters)={len(filters)} allowed: {allowed}")
-        hashed = tuple(HashedFilter.of(wanted, self.codes, self.tags, self.kinds) for wanted in filters)
-        return (None,) if all(wanted is None for wanted in hashed) else hashed
+        wanted = self.checked(*filters)
+        return wanted if any(wanted) else (None,)
+
+    def checked(self, *filters: ItemFilter | None) -> Wanted:
+        """The filters, None for open ones. Raises: ValueError as `ItemFilter.check`."""
+        wanted = tuple(None if one is None or one.is_open else one for one in filters)
+        for one in wanted:
+            if one is not None:
+                one.check(self.kinds)
+        return wanted
+
+    def allowed(self, source: Source, wanted: Wanted) -> Mask | None:
+        """Which rows live and pass: (n,) or (B, n), None when all do."""
+        segment, alive = source.segment, source.segment.alive(source.num_dead)
+        if wanted == (None,):
+            return alive
+        items = SegmentItems(segment, self.codes, self.tags)
+        masks = [np.ones(len(segment), dtype=bool) if one is None else passing(one, items) for one in wanted]
+        mask: Mask = masks[0] if len(masks) == 1 else np.stack(masks)
+        if alive is not None:
+            mask &= alive
+        return mask
 
 
 def _named(segment: Segment, algorithm: str | None) -> Index:
@@ -202,20 +217,3 @@ def _named(segment: Segment, algorithm: str | None) -> Index:
     if algorithm not in indexes:
         raise ValueError(f"algorithm={algorithm!r} allowed: {', '.join(indexes)}")
     return indexes[algorithm]
-
-
-def _mask(source: Source, wanted: Wanted) -> Mask | None:
-    """Which rows live and pass: (n,) or (B, n), None when all do."""
-    segment, alive = source.segment, source.segment.alive(source.num_dead)
-    if wanted == (None,):
-        return alive
-    masks = [None if one is None else segment.passing(one) for one in wanted]
-    mask: Mask
-    if len(masks) == 1 and masks[0] is not None:
-        mask = masks[0]
-    else:
-        everything = np.ones(len(segment), dtype=bool)
-        mask = np.stack([everything if one is None else one for one in masks])
-    if alive is not None:
-        mask &= alive
-    return mask
