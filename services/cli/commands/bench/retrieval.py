@@ -151,6 +151,33 @@ def large(
     return rows.run(request, bundle=bundle, sizes=sizes, algorithms=algorithm or rows.ALGORITHMS, serve=serve)
 
 
+def _broken_gaps(report: dict[str, Any]) -> str:
+    from services.offline.evaluation.large import gaps
+
+    return gaps.broken(report)
+
+
+@benchmark(app, "gaps", less_memory="--size 100000", wrong=_broken_gaps)
+def gaps(
+    request: "Request",
+    *,
+    bundle: Bundle = DEFAULT_BUNDLE,
+    size: Annotated[list[int] | None, typer.Option(min=1000, help="Items; may be repeated. Default: 1M.")] = None,
+    requests: Annotated[int, typer.Option(min=1, help="Of each kind.")] = 1000,
+) -> "Report":
+    """Searches that must prove a gap of 0, .01 or .05 beside `exact` and a pool without a promise, and brute force.
+
+    The exit status is 1 if a proven gap did not hold.
+
+    Example:  freshet bench gaps --size 100000
+    """
+    from services.offline.evaluation.large import gaps
+
+    return gaps.run(
+        request, bundle=bundle, sizes=size or ([20_000] if request.quick else [1_000_000]), requests=requests
+    )
+
+
 @benchmark(app, "universality")
 def universality(request: "Request") -> "Report":
     """Theorem 1: any score matrix is a mixture of two rank-1 logits; the paper's construction beside ours.

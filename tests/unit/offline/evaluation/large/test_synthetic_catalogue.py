@@ -16,7 +16,7 @@ from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.scoring.states import QueryStates
 from services.contracts.shards import Shard
 from services.offline.evaluation.common.report import Request
-from services.offline.evaluation.large import processes, rows
+from services.offline.evaluation.large import gaps, processes, rows
 from services.offline.evaluation.large.catalogue import enlarged, queries
 from services.offline.training import PRESETS
 from services.offline.training.presets import with_sasrec
@@ -91,3 +91,20 @@ def test_large_catalogues_of_a_dot_product_are_measured(dot_product: Bundle, tmp
     report = rows.run(request, bundle=dot_product.path, sizes=[2_000], algorithms=rows.ALGORITHMS, serve=in_process)
     assert [row["algorithm"] for row in report["rows"]] == list(rows.ALGORITHMS)
     assert report["rows"][-1]["recall_100"] == 1
+
+
+def test_promises_are_compared_with_brute_force(dot_product: Bundle, tmp_path: Path) -> None:
+    request = Request(how="freshet bench gaps", out=tmp_path, quick=True, seed=0)
+    report = gaps.run(request, bundle=dot_product.path, sizes=[2_000], requests=10)
+    assert [row["asked"] for row in report["rows"]] == [
+        "quantized(200), no gap",
+        "exact",
+        "gap 0",
+        "gap 0.01",
+        "gap 0.05",
+    ]
+    assert gaps.broken(report) == ""
+    assert [row["proven"] for row in report["rows"][1:]] == [1, 1, 1, 1]
+    assert (tmp_path / "gaps.png").stat().st_size > 0
+    report["rows"][2]["broken"] = 3
+    assert gaps.broken(report) == "proven gaps that do not hold: 3 of gap 0 at 2,000"
