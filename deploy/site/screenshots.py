@@ -33,6 +33,13 @@ def main(base: str) -> None:
         like(page, 1, 3, 5)
         page.mouse.move(0, 0)
         shot(page, "try-it")
+        item = page.locator(".card").nth(1).get_attribute("data-item")
+        page.goto(f"{base}/user?user={user}")
+        expect(page.locator(".event")).to_have_count(3)
+        shot(page, "user")
+        page.goto(f"{base}/why?user={user}&item={item}")
+        expect(page.locator(".legend")).to_be_visible()
+        shot(page, "why")
         browser.close()
 
 

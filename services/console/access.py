@@ -10,6 +10,7 @@ from nicegui import app
 
 from services.console.config import ConsoleSettings
 
+SIGN_IN = "Sign in with an API key."
 MAX_BROWSERS, MAX_CLIENTS, TIMEOUT_S = 10_000, 64, 5.0
 
 
@@ -38,7 +39,7 @@ class Access:
         try:
             await self._client_of(key).catalogue(max_categories=1)
         except Unauthenticated:
-            return "The gateway does not know this key." if key else "Sign in with an API key."
+            return "The gateway does not know this key." if key else SIGN_IN
         except PermissionDenied:
             return ""
         except FreshetError as error:

@@ -13,7 +13,7 @@ from nicegui import ui
 
 from services.console.access import Access
 from services.console.config import ConsoleSettings
-from services.console.pages import sign_in, try_it
+from services.console.pages import live, sign_in, try_it, user, why
 from services.console.same_origin import SameOrigin
 from services.platform.ports import check_port_free
 
@@ -46,8 +46,8 @@ def _application(settings: ConsoleSettings) -> Any:
     """The pages behind the check of origins. NiceGUI has one application per process."""
     access = Access(settings)
     pages_app.add_static_files("/static", STATIC)
-    sign_in.add(access)
-    try_it.add(access)
+    for page in (sign_in, try_it, user, why, live):
+        page.add(access)
     outer = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
 
     @outer.get("/healthz", response_class=PlainTextResponse)

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from nicegui import ui
 from nicegui.element import Element
 from nicegui.elements.mixins.text_element import TextElement
 
@@ -39,6 +40,8 @@ class Cards:
         self._act, self._similar = act, similar
         # Type of event and icon of each button.
         self.actions: Sequence[tuple[str, str]] = ()
+        # The address of the page that says why an item is here.
+        self.why: Callable[[str], str] = lambda item_id: ""
         self._grid = box("ol", "cards", aria_label="Items, best first")
         self._empty = text("p", "Nothing is left to answer: take a filter away.", "hint")
         self._empty.set_visibility(False)
@@ -124,4 +127,6 @@ class Cards:
                     button("", act, icon=icon, classes=f"act {kind}", about=f"{kind.capitalize()}: {name}")
                 similar = partial(self._similar, item.item_id)
                 button("", similar, icon="join_inner", classes="act", about=f"Similar: {name}")
+                with box("a", "act", aria_label=f"Why: {name}", title=f"Why: {name}", href=self.why(item.item_id)):
+                    ui.icon("help_outline").props("aria-hidden=true")
         return _Card(item, element, rank, move, score)

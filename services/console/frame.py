@@ -12,10 +12,10 @@ from nicegui import ui
 from nicegui.element import Element
 from nicegui.elements.mixins.text_element import TextElement
 
-from services.console.access import Access
+from services.console.access import SIGN_IN, Access
 
 # Path and name, in the order of the header.
-PAGES = (("/", "Try it"),)
+PAGES = (("/", "Try it"), ("/user", "User"), ("/why", "Why"), ("/live", "Live"))
 Handler = Callable[[], Awaitable[None] | None]
 
 
@@ -108,6 +108,16 @@ def page_frame(access: Access, path: str, title: str) -> Element:
             button("Sign out", lambda: _sign_out(access), classes="button quiet")
     # The page itself is <main> already.
     return box("div", "main", id="main", tabindex="-1")
+
+
+async def may_ask(access: Access, notice: Notice) -> bool:
+    """Whether this browser may ask the gateway; else it is sent to sign in, or the page says why not."""
+    why = "" if access.is_signed_in else await access.problem("")
+    if why == SIGN_IN:
+        ui.navigate.to("/sign-in")
+    else:
+        notice.say(why)
+    return not why
 
 
 def _sign_out(access: Access) -> None:

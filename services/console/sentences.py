@@ -1,6 +1,7 @@
 """What an answer says of itself, in sentences."""
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 
 from freshet_client import Certificate
 
@@ -34,3 +35,23 @@ def about_answer(
         parts.append(f"made in {milliseconds:,.1f} ms")
     parts += [MEANINGS.get(name, name) for name in degradations]
     return "; ".join(parts) + "."
+
+
+def duration(seconds: float) -> str:
+    """In the largest unit that fits: "3 s", "5 min", "2 h", "4 days"."""
+    if seconds < 60:
+        return f"{seconds:.0f} s" if seconds >= 1 else "less than a second"
+    for size, name in ((60, "min"), (3600, "h"), (86_400, "days")):
+        if seconds < 60 * size or name == "days" or (name == "h" and seconds < 48 * 3600):
+            return f"{seconds / size:,.0f} {name}"
+    return ""
+
+
+def ago(moment: datetime) -> str:
+    """How long it is since then."""
+    return duration(max(0.0, (datetime.now(UTC) - moment).total_seconds()))
+
+
+def date_text(moment: datetime | None) -> str:
+    """Date and time, UTC; "" where there is none."""
+    return "" if moment is None else f"{moment:%Y-%m-%d %H:%M:%S} UTC"

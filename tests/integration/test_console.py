@@ -9,7 +9,7 @@ from uuid import uuid4
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from freshet_client import Client, Filter, Item
+from freshet_client import Client, Filter, Interaction, Item
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from services.gateway.edge.api_keys import create_key
@@ -154,6 +154,70 @@ def test_of_a_visitor_the_list_follows_and_nothing_is_written(open_page: OpenPag
     assert client.user("somebody").num_events == 0
 
 
+def test_a_users_history_is_what_was_written_and_they_can_be_forgotten(open_page: OpenPage, client: Client) -> None:
+    user, items = f"u-{uuid4().hex}", client.recommend("anybody", 60, with_details=True).items
+    session = client.session(user)
+    for number, item in enumerate(items[:55]):
+        session.record(item.item_id, "rating", float(number % 5 + 1))
+    assert session.recommend(k=1).token_honoured
+    page = open_page(f"/user?user={user}")
+    rows = page.locator(".event")
+    expect(rows).to_have_count(50)
+    page.get_by_role("button", name="Show older").click()
+    expect(rows).to_have_count(55)
+    newest = [(one.title, f"rating {number % 5 + 1}") for number, one in enumerate(items[:55])][::-1]
+    names, kinds = (rows.locator(of).all_inner_texts() for of in ("a", ".tag"))
+    assert list(zip(names, kinds, strict=True)) == newest
+    expect(page.get_by_text("55 events in the history; 55 items count as seen.")).to_be_visible()
+    expect(page.get_by_label("The list now").locator("li")).to_have_text(
+        [one.title for one in client.recommend(user, 10, with_details=True).items]
+    )
+    page.get_by_role("button", name="What would be removed").click()
+    expect(page.get_by_text("55 events in the history", exact=True)).to_be_visible()
+    assert client.user(user).num_events == 55
+    page.get_by_role("button", name="Forget all of it").click()
+    expect(page.get_by_role("status")).to_have_text("Forgotten.")
+    expect(rows).to_have_count(0)
+    assert client.user(user).num_events == 0
+    page.reload()
+    expect(page.get_by_text("Nothing is stored of this user.")).to_be_visible()
+
+
+def test_why_says_the_place_the_parts_and_what_keeps_an_item_out(open_page: OpenPage, client: Client) -> None:
+    user, gone = f"u-{uuid4().hex}", f"gone-{uuid4().hex}"
+    session, items = client.session(user), client.recommend("anybody", 3, with_details=True).items
+    for item in items:
+        session.record(item.item_id, "like")
+    third = session.recommend(k=3, with_details=True).items[2]
+    explained = session.explain(third.item_id)
+    page = open_page(f"/why?user={user}&item={third.item_id}")
+    expect(page.locator(".verdict")).to_have_text("It is number 3 of this user's list now.")
+    expect(page.locator(".pair strong").first).to_have_text(third.title)
+    shares = (explained.share_of_model, explained.share_of_refreshed, explained.share_of_votes)
+    expect(page.locator(".legend strong")).to_have_text([f"{share:.0%}" for share in shares])
+    expect(page.get_by_label("Because this user had").locator("a")).to_have_text([one.title for one in items[::-1]])
+    field = page.get_by_label("Item id")
+    field.fill(items[0].item_id)
+    page.get_by_role("button", name="Ask").click()
+    expect(page.locator(".verdict.out")).to_contain_text("this user had it already")
+    page.get_by_label("Item id").fill(gone)
+    page.get_by_label("Item id").press("Enter")
+    expect(page.locator(".verdict.out")).to_contain_text("withdrawn, not available, or unknown")
+
+
+def test_an_event_is_on_the_live_page_within_two_seconds(open_page: OpenPage, client: Client) -> None:
+    item_id, user = client.recommend("anybody", 1).item_ids[0], f"u-{uuid4().hex}"
+    page = open_page("/live")
+    total = page.get_by_text(re.compile(r"events are in the stream\."))
+    expect(total).to_be_visible()
+    written = int(total.inner_text().partition(" ")[0].replace(",", ""))
+    client.record(*(Interaction(user, item_id, "like") for _ in range(1_500)))
+    # A sample a second: the one after the events, and time to draw it.
+    expect(page.get_by_text(f"{written + 1_500:,} events are in the stream.")).to_be_visible(timeout=2_000)
+    expect(page.get_by_text("Every event that was written is applied.")).to_be_visible(timeout=WAIT_MS)
+    expect(page.locator(".plot canvas")).to_have_count(3)
+
+
 def test_markup_in_ids_titles_and_categories_is_shown_as_text(open_page: OpenPage, client: Client) -> None:
     category = f"odd </script> {uuid4().hex}"
     client.put_items([Item(item_id=f"{EVIL}", title=EVIL, categories=[category])])
@@ -181,6 +245,12 @@ def test_a_checker_of_accessibility_finds_nothing_serious(browser: Browser, runn
         expect(page.locator(".card")).to_have_count(12)
         act(page, "like", 0)
         found = Axe().run(page).response["violations"]
+        item = page.locator(".card").first.get_attribute("data-item")
+        others = (("/user?user=checked", ".event"), (f"/why?user=checked&item={item}", ".legend"), ("/live", "canvas"))
+        for path, there in others:
+            page.goto(running.console_address + path)
+            expect(page.locator(there).first).to_be_visible()
+            found += Axe().run(page).response["violations"]
     serious = {one["id"]: one["nodes"] for one in found if one["impact"] in ("serious", "critical")}
     assert serious == {}, json.dumps(serious)[:3000]
 

@@ -10,7 +10,8 @@ from nicegui import ui
 
 from services.console.access import Access
 from services.console.cards import Cards, Shown
-from services.console.frame import Notice, box, button, page_frame, text
+from services.console.frame import Notice, box, button, may_ask, page_frame, text
+from services.console.links import why_link
 from services.console.parts import ICONS, Asker, Code, Done, Filters, Headline, Who
 from services.console.sentences import about_answer
 from services.console.snippets import in_script
@@ -28,15 +29,9 @@ def add(access: Access) -> None:
 
     @ui.page(PATH)
     async def try_it(request: Request) -> None:
-        why = "" if access.is_signed_in else await access.problem("")
-        if "API key" in why:
-            ui.navigate.to("/sign-in")
-            return
         with page_frame(access, PATH, "Try it"):
             page = TryIt(Asker.of(access), Wanted.of(request))
-            if why:
-                page.notice.say(why)
-            else:
+            if await may_ask(access, page.notice):
                 await page.begin()
 
 
@@ -57,6 +52,7 @@ class TryIt:
             with box("div", "wide"):
                 self._head = Headline()
                 self._cards = Cards(self._act, self._similar)
+                self._cards.why = lambda item_id: why_link(self._session.user_id, item_id)
                 with box("div", "row"):
                     self._more = button("Show more", self._show_more, icon="expand_more")
                     self._more.set_visibility(False)
@@ -148,6 +144,7 @@ class TryIt:
             max_per_category=wanted.per_category,
             diversity=wanted.variety,
             with_details=True,
+            context={"surface": "console"},
         )
         times = answer.provenance.stage_times
         milliseconds = times.total_ms if times else None

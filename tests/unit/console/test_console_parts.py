@@ -1,16 +1,28 @@
 """What the console's parts make, without a browser: addresses, examples, sentences, and whom the check refuses."""
 
+import asyncio
 import json
 import shlex
 from typing import Any
 
 import pytest
 from fastapi import Request
-from freshet_client import Certificate, Filter
+from freshet.v1 import gateway_pb2
+from freshet_client import (
+    AsyncClient,
+    Certificate,
+    Filter,
+    FreshnessReport,
+    IndexFreshness,
+    Item,
+    PartitionProgress,
+)
 from freshet_client.testing import FakeGateway
 
+from services.console.pages.live import Sample, Watch, rates
+from services.console.pages.why import Place, place_of
 from services.console.same_origin import SameOrigin
-from services.console.sentences import MEANINGS, about_answer
+from services.console.sentences import MEANINGS, about_answer, duration
 from services.console.snippets import curl, in_script, python
 from services.console.wanted import Wanted, call_of
 from services.gateway.domain import Degradation
@@ -125,3 +137,58 @@ async def answered(kind: str, **headers: str) -> int:
 )
 async def test_requests_of_other_pages_and_for_other_names_are_refused(kind: str, headers: dict, status: int) -> None:
     assert await answered(kind, **headers) == status
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (0.4, "less than a second"),
+        (59.4, "59 s"),
+        (150, "2 min"),
+        (7_200, "2 h"),
+        (47 * 3600, "47 h"),
+        (10 * 86_400, "10 days"),
+    ],
+)
+def test_a_duration_is_said_in_the_largest_unit_that_fits(seconds: float, said: str) -> None:
+    assert duration(seconds) == said
+
+
+async def test_a_place_in_the_list_or_what_keeps_an_item_out() -> None:
+    gateway = FakeGateway([Item("a", "A", ["x"]), Item("b", "B", ["x"]), Item("c", "C", withdrawn=True)])
+    client = gateway.async_client()
+    await client.session("ann").record("a", "like")
+    assert await place_of(client, "ann", "b") == Place(1, "It is number 1 of this user's list now.")
+    assert "had it already" in (await place_of(client, "ann", "a")).sentence
+    for gone in ("c", "nowhere"):
+        assert "withdrawn, not available, or unknown" in (await place_of(client, "ann", gone)).sentence
+
+
+def freshness(written: int, applied: int, lag_s: float | None) -> FreshnessReport:
+    index = IndexFreshness(deltas_offset=1, newest_recorded_time=None, lag_seconds=lag_s)
+    partition = PartitionProgress(partition=0, applied_offset=applied - 1, end_offset=written)
+    return FreshnessReport("m", "i", "e", (partition,), (), index, index)
+
+
+def test_samples_make_rates_and_a_stream_without_an_end_makes_none() -> None:
+    reports = [(freshness(10, 10, 0.5), 1.0), (freshness(40, 20, 0.5), 2.0), (freshness(40, 40, None), 4.0)]
+    samples = [sample for one, at_s in reports if (sample := Sample.of(one, at_s)) is not None]
+    assert rates(samples) == [(30.0, 10.0), (0.0, 10.0)]
+    assert [one.index_lag_s for one in samples] == [0.5, 0.5, None]
+    assert Sample.of(freshness(-1, 10, 0.5), 1.0) is None
+
+
+async def test_many_that_look_are_one_question_a_second() -> None:
+    asked: list[str] = []
+
+    class Transport:
+        async def call(self, method: str, request: Any, timeout_s: float) -> Any:
+            asked.append(method)
+            return gateway_pb2.GetFreshnessResponse(
+                interactions=[gateway_pb2.PartitionProgress(partition=0, applied_offset=4, end_offset=5)]
+            )
+
+    watch = Watch(AsyncClient.over(Transport()))
+    looks = await asyncio.gather(*(watch.look() for _ in range(10)))
+    assert asked == ["GetFreshness"]
+    assert [[one.written for one in samples] for samples in looks] == [[5]] * 10

@@ -1,0 +1,191 @@
+"""Live: how many events come, how many wait, how soon the index has them; a sample a second while somebody looks."""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from weakref import WeakKeyDictionary
+
+from freshet_client import AsyncClient, FreshnessReport
+from nicegui import ui
+from nicegui.elements.mixins.text_element import TextElement
+
+from services.console.access import Access
+from services.console.frame import Notice, box, may_ask, page_frame, text
+from services.console.sentences import MEANINGS, duration
+
+PATH = "/live"
+KEPT, EVERY_S = 120, 1.0
+# Grey that is read on light and on dark.
+_GREY, _COLOURS = "#7b8f99", ("#1098ad", "#d6861c")
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """At one moment: events that the stream has in all, and that are applied; how old the newest one was when the index
+    had it (None: none yet); what is degraded."""
+
+    at_s: float
+    written: int
+    applied: int
+    index_lag_s: float | None
+    degradations: Sequence[str] = ()
+
+    @classmethod
+    def of(cls, report: FreshnessReport, at_s: float) -> "Sample | None":
+        """None where the end of the stream could not be asked."""
+        if not report.interactions or any(one.end_offset < 0 for one in report.interactions):
+            return None
+        return cls(
+            at_s,
+            sum(one.end_offset for one in report.interactions),
+            sum(one.applied_offset + 1 for one in report.interactions),
+            None if report.candidates is None else report.candidates.lag_seconds,
+            report.degradations,
+        )
+
+
+def rates(samples: Sequence[Sample]) -> list[tuple[float, float]]:
+    """Events written and applied a second, between each two samples."""
+    return [
+        (
+            max(0.0, (later.written - earlier.written) / (later.at_s - earlier.at_s)),
+            max(0.0, (later.applied - earlier.applied) / (later.at_s - earlier.at_s)),
+        )
+        for earlier, later in pairwise(samples)
+    ]
+
+
+class Watch:
+    """Samples for all pages of a key: one question a second however many look, and none while nobody does."""
+
+    def __init__(self, client: AsyncClient) -> None:
+        self._client, self._lock = client, asyncio.Lock()
+        self._kept: deque[Sample] = deque(maxlen=KEPT)
+        self._asked_s = 0.0
+
+    async def look(self) -> Sequence[Sample]:
+        """What there is, with the newest. Raises: FreshetError."""
+        async with self._lock:
+            if time.monotonic() - self._asked_s >= 0.9 * EVERY_S:
+                self._asked_s = time.monotonic()
+                sample = Sample.of(await self._client.freshness(), time.monotonic())
+                if sample is not None:
+                    self._kept.append(sample)
+            return list(self._kept)
+
+
+def add(access: Access) -> None:
+    """Add the page."""
+    watches: WeakKeyDictionary[AsyncClient, Watch] = WeakKeyDictionary()
+
+    @ui.page(PATH)
+    async def live() -> None:
+        with page_frame(access, PATH, "Live"):
+            text("h1", "Live")
+            text("p", "Events as they come, and how soon they count.", "lead")
+            notice = Notice()
+            if await may_ask(access, notice):
+                client = access.client
+                page = Live(_watch_of(watches, client), notice)
+                await page.tick()
+                ui.timer(EVERY_S, page.tick)
+
+
+def _watch_of(watches: WeakKeyDictionary[AsyncClient, Watch], client: AsyncClient) -> Watch:
+    if client not in watches:
+        watches[client] = Watch(client)
+    return watches[client]
+
+
+class Live:
+    """One tab's page."""
+
+    def __init__(self, watch: Watch, notice: Notice) -> None:
+        self._watch, self._notice = watch, notice
+        self._said = text("p", "", "verdict")
+        with box("div", "figures"):
+            self._rate, self._rates = _figure("Events a second", "written, and applied to the states of their users")
+            self._waiting, self._waits = _figure("Waiting", "events that are written and not applied yet")
+            self._lag, self._lags = _figure("Until the index has it", "of the newest event, from its receipt on")
+        self._total = text("p", "", "hint")
+
+    async def tick(self) -> None:
+        """Ask, and draw."""
+        with self._notice.failures():
+            self._draw(await self._watch.look())
+
+    def _draw(self, samples: Sequence[Sample]) -> None:
+        if not samples:
+            self._said.set_text("The stream cannot be asked where it ends.")
+            return
+        last, found = samples[-1], rates(samples)
+        written = found[-1][0] if found else 0.0
+        waiting = max(0, last.written - last.applied)
+        lag = "–" if last.index_lag_s is None else _exact(last.index_lag_s)
+        is_well = not last.degradations
+        well = "Every event that was written is applied." if not waiting else f"{waiting:,} events wait."
+        self._said.set_text(well if is_well else f"Not as it should be: {_words(last.degradations)}.")
+        self._said.classes(replace="verdict" if is_well else "verdict out")
+        self._rate.set_text(f"{written:,.0f}")
+        self._waiting.set_text(f"{waiting:,}")
+        self._lag.set_text(lag)
+        self._total.set_text(f"{last.written:,} events are in the stream. A sample a second, of the last two minutes.")
+        _plot(self._rates, [[one for one, _ in found], [one for _, one in found]])
+        _plot(self._waits, [[max(0, one.written - one.applied) for one in samples]])
+        _plot(self._lags, [[one.index_lag_s or 0.0 for one in samples]])
+
+
+def _exact(seconds: float) -> str:
+    return f"{1000 * seconds:,.0f} ms" if seconds < 10 else duration(seconds)
+
+
+def _words(degradations: Sequence[str]) -> str:
+    return ", ".join(MEANINGS.get(name, name) for name in degradations)
+
+
+def _figure(name: str, means: str) -> tuple[TextElement, ui.echart]:
+    with box("section", "panel", aria_label=name):
+        text("h2", name)
+        figure = text("p", "–", "figure")
+        text("p", means, "hint")
+        lines = 2 if name.startswith("Events") else 1
+        chart = ui.echart(_options(lines)).classes("plot")
+        chart.props.update({"role": "img", "aria-label": f"{name}, over two minutes"})
+    return figure, chart
+
+
+def _options(lines: int) -> dict[str, object]:
+    return {
+        "animation": False,
+        "grid": {"left": 44, "right": 8, "top": 12, "bottom": 8},
+        "xAxis": {"type": "value", "min": 0, "max": KEPT, "show": False},
+        "yAxis": {
+            "type": "value",
+            "min": 0,
+            "minInterval": 0.1,
+            "splitNumber": 3,
+            "axisLabel": {"color": _GREY},
+            "splitLine": {"lineStyle": {"color": _GREY, "opacity": 0.25}},
+        },
+        "series": [
+            {
+                "type": "line",
+                "showSymbol": False,
+                "data": [],
+                "lineStyle": {"width": 2, "color": colour},
+                "areaStyle": {"color": colour, "opacity": 0.18 if place == 0 else 0},
+            }
+            for place, colour in enumerate(_COLOURS[:lines])
+        ],
+    }
+
+
+def _plot(chart: ui.echart, series: Sequence[Sequence[float]]) -> None:
+    """The newest value at the right edge."""
+    for line, values in zip(chart.options["series"], series, strict=True):
+        start = KEPT - len(values) + 1
+        line["data"] = [[start + place, round(value, 3)] for place, value in enumerate(values)]
+    chart.update()

@@ -1,0 +1,165 @@
+"""User: what is stored of somebody, the list that they get now, and how to forget them."""
+
+from fastapi import Request
+from freshet_client import ForgetReport, FreshetError, StoredEvent, UserReport
+from nicegui import ui
+
+from services.console.access import Access
+from services.console.frame import Notice, box, button, entry, may_ask, page_frame, text
+from services.console.links import try_link, user_link, why_link
+from services.console.sentences import ago, date_text
+
+PATH = "/user"
+PAGE, LIST = 50, 10
+ROLES = {"positive": "spoke for it", "negative": "spoke against it", "exposure": "was shown it", "neutral": ""}
+# Names of what a forget finds -> what it is.
+FOUND = {
+    "history_events": "events in the history",
+    "seen_items": "seen items",
+    "query_states": "states",
+    "summed_interactions": "interactions in the sums of items",
+    "remembered_interactions": "remembered interactions that vote",
+}
+
+
+def add(access: Access) -> None:
+    """Add the page."""
+
+    @ui.page(PATH)
+    async def user(request: Request) -> None:
+        with page_frame(access, PATH, "User"):
+            page = User(access, request.query_params.get("user", ""))
+            if await may_ask(access, page.notice):
+                await page.begin()
+
+
+class User:
+    """One tab's page."""
+
+    def __init__(self, access: Access, user_id: str) -> None:
+        self._client, self._user_id, self._shown = access.client, user_id, 0
+        text("h1", "User")
+        text("p", "What is stored of somebody, and what they get now.", "lead")
+        self.notice = Notice()
+        with box("div", "row end"):
+            entry("User id", self._open, value=user_id, hint="an id, then Enter")
+        self._body = box("div", "columns")
+
+    async def begin(self) -> None:
+        """Ask, and show."""
+        if not self._user_id:
+            return
+        with self.notice.failures():
+            found = await self._client.user(self._user_id, max_events=PAGE)
+            self._show(found)
+            await self._show_list()
+
+    def _open(self, user_id: str) -> None:
+        ui.navigate.to(user_link(user_id.strip()))
+
+    def _show(self, found: UserReport) -> None:
+        with self._body:
+            with box("div", "side"):
+                self._facts(found)
+                with box("section", "panel", aria_label="The list now"):
+                    text("h2", "The list now")
+                    self._list = box("ol", "plain")
+                    text("a", "Try it as this user", "button", href=try_link(self._user_id))
+                self._forget_panel()
+            with box("section", "panel wide", aria_label="History"):
+                text("h2", "History, newest first")
+                if not found.events:
+                    text("p", "Nothing is stored of this user.", "hint")
+                self._events = box("ol", "timeline")
+                self._more = button("Show older", self._show_older, icon="expand_more")
+        self._add(found)
+
+    def _facts(self, found: UserReport) -> None:
+        with box("section", "panel", aria_label="What is stored"):
+            text("h2", self._user_id, "isolated")
+            text("p", f"{found.num_events:,} events in the history; {found.num_seen:,} items count as seen.")
+            if found.state_time is None:
+                text("p", f"Model {found.model_version} has no state of this user.", "hint")
+            else:
+                whole = "all of the history" if found.state_reaches_history else "not all of the history yet"
+                text(
+                    "p",
+                    f"The state of model {found.model_version} is {ago(found.state_time)} old and reflects {whole}.",
+                )
+                if found.state_position is not None:
+                    place = f"partition {found.state_position.partition}, offset {found.state_position.offset}"
+                    text("p", f"It reaches {place} of the stream.", "hint")
+
+    def _add(self, found: UserReport) -> None:
+        with self._events:
+            for one in found.events:
+                self._event(one)
+        self._shown += len(found.events)
+        self._more.set_visibility(self._shown < found.num_events)
+
+    def _event(self, one: StoredEvent) -> None:
+        with box("li", f"event {one.role}"):
+            with box("span", "event-main"):
+                text("a", one.title or one.item_id, "isolated", href=why_link(self._user_id, one.item_id))
+                value = f" {one.value:g}" if one.value else ""
+                text("span", f"{one.type}{value}", "tag isolated")
+            with box("span", "event-side"):
+                text("span", ROLES.get(one.role, one.role), "hint")
+                text("time", date_text(one.event_time), "hint")
+
+    async def _show_older(self) -> None:
+        with self.notice.failures():
+            self._add(await self._client.user(self._user_id, max_events=PAGE, skip_events=self._shown))
+
+    async def _show_list(self) -> None:
+        answer = await self._client.recommend(self._user_id, LIST, with_details=True, context={"surface": "console"})
+        with self._list:
+            for one in answer.items:
+                with box("li"):
+                    text("a", one.title or one.item_id, "isolated", href=why_link(self._user_id, one.item_id))
+
+    def _forget_panel(self) -> None:
+        with box("section", "panel", aria_label="Forget"):
+            text("h2", "Forget this user")
+            text("p", "Look first at what would be removed. It cannot be taken back.", "hint")
+            self._forget = box("div", "stack")
+            with self._forget:
+                button("What would be removed", self._preview, icon="preview")
+
+    async def _preview(self) -> None:
+        with self.notice.failures():
+            report = await self._client.forget_user(self._user_id, preview=True)
+            self._forget.clear()
+            with self._forget:
+                _found(report)
+                button("Forget all of it", self._forget_now, icon="delete_forever", classes="button danger")
+
+    async def _forget_now(self) -> None:
+        # Emptied first: neither a second click nor the browser's way back can ask again.
+        self._forget.clear()
+        with self._forget:
+            text("p", "Being forgotten …", "hint")
+        said = "Forgotten."
+        try:
+            report = await self._client.forget_user(self._user_id)
+            if not report.is_applied:
+                said = "Written; not every process has applied it yet."
+        except FreshetError as error:
+            self.notice.say(str(error))
+            self._forget.clear()
+            with self._forget:
+                button("What would be removed", self._preview, icon="preview")
+            return
+        self._forget.clear()
+        self._events.clear()
+        self._more.set_visibility(False)
+        with self._forget:
+            text("p", said, role="status")
+            for sentence in report.remains:
+                text("p", sentence, "hint")
+
+
+def _found(report: ForgetReport) -> None:
+    with box("ul", "plain"):
+        for name, number in report.found.items():
+            text("li", f"{number:,} {FOUND.get(name, name)}")
