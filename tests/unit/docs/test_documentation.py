@@ -16,7 +16,7 @@ LINKED = [
     *PAGES,
     *sorted((ROOT / "docs" / "decisions").glob("*.md")),
     *sorted((ROOT / "docs" / "benchmarks").glob("*.md")),
-    *sorted((ROOT / "services").glob("**/README.md")),
+    *sorted(path for path in (ROOT / "services").glob("**/README.md") if "node_modules" not in path.parts),
     ROOT / "loadtest" / "README.md",
     ROOT / "tests" / "README.md",
 ]
