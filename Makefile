@@ -14,7 +14,7 @@ WORKERS ?= 2
 PYTEST := PYTHONDONTWRITEBYTECODE= PYTHONHASHSEED=0 $(BIN)/pytest -n $(WORKERS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart demo test test-cluster test-fast coverage compose-test chart-test alerts chromium promtool chaos fuzz cost attacks check fmt up down bench docs proto-image hooks clean
+.PHONY: help setup quickstart demo test test-cluster test-fast coverage compose-test chart-test alerts chromium promtool chaos fuzz cost attacks check fmt up down bench docs release proto-image hooks clean
 
 help: ## List the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -157,6 +157,9 @@ docs: setup ## Build the documentation as a site in build/site, its links checke
 	  VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet -c deploy/constraints.txt mkdocs-material
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 	@echo "Built: build/site/index.html"
+
+release: setup ## Wheels, npm package, bill of materials and notes in dist/, tried in bare environments; needs npm
+	@$(BIN)/python deploy/release.py
 
 proto-image: setup ## Accept the protos as they are for the breaking-change check
 	@$(BIN)/buf build -o protos/image.binpb
