@@ -128,7 +128,7 @@ def test_pages_filters_words_and_similar_items_are_the_gateways(open_page: OpenP
     page.get_by_label("Words").fill(words)
     page.get_by_label("Words").press("Enter")
     wait_for_cards(page, [one.title for one in client.search(words, 12, user_id=user, filter=allowed).results])
-    page.locator(".card .act").last.click()
+    page.get_by_role("button", name=re.compile("^Similar: ")).last.click()
     expect(page.locator(".said h2")).to_have_text(re.compile("^Like "))
     page.wait_for_url(re.compile("like="))
     like = page.url.partition("like=")[2].partition("&")[0]
