@@ -5,11 +5,12 @@ requests delay the loop no more than one.
 """
 
 import asyncio
-import ctypes
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from typing import Any, TypeVar
+
+from services.platform.memory import give_back_freed
 
 T = TypeVar("T")
 
@@ -34,17 +35,11 @@ async def in_turn(function: Callable[..., T], *args: object) -> T:
 
 
 def _trim_soon() -> None:
-    """Free memory a second after a large request: glibc retains some megabytes per request between live allocations."""
+    """Free memory a second after a large request: some megabytes per request."""
     global _trimming
     loop = asyncio.get_running_loop()
     if _trimming is None or _trimming.cancelled() or _trimming.when() < loop.time():
-        _trimming = loop.call_later(_TRIM_AFTER_S, loop.run_in_executor, _thread, _trim)
-
-
-def _trim() -> None:
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
+        _trimming = loop.call_later(_TRIM_AFTER_S, loop.run_in_executor, _thread, give_back_freed)
 
 
 async def side_by_side(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T | BaseException]:

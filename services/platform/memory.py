@@ -1,8 +1,9 @@
-"""Check that something large fits into memory before loading it: an error instead of the kernel's kill.
+"""Check that something large fits into memory before loading it, and return freed memory to the system.
 
 The limit is the operator's, or else what is left on this machine and in its control group.
 """
 
+import ctypes
 from pathlib import Path
 
 import psutil
@@ -31,3 +32,10 @@ def require_memory(what: str, needed_bytes: int, *, limit_mb: int, variable: str
     if needed_bytes > limit:
         source = f"{variable}={limit_mb}" if limit_mb else "what is available here"
         raise MemoryError(f"{what} needs {needed_bytes / _MIB:.1f} MiB; allowed: {limit / _MIB:.1f} MiB ({source})")
+
+
+def give_back_freed() -> None:
+    """Return freed memory to the system: glibc keeps what lies between live pieces."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

@@ -19,6 +19,7 @@ from grpc_reflection.v1alpha import reflection
 from prometheus_client import REGISTRY, CollectorRegistry
 
 from services.platform.config import ProcessSettings
+from services.platform.memory import give_back_freed
 from services.platform.metrics import RpcMetrics, serve_metrics
 from services.platform.ports import PortTaken, check_port_free, port_owner
 from services.platform.rpc.admission import Admission
@@ -320,6 +321,7 @@ async def serve(
             # Objects from start-up live as long as the process: exclude them from garbage collection.
             gc.collect()
             gc.freeze()
+            give_back_freed()
             log.info(
                 "serving",
                 port=server.port,

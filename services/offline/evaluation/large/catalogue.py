@@ -22,11 +22,13 @@ _CHUNK = 200_000
 _PREFIX, _DIGITS = b"synthetic-", 8
 
 
-def enlarged(bundle: Bundle, num_items: int, path: Path, *, seed: int, width: int | None = None) -> Bundle:
+def enlarged(
+    bundle: Bundle, num_items: int, path: Path, *, seed: int, width: int | None = None, coded: bool = True
+) -> Bundle:
     """A bundle of so many synthetic items at `path`, with the trained one's head and gate and no encoder.
 
-    width: coordinates of each component that are kept, where not all are. Arrays lie in files beside `path` until they
-    are written.
+    width: coordinates of each component that are kept, where not all are. coded: with codebooks for `anisotropic`; of
+    100 million items they take minutes. Arrays lie in files beside `path` until they are written.
     """
     generator = np.random.default_rng(seed)
     trained, head = bundle.item_states, bundle.manifest.head
@@ -52,7 +54,7 @@ def enlarged(bundle: Bundle, num_items: int, path: Path, *, seed: int, width: in
         titles=Strings(np.zeros(0, np.uint8), np.zeros(num_items, np.int32)),
         categories=Categories(CategoryLists(np.zeros(num_items + 1, np.int64), np.zeros(0, np.int32)), ()),
         counts=np.zeros(num_items, dtype=np.int64),
-        codebooks=catalogue_codebooks(items, bundle.pair_gate, seed=seed),
+        codebooks=catalogue_codebooks(items, bundle.pair_gate, seed=seed) if coded else None,
     )
     try:
         return write_bundle(path, content)

@@ -23,6 +23,7 @@ from services.contracts.shards import Shard
 from services.gateway.recommend.catalogue import Titles
 from services.gateway.recommend.popular import PopularItems
 from services.offline.evaluation.common.report import Report, Request, plain_page, report_of, written
+from services.platform.memory import give_back_freed
 from services.refresher.bootstrap import fold_rules
 from services.refresher.config import RefresherSettings
 from services.reranker import bootstrap as reranker
@@ -42,7 +43,7 @@ def run(request: Request, *, bundle: Path, sizes: Sequence[int], shard: Shard, w
     for size in sizes:
         with TemporaryDirectory() as folder:
             request.say(f"{size:,} items")
-            path = enlarged(trained, size, Path(folder) / "bundle", seed=request.seed, width=width).path
+            path = enlarged(trained, size, Path(folder) / "bundle", seed=request.seed, width=width, coded=False).path
             for name, hold in _PROCESSES.items():
                 request.say(f"{size:,} items, {name}")
                 with ProcessPoolExecutor(1, get_context("spawn")) as alone:
@@ -109,6 +110,7 @@ def _measured(hold: Callable[[Path, Shard], Held], path: Path, shard: Shard) -> 
     set_compute_threads(1)
     before, wall, cpu = _memory(), time.perf_counter(), time.process_time()
     held, bytes_per_item = hold(path, shard)
+    give_back_freed()  # as whatever serves does before it listens
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     own, mapped, most = (now - then for now, then in zip(_memory(), before, strict=True))
     del held
