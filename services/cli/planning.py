@@ -30,15 +30,10 @@ PATH_ITEMS = 3_706
 # The gateway's part of one more call: with two calls less that with one.
 FURTHER_SHARD_MS = 0.313
 # Bytes an item: its state; its row of the encoder's table; candidates at a first start, neighbours included, and in
-# peace; the gateway's ids, titles and counts; ids with their numbers (encoder, refresher). MiB of candidates without.
-STATE_BYTES, TABLE_BYTES, CANDIDATES_BYTES, RERANKER_BYTES, GATEWAY_BYTES, NAMES_BYTES = (
-    432,
-    200,
-    2_412,
-    1_122,
-    456,
-    252,
-)
+# peace; the reranker's and the gateway's, mapped columns included (docs/benchmarks/large-shards.md); ids with their
+# numbers (encoder) and in columns (refresher). MiB of candidates without.
+STATE_BYTES, TABLE_BYTES, CANDIDATES_BYTES, RERANKER_BYTES = 432, 200, 2_412, 484
+GATEWAY_BYTES, NAMES_BYTES, IDS_BYTES = 76, 252, 60
 CANDIDATES_MIB = 158
 # A user of 100 events in Redis: in memory, a write, a read.
 USER_BYTES, WRITTEN_BYTES, READ_BYTES = 11_389, 11_707, 3_065
@@ -203,7 +198,7 @@ def _encoder(asked: Asked) -> Need:
 def _refresher(asked: Asked) -> Need:
     busy = asked.events_per_s * EVENT_MS["refresher"] / 1000
     states = asked.items * (_SUMS_TIMES * STATE_BYTES + _SUMS_BYTES) / _MIB
-    memory = PROCESSES["refresher"].memory_mb + NAMES_BYTES * asked.items / _MIB + states
+    memory = PROCESSES["refresher"].memory_mb + IDS_BYTES * asked.items / _MIB + states
     return _need("refresher", busy, memory, least=2)
 
 

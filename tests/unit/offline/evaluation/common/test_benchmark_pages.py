@@ -12,6 +12,7 @@ from PIL import Image
 from services.offline.demo.plots import LABELS
 from services.offline.evaluation.common.report import Report, cell, filled, tables
 from services.offline.evaluation.generation.rows import page as generation_page
+from services.offline.evaluation.large.processes import page as large_shards_page
 from services.offline.evaluation.large.rows import page as large_page
 from services.offline.evaluation.pefa.report import page as pefa_page
 from services.offline.evaluation.quality.page import page as quality_page
@@ -26,6 +27,7 @@ PAGES: dict[str, Callable[[Report], str]] = {
     "freshness": freshness_page,
     "generation": generation_page,
     "large-catalogues": large_page,
+    "large-shards": large_shards_page,
     "pefa": pefa_page,
     "published": published_page,
     "quality": quality_page,
