@@ -1,1 +1,1 @@
-"""Past interactions as Parquet files, so that their topic may keep less than all of them (`freshet archive`)."""
+"""`freshet archive`: copy past interactions to Parquet files, so that their topic can have a shorter retention."""

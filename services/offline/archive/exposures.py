@@ -1,8 +1,8 @@
-"""Exposures as Parquet files by day, beside the archive of interactions, for `freshet results` and other engines.
+"""Exposures as Parquet files by day, next to the archive of interactions, for `freshet results` and other engines.
 
-`exposures/day=2026-11-27/2-000000000100-000000000250.parquet` has the exposures of that day in partition 2 from offset
-100 to before 250. `exposures/archived.json` says up to which offset each partition is archived; a file beyond that is
-the rest of a run that was killed, and goes. Records of forgotten users leave at the next run. Users are pseudonyms.
+`exposures/day=2026-11-27/2-000000000100-000000000250.parquet` has that day's exposures of partition 2 from offset 100
+to before 250. `exposures/archived.json` has each partition's archived end offset. The next run deletes files beyond it,
+which a killed run left, and removes records of forgotten users. Users are pseudonyms.
 """
 
 import json
@@ -51,7 +51,7 @@ SCHEMA = pa.schema(
 
 
 def exposures_table(records: Sequence[SourceRecord]) -> pa.Table:
-    """Records as rows; those that cannot be read are left out."""
+    """Return records as rows, without unreadable ones."""
     rows = [row for record in records if (row := _row(record)) is not None]
     return pa.Table.from_pylist(rows, schema=SCHEMA)
 
@@ -62,10 +62,10 @@ def archive_exposures(
     forgotten: Mapping[str, int],
     progress: Progressed = lambda what, done, total: None,
 ) -> int:
-    """Archive what the topic has gained since the last run. Returns how many records.
+    """Archive the topic's new records since the last run. Returns their number.
 
     log: a reader of `exposures` alone. forgotten: pseudonym -> Unix milliseconds up to which its records are void.
-    Raises: PreconditionFailed where retention took records that were not archived, or the topic is another one;
+    Raises: PreconditionFailed if retention deleted records before they were archived, or if the topic is another one;
     DependencyUnavailable.
     """
     place = folder / EXPOSURE_FOLDER
@@ -97,7 +97,7 @@ def archive_exposures(
 
 
 def archived_ends(folder: Path) -> dict[int, int]:
-    """Up to which offset each partition is archived; nothing where no run was."""
+    """Return each partition's archived end offset; empty before the first run."""
     path = folder / EXPOSURE_FOLDER / MANIFEST
     if not path.exists():
         return {}
@@ -109,7 +109,7 @@ def archived_ends(folder: Path) -> dict[int, int]:
 
 
 def exposure_files(folder: Path) -> list[Path]:
-    """The files of an archive, without what a killed run left."""
+    """Return the files of an archive, without those that a killed run left."""
     ends = archived_ends(folder)
     return [path for path in _files(folder / EXPOSURE_FOLDER) if _range(path)[2] <= ends.get(_range(path)[0], 0)]
 
@@ -179,7 +179,7 @@ def _milliseconds(table: pa.Table) -> list[int]:
 
 
 def _chunks(log: Reader, partition: int, start: int, end: int) -> Iterator[tuple[list[SourceRecord], int]]:
-    """The next records, as many as a file is to hold, and the offset before which these are all."""
+    """Yield the records of one file each, with the offset before which they are complete."""
     log.assign({partition: start})
     chunk, at, heard = list[SourceRecord](), start, time.monotonic()
     while at < end:

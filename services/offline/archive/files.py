@@ -1,10 +1,9 @@
 """An archive's files: Parquet tables of records, and `archive.json`, which lists each with its offsets and checksum.
 
-Each file holds what the topic had in a range of one partition's offsets; the ranges of a partition follow each other
-without a gap. Offsets inside a range may be missing: marks of transactions, and records of forgotten users. A file is
-never changed: another one takes its place, and is there only once `archive.json` names it. So a run that is killed
-leaves the archive of before, and files that nothing names. What is read was compared with its checksum. Knows nothing
-of Kafka.
+Each file has the records of one range of a partition's offsets. The ranges of a partition are contiguous. Offsets
+inside a range may be missing: transaction markers, and records of forgotten users. A file is never modified: a new one
+replaces it once `archive.json` names it. So a killed run leaves the previous archive, and files that nothing names.
+Every read compares a file with its checksum. It knows nothing of Kafka.
 """
 
 import hashlib
@@ -25,14 +24,14 @@ from services.platform.errors import PreconditionFailed
 from services.platform.stream.record import SourceRecord
 
 MANIFEST = "archive.json"
-# Beside the tables of interactions: `services.offline.archive.exposures`.
+# Next to the tables of interactions: `services.offline.archive.exposures`.
 EXPOSURE_FOLDER = "exposures"
 FORMAT = 2
 _BATCH = 20_000
 _OURS = re.compile(rf"{INTERACTIONS}-\d+-\d+-\d+-[0-9a-f]{{12}}\.parquet(\.writing)?")
 _TIME = pa.timestamp("ms", "UTC")
 
-# The record as it lay in the topic, then what it says; of one that cannot be read the latter are null.
+# The record as in the topic, then its decoded fields, which are null for unreadable records.
 SCHEMA = pa.schema(
     [
         ("partition", pa.int32()),
@@ -53,12 +52,12 @@ SCHEMA = pa.schema(
 )
 
 
-# What records are known by; the rest may be absent.
+# Every record has these columns; the others may be null.
 _NEVER_NULL = {"partition", "offset", "timestamp", "record_headers"}
 
 _T = TypeVar("_T")
 
-# What is being done, how much of it, and all that there is: files, or offsets of the topic.
+# Called with the step, how much of it is done, and the total, in files or offsets of the topic.
 Progressed = Callable[[str, int, int], None]
 
 
@@ -75,14 +74,15 @@ class ArchiveFile:
 
     @property
     def name(self) -> str:
-        """It follows from the contents, so that a file that takes another one's place has another name."""
+        """A name from the contents, so that a replacement has another name."""
         return f"{INTERACTIONS}-{self.partition}-{self.first:012d}-{self.end:012d}-{self.sha256[:12]}.parquet"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ArchivedPartition:
-    """What is archived of a partition: offsets `first` to before `end`. anchors: which log that is (the text of
-    `services.user_state.log_identity.Anchors`, of the last record); "" while there was no record."""
+    """The archived offsets of a partition: `first` to before `end`. anchors: identify the log by its last record (the
+    text of `services.user_state.log_identity.Anchors`); "" without records.
+    """
 
     first: int
     end: int
@@ -92,14 +92,14 @@ class ArchivedPartition:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Archive:
-    """An archive as its `archive.json` describes it."""
+    """An archive as described by its `archive.json`."""
 
     folder: Path
     partitions: Mapping[int, ArchivedPartition] = field(default_factory=dict)
 
     @classmethod
     def open(cls, folder: Path) -> Self:
-        """Raises: PreconditionFailed when there is no archive, or its `archive.json` is not as it was written."""
+        """Raises: PreconditionFailed if there is no archive, or if its `archive.json` was altered."""
         path = folder / MANIFEST
         try:
             text = path.read_bytes()
@@ -128,11 +128,11 @@ class Archive:
 
     @property
     def files(self) -> list[ArchiveFile]:
-        """All of them, by partition and offset."""
+        """All files, by partition and offset."""
         return [file for _, part in sorted(self.partitions.items()) for file in part.files]
 
     def data(self, file: ArchiveFile) -> bytes:
-        """The file's bytes. Raises: PreconditionFailed when they are not those that were written."""
+        """Return the file's bytes. Raises: PreconditionFailed if their checksum differs."""
         path = self.folder / file.name
         try:
             data = path.read_bytes()
@@ -146,8 +146,7 @@ class Archive:
         return data
 
     def table(self, file: ArchiveFile, columns: Sequence[str] | None = None) -> pa.Table:
-        """The file's rows in the order of their offsets. Raises: PreconditionFailed as `data`, and for one that is no
-        table of records."""
+        """Return the file's rows by offset. Raises: PreconditionFailed as `data`, and if it has no table of records."""
         path, data = self.folder / file.name, self.data(file)
         try:
             whole = pq.ParquetFile(pa.BufferReader(data))
@@ -162,13 +161,13 @@ class Archive:
         return table
 
     def records(self, partition: int) -> Iterator[list[SourceRecord]]:
-        """The records of a partition as they lay in the topic, some thousands at a time."""
+        """Yield a partition's records as in the topic, some thousands at a time."""
         for file in self.partitions[partition].files:
             for batch in self.table(file).to_batches(max_chunksize=_BATCH):
                 yield list(_records(batch))
 
     def write(self, partition: int, first: int, end: int, table: pa.Table) -> ArchiveFile:
-        """A new file, whole on the disk, that no archive names yet."""
+        """Write a new file durably. No archive names it yet."""
         sink = pa.BufferOutputStream()
         pq.write_table(table, sink, compression="zstd")
         data = sink.getvalue()
@@ -186,12 +185,11 @@ class Archive:
         return file
 
     def with_partition(self, number: int, part: ArchivedPartition) -> "Archive":
-        """The archive with this in the place of what it held of the partition."""
+        """Return the archive with this partition replaced."""
         return replace(self, partitions={**self.partitions, number: part})
 
     def save(self) -> Self:
-        """From now on this is what the folder holds. What it does not name goes: tables that another one has replaced,
-        and what a killed run left."""
+        """Make this the folder's archive. Then delete unnamed files: replaced tables, and those of a killed run."""
         _put(self.folder / MANIFEST, self._text())
         named = {file.name for file in self.files}
         for path in self.folder.iterdir():
@@ -215,7 +213,7 @@ def open_whole(
     *,
     partitions: Sequence[int] | None = None,
 ) -> Archive:
-    """An archive, once every file, or every one of some partitions, was compared with its checksum.
+    """Open an archive and verify the checksums of all files, or of some partitions.
 
     Raises: PreconditionFailed naming the file, what was expected and what was found.
     """
@@ -237,12 +235,12 @@ def open_whole(
 
 
 def is_archive(folder: Path) -> bool:
-    """Whether a folder says of itself that it is one."""
+    """Whether a folder has an `archive.json`."""
     return (folder / MANIFEST).is_file()
 
 
 def _put(path: Path, data: Any) -> None:
-    """Write aside, onto the disk, and rename."""
+    """Write to a temporary file, sync, and rename."""
     aside = path.with_name(path.name + ".writing")
     with aside.open("wb") as file:
         file.write(data)
@@ -257,7 +255,7 @@ def _put(path: Path, data: Any) -> None:
 
 
 def _typed(kind: type[_T], raw: Mapping[str, Any]) -> _T:
-    """A dataclass of whole numbers from 0, texts and files. Raises: TypeError, ValueError naming the field."""
+    """Build a dataclass of whole numbers from 0, texts and files. Raises: TypeError, ValueError naming the field."""
     for one in fields(kind):  # type: ignore[arg-type]
         value = raw.get(one.name)
         if one.type in (int, str) and type(value) is not one.type:

@@ -1,8 +1,8 @@
-"""Copying `interactions` into an archive, and taking forgotten users out of it.
+"""Copy `interactions` into an archive, and remove forgotten users from it.
 
-The archive goes on where it ends. Everything is checked before the first change: each file, and that the topic is the
-log that the archive was made of and still has what comes next. What is written then is kept file by file, so that a run
-that breaks off is continued by the next one.
+A run continues at the archive's end. Before the first change it verifies all files, that the topic is the archive's
+log, and that the topic still has the next record. Then it commits file by file, so the next run continues one that was
+interrupted.
 """
 
 import fcntl
@@ -36,16 +36,17 @@ from services.user_state.forgetting import Forgotten, check_same_log
 from services.user_state.log_identity import Anchor, Anchors, same_logs
 from services.user_state.merging import read_arrival
 
-# Of a file's records: keys, values and headers, and what each weighs in memory beside them.
+# A file's limit: keys, values and headers, and each record's memory besides them.
 FILE_BYTES, _RECORD_BYTES = 64 << 20, 256
 _LOCK = ".lock"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ArchiveReport:
-    """copied: records in files that this run wrote. forgotten: records of forgotten users that it left out or took out.
-    records, bytes: of the whole archive now. partitions: the offsets that it holds, from and to before. exposures:
-    records of `exposures` that this run copied."""
+    """copied: records in files that this run wrote. forgotten: records of forgotten users that it omitted or removed.
+    records, bytes: of the whole archive now. partitions: first and end offset of each. exposures: records of
+    `exposures` that this run copied.
+    """
 
     copied: int
     forgotten: int
@@ -57,8 +58,7 @@ class ArchiveReport:
 
 
 def check_continues(archive: Archive, log: Reader) -> None:
-    """Raises: PreconditionFailed unless the log is the one that the archive was made of, and begins where the archive
-    ends or before."""
+    """Raises: PreconditionFailed unless the log is the archive's, and begins at the archive's end or before."""
     bounds = log.bounds(log.partitions())
     if bounds.keys() != archive.partitions.keys():
         raise PreconditionFailed(
@@ -83,8 +83,9 @@ def check_continues(archive: Archive, log: Reader) -> None:
 
 
 class ArchiveInteractions:
-    """One run over all partitions. log: a reader of `interactions` alone. before_ms: each partition is archived up to
-    its first record of this time or later; None: to its end."""
+    """One run over all partitions. log: a reader of `interactions` alone. before_ms: archive each partition up to its
+    first record of this time or later; None: to its end.
+    """
 
     def __init__(
         self,
@@ -101,8 +102,9 @@ class ArchiveInteractions:
         self._forgotten, self._copied, self._dropped = Forgotten(), 0, 0
 
     def run(self) -> ArchiveReport:
-        """Raises: PreconditionFailed, with nothing changed, when a file is not what was written or the topic is not the
-        archive's log; DependencyUnavailable."""
+        """Raises: PreconditionFailed, with nothing changed, if a file was altered or the topic is not the archive's
+        log; DependencyUnavailable.
+        """
         with _alone(self._folder):
             archive = self._opened()
             for record in self._forgets.read():
@@ -132,10 +134,10 @@ class ArchiveInteractions:
         )
 
     def _opened(self) -> Archive:
-        """The archive, every file compared with its checksum; an empty one where the folder is."""
+        """Return the verified archive; an empty one for an empty folder."""
         if is_archive(self._folder):
             return open_whole(self._folder, self._progress)
-        # Also where `archive.json` is missing: nobody could tell what of the tables is whole, and nothing goes.
+        # Without `archive.json` nobody knows which tables are complete, so none is deleted.
         ours = {_LOCK, f"{MANIFEST}.writing", EXPOSURE_FOLDER}
         if others := sorted({path.name for path in self._folder.iterdir()} - ours):
             raise PreconditionFailed(f"{self._folder} has no {MANIFEST} and holds {others[0]}: name an empty folder")
@@ -144,7 +146,7 @@ class ArchiveInteractions:
     # -- forgetting ----------------------------------------------------------------------------------------------------
 
     def _without_forgotten(self, archive: Archive) -> Archive:
-        """Files that hold forgotten records are written anew without them."""
+        """Rewrite files with forgotten records without them."""
         last, total = self._forgotten.last(), len(archive.files)
         for done, file in enumerate(archive.files):
             self._progress("forgetting", done, total)
@@ -168,13 +170,13 @@ class ArchiveInteractions:
         return [code is None or offset > up_to[code] for offset, code in zip(offsets, codes, strict=True)]
 
     def _up_to(self, key: bytes | None) -> Mapping[int, int]:
-        # No user id has what stands for bytes that are no text.
+        # Bytes that are not UTF-8 decode to surrogates, which no user id has.
         return {} if key is None else self._forgotten.up_to(key.decode("utf-8", "surrogateescape"))
 
     # -- copying -------------------------------------------------------------------------------------------------------
 
     def _copy(self, archive: Archive, partition: int, end: int, done: int, total: int) -> Archive:
-        """Archive a partition from where it is archived to `end`, or the first record that is too new."""
+        """Archive a partition from its archived end to `end`, or to the first record that is too new."""
         part = archive.partitions[partition]
         begin = part.end
         for found, reached in self._chunks(partition, begin, end):
@@ -194,7 +196,7 @@ class ArchiveInteractions:
         return archive
 
     def _chunks(self, partition: int, start: int, end: int) -> Iterator[tuple[list[SourceRecord], int]]:
-        """The next records, as many as a file is to hold, and the offset before which these are all."""
+        """Yield the records of one file each, with the offset before which they are complete."""
         self._log.assign({partition: start})
         chunk, size, at, heard = list[SourceRecord](), 0, start, time.monotonic()
         while at < end:
@@ -220,7 +222,7 @@ class ArchiveInteractions:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """The folder, for one run at a time. Raises: PreconditionFailed, also when it cannot be written."""
+    """Lock the folder for one run at a time. Raises: PreconditionFailed, also if it cannot be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / _LOCK).open("w") as lock:
