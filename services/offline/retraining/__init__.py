@@ -1,1 +1,1 @@
-"""The loop closed: a new model from the log, judged beside the one that serves, before anybody is answered by it."""
+"""Train a new model from the log and compare it with the serving model before it answers anybody."""

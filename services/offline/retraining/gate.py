@@ -1,9 +1,9 @@
-"""Is a new model fit to take the serving one's place? Both answer the events after a moment, as they would be served.
+"""Decide whether a new model may replace the serving one: both predict the events after a moment, as served.
 
-What people took, as the event schema says, is ranked from everything that they did before it and as of its time, by the
-bundle's own ONNX encoder, half-precision states, mixture and item neighbours; people unknown to a model get
-its popular items. The new model is held back where it may lose overall, or loses beyond doubt in a stratum: among new
-people, say, who are few (decision 059).
+Each positive event, by the event schema, is ranked from all earlier events of its user, as of its time, with the
+bundle's ONNX encoder, half-precision states, mixture and item neighbours. Users unknown to a model get its popular
+items. The new model is rejected if it may lose overall, or loses significantly in a stratum: among new users, say, who
+are few (decision 059).
 
 Letters: E events, B of them at a time, X items of the data.
 """
@@ -24,18 +24,18 @@ from services.offline.evaluation.engine.served_scorer import ServedScorer
 from services.offline.evaluation.engine.strata import strata
 from services.offline.training.sequences import Histories
 
-# What the new model may lose of the serving one's hits overall: the interval of the difference must lie above that.
+# Non-inferiority margin, relative to the serving model's hit rate: the interval of the difference must lie above it.
 MARGIN = 0.05
-# A stratum speaks from so many events on. It holds back where its loss has a p-value (Holm) below this.
+# A stratum counts from this many events; it rejects the new model if its loss has a p-value (Holm) below LEVEL.
 MIN_EVENTS, LEVEL = 100, 0.05
-# How much more processor time an event, or bytes the bundle, may take.
+# Limit of the new model's processor time per event, and of its bundle's bytes, relative to the serving one's.
 MAX_COST = 1.5
 _MAX_EVENTS = 6_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Compared:
-    """Hit rates at 10 of both models over the E events of a stratum, and the new one's less the serving one's."""
+    """Hit rates at 10 of both models over the E events of a stratum, and new minus serving."""
 
     question: str
     stratum: str
@@ -48,8 +48,9 @@ class Compared:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """`held_back` says why, one sentence each; empty: the new model may serve. Costs are the new one's by the serving
-    one's."""
+    """`held_back`: the reasons against the new model, one sentence each; empty if it may serve. Costs are ratios, new
+    to serving.
+    """
 
     compared: Sequence[Compared]
     time_ratio: float
@@ -64,10 +65,10 @@ class Verdict:
 def judge(
     serving: Bundle, new: Bundle, data: Interactions, first: int, *, clock: Callable[[], float] = time.process_time
 ) -> Verdict:
-    """Compare two bundles on up to 6,000 of the events from row `first` on, which neither may have learnt.
+    """Compare two bundles on up to 6,000 of the events from row `first` on; neither may have trained on them.
 
-    The new bundle's event schema says which of them speak for their items, and what people have seen.
-    Raises: ValueError where fewer than 100 of them can be predicted.
+    The new bundle's event schema decides which events are positive and which items are seen.
+    Raises: ValueError if fewer than 100 of them can be predicted.
     """
     seen = data.seen(new.event_schema)
     data, first = data.select(seen), int(np.searchsorted(seen, first))

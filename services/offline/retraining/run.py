@@ -1,8 +1,8 @@
-"""`freshet retrain`: train on the log up to a moment, judge by what people did after it, keep the model if it passes.
+"""`freshet retrain`: train on the log up to a moment, evaluate on the events after it, install the model if it passes.
 
-The new model learns what happened until `hours` before the newest event; the gate asks it and the serving one for what
-came after. What was judged is what is kept: nothing is trained again. A run that was cut off goes on from its
-checkpoint, and one with the same data and settings as the last does nothing. It knows nothing of who serves.
+The new model trains on the events until `hours` before the newest one; the gate compares it with the serving model on
+the rest. The evaluated model is the installed one, without another training. An interrupted run resumes from its
+checkpoint; a run with the data and settings of the last one does nothing. It does not know which processes serve.
 """
 
 import json
@@ -47,15 +47,15 @@ def retrain(
     train: Train = run_training,
     clock: Callable[[], float] = time.process_time,
 ) -> dict[str, Any]:
-    """Train, judge, and move the bundle to `out` if it passes; else it stays beside, as `out`.held-back.
+    """Train, evaluate, and move the bundle to `out` if it passes; else it stays next to it as `out`.held-back.
 
-    A bundle that lay at `out` becomes `out`.before.
+    A previous bundle at `out` becomes `out`.before.
 
-    `settings`: as `run_training` takes them (preset_name, epochs, seed, ...). What they leave out of the event schema,
-    the attributes and the actions is the serving model's. Returns a report of plain values: lineage, the verdict, and
-    whether anything was done.
-    Raises: ValueError for data without times, too few events to judge by, or a serving model that has learnt them;
-    BundleError for an unusable bundle.
+    `settings`: as `run_training` takes them (preset_name, epochs, seed, ...). The event schema, attributes and actions
+    default to the serving model's. Returns a report of plain values: lineage, the verdict, and whether anything was
+    done.
+    Raises: ValueError for data without times, too few events to evaluate on, or a serving model that has trained on
+    them; BundleError for an unusable bundle.
     """
     say: Callable[[str], None] = console.print if console is not None else (lambda text: None)
     require_target(out)
@@ -67,13 +67,13 @@ def retrain(
     aside = out.with_name(f"{out.name}.held-back")
     for path in (out, aside):
         done = _noted(path, lineage)
-        # One that passes and still lies beside was cut off before it was moved.
+        # A passed bundle still in this folder was interrupted before its move.
         if done is not None and "gate" in done and done["gate"]["passes"] == (path == out):
             say(f"{path} was made of these events with these settings already: nothing to do")
             return done | {"bundle": str(path), "is_new": False}
     if _noted(aside, lineage) is None:
         past = events.select(slice(0, first))
-        # Only what people had by then is in the new model's catalogue.
+        # The new model's catalogue has only items with an event by then.
         known = past.select(past.seen(old.event_schema)).keep_frequent(min_per_item=1)
         if aside.exists():
             shutil.rmtree(aside)
@@ -87,7 +87,7 @@ def retrain(
     _note(aside, **report)
     if verdict.passes:
         if out.exists():
-            load_bundle(out)  # nothing but a bundle is written over
+            load_bundle(out)  # only a bundle may be replaced
             before = out.with_name(f"{out.name}.before")
             shutil.rmtree(before, ignore_errors=True)
             out.rename(before)
@@ -96,7 +96,7 @@ def retrain(
 
 
 def _first_judged(events: Interactions, hours: float) -> int:
-    """The first row that is judged by."""
+    """Return the first row to evaluate on."""
     if not events.has_times:
         raise ValueError(f"{events.name} has no times by the clock; allowed: data that has")
     begin = int(events.timestamps[-1]) - round(hours * 3600)
@@ -107,7 +107,7 @@ def _first_judged(events: Interactions, hours: float) -> int:
 
 
 def _check_unseen(serving: Bundle, events: Interactions, first: int) -> None:
-    """A model that has learnt what it is judged by would win unfairly."""
+    """Raises: ValueError if the serving model trained on the evaluated events, an unfair advantage."""
     learnt, begin = serving.manifest.data.get("newest_time"), int(events.timestamps[first])
     if learnt is not None and learnt >= begin:
         raise ValueError(
@@ -117,7 +117,7 @@ def _check_unseen(serving: Bundle, events: Interactions, first: int) -> None:
 
 
 def _told_by(serving: Bundle) -> dict[str, Any]:
-    """What people told the serving model beside interactions, as `run_training` takes it."""
+    """Return the serving model's inputs besides interactions, as `run_training` takes them."""
     told: dict[str, Any] = {"actions": bool(serving.encoder.actions)}
     if EVENTS_YAML in serving.manifest.files:
         told["events"] = serving.file(EVENTS_YAML)
@@ -149,7 +149,7 @@ def _lineage(
 
 
 def _noted(path: Path, lineage: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What the bundle there says of the same run; with `gate` once it was judged."""
+    """Return the bundle's metrics of a run with this lineage, if any; they have `gate` after the evaluation."""
     try:
         noted = Manifest.read(path / MANIFEST).metrics.get("retraining")
     except BundleError:
@@ -158,7 +158,7 @@ def _noted(path: Path, lineage: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _note(path: Path, **said: Any) -> None:
-    """In the manifest: it is no part of the model's version."""
+    """Store values in the manifest's metrics, which are no part of the model's version."""
     manifest = Manifest.read(path / MANIFEST)
     plain = json.loads(json.dumps(said))
     replace(manifest, metrics={**manifest.metrics, "retraining": plain}).write(path / MANIFEST)
