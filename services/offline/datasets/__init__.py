@@ -1,6 +1,6 @@
-"""Data in: MovieLens, sequences without times, anybody's table, or the simulator become `Interactions`.
+"""Data in: MovieLens, sequences without times, any table, or the simulator become `Interactions`.
 
-A floor of its own: it imports nothing of the other packages, so training, evaluation and the command line share it.
+It imports nothing of the other offline packages, so training, evaluation and the command line share it.
 """
 
 from .columns import TableOptions

@@ -1,7 +1,7 @@
-"""An archive of `interactions` (`freshet archive`) as training data: what counts of it, as the stream's readers count.
+"""An archive of `interactions` (`freshet archive`) as training data, by the rules of the stream's readers.
 
-Left out: records that cannot be read, what an undo took back, an event id's second record, and, since the archive's
-last run took them out, forgotten users.
+Omitted: unreadable records, undos and what they undo, repeated event ids. The archive's last run already removed
+forgotten users.
 """
 
 from pathlib import Path
@@ -19,9 +19,9 @@ _MAX_VALUE = float(np.finfo(np.float32).max)
 
 
 def read_archive(folder: str | Path, *, name: str = "") -> Interactions:
-    """Read a whole archive, every file of which is compared with its checksum first.
+    """Read a whole archive after verifying the checksum of every file.
 
-    Raises: PreconditionFailed when one is not what was written; ValueError when nothing in it counts.
+    Raises: PreconditionFailed if a file was altered; ValueError if no interaction counts.
     """
     folder = Path(folder)
     archive = open_whole(folder)
@@ -30,7 +30,7 @@ def read_archive(folder: str | Path, *, name: str = "") -> Interactions:
         table = _counting(table.filter(pc.is_valid(table["user_id"])))
     if table is None or not len(table):
         raise ValueError(f"{folder} holds no interaction that counts; run `freshet archive` once there are some")
-    # Seconds are what a data set counts in; within one, events keep their order.
+    # Data sets have times in seconds; within one second, events keep their order.
     table = table.take(pc.sort_indices(table, sort_keys=[("event_time", "ascending")]))
     users, items, types = (table[column].dictionary_encode().combine_chunks() for column in _COLUMNS[:3])
     return from_columns(
@@ -46,7 +46,7 @@ def read_archive(folder: str | Path, *, name: str = "") -> Interactions:
 
 
 def _counting(table: pa.Table) -> pa.Table:
-    """What is neither an undo, nor undone, nor there before under its id."""
+    """Return the rows without undos, undone events and repeated event ids."""
     ids = pc.binary_join_element_wise(table["user_id"], table["event_id"], "\n")
     undoes = pc.binary_join_element_wise(table["user_id"], table["undoes_event_id"], "\n")
     is_undo = pc.not_equal(table["undoes_event_id"], "")

@@ -1,8 +1,8 @@
-"""What a file says of items: ids, titles, categories, and typed attributes for filters.
+"""A file of items: ids, titles, categories, and typed attributes for filters.
 
-CSV, JSON lines or Parquet; a column of another name is an attribute. The file's types say what each attribute is; they
-are brought to the types that a bundle holds. What a filter could not use later is refused here, naming column, row and
-what is allowed, but for text and URLs: no filter reads them, and they are named as left out.
+CSV, JSON lines or Parquet; a column of another name is an attribute. The file's types determine each attribute's type
+in the bundle. A value that no filter could use is rejected here, naming column, row and what is allowed. Text and URLs
+are omitted and reported: no filter reads them.
 
 Letters: X items.
 """
@@ -32,8 +32,9 @@ _URL = r"^https?://"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Catalogue:
-    """What a file says of its items. rows: each id's row; attributes: a row each, None where the file has none; texts:
-    columns that are text or URLs, which nothing filters by. read_as: which column was taken for what."""
+    """The items of a file. rows: each id's row; attributes: one row per item, None without any; texts: names of omitted
+    columns of text or URLs. read_as: the role of each column, in words.
+    """
 
     rows: Mapping[str, int]
     titles: Sequence[str] = ()
@@ -43,7 +44,7 @@ class Catalogue:
     read_as: str = ""
 
     def attributes_of(self, item_ids: Sequence[str]) -> pa.Table | None:
-        """Of these items, in their order, nulls where the file lacks one."""
+        """Return the attributes of these items, in their order; nulls for items that the file lacks."""
         if self.attributes is None:
             return None
         return self.attributes.take(pa.array([self.rows.get(item_id) for item_id in item_ids], type=pa.int64()))
@@ -88,7 +89,7 @@ _SAID = {"id": "item", "title": "title", "cat": "categories"}
 
 
 def split_categories(cell: str | Sequence[str | None], separator: str = "|") -> tuple[str, ...]:
-    """The categories of a text that separates them, or of a list of texts."""
+    """Return the categories of a separated text, or of a list of texts."""
     parts = cell.split(separator) if isinstance(cell, str) else ("" if part is None else str(part) for part in cell)
     return tuple(part.strip() for part in parts if part.strip())
 
@@ -111,7 +112,7 @@ def _read_csv(path: Path) -> pa.Table:
     parse = pa_csv.ParseOptions(delimiter=header_separator(path, data), newlines_in_values=True)
     with pa_csv.open_csv(pa.BufferReader(data), parse_options=parse) as reader:
         ids = [name for name in reader.schema.names if plain(name) in (*_ITEM, *_TITLE, *_CATEGORIES)]
-    # Ids stay text ("007"); what nothing is said of is missing.
+    # Ids stay text ("007"); an empty cell is missing.
     convert = pa_csv.ConvertOptions(
         column_types=dict.fromkeys(ids, pa.string()), null_values=[""], strings_can_be_null=True
     )
@@ -119,7 +120,7 @@ def _read_csv(path: Path) -> pa.Table:
 
 
 def header_separator(path: Path, data: bytes) -> str:
-    """What separates the cells of a CSV: a tab in a .tsv, else what the header has most of."""
+    """Return a CSV's separator: a tab in a .tsv, else the most frequent one of the header."""
     if any(suffix.lower() in (".tsv", ".inter") for suffix in path.suffixes):
         return "\t"
     return max((",", ";", "\t", "|"), key=data.lstrip().split(b"\n", 1)[0].decode(errors="replace").count)
@@ -148,7 +149,7 @@ def _is_long_text(column: pa.ChunkedArray) -> bool:
 
 
 def attribute_columns(path: Path, table: pa.Table, *, without: Collection[str]) -> pa.Table:
-    """The other columns of a table as a bundle's attributes. Raises: as `read_catalogue`."""
+    """Return the other columns of a table as a bundle's attributes. Raises: as `read_catalogue`."""
     columns = {
         name: _column(path, name, table.column(name).combine_chunks())
         for name in table.column_names

@@ -1,13 +1,13 @@
-"""Which column of a table is what: named by the caller, or known by a name that people use.
+"""The role of each column of a table: named by the caller, or found by a usual name.
 
-Capitals, blanks and underscores of a column's name do not count: `User_ID` is `user_id`.
+Case, blanks and underscores of a column's name are ignored: `User_ID` is `user_id`.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-# Tried in turn, as `plain` has them.
+# Tried in this order, in the form of `plain`.
 _USUAL = {
     "user": ("user", "userid", "reviewerid", "customer", "customerid", "visitor", "visitorid"),
     "item": ("item", "itemid", "movieid", "parentasin", "asin", "product", "productid", "sku", "article", "articleid"),
@@ -25,10 +25,10 @@ _RATINGS = frozenset({"rating", "ratings", "overall", "stars"})
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TableOptions:
-    """How a caller wants a table to be read.
+    """A caller's options for reading a table.
 
-    columns: names by role ({"user": "who"}), where theirs are not usual ones. items: the catalogue's file.
-    separator: between two categories of one cell.
+    columns: names by role ({"user": "who"}), if they are not usual ones. items: the catalogue's file. separator:
+    between two categories of one cell.
     """
 
     columns: Mapping[str, str] = field(default_factory=dict)
@@ -41,7 +41,7 @@ class TableOptions:
 
 
 def choose_columns(path: Path, present: Sequence[str], wanted: Mapping[str, str]) -> dict[str, str]:
-    """Names by role. Raises: ValueError where a role that is needed has no column, or has two."""
+    """Return names by role. Raises: ValueError if a required role has no column, or if a role has two."""
     chosen: dict[str, str] = {}
     for role, usual in _USUAL.items():
         asked = wanted.get(role, "")
@@ -62,17 +62,17 @@ def choose_columns(path: Path, present: Sequence[str], wanted: Mapping[str, str]
 
 
 def usual_names(taken: Mapping[str, str]) -> list[str]:
-    """What the columns of the other roles are called, role by role."""
+    """Return the usual column names of the roles not taken, role by role."""
     return [f"{role}: {', '.join(names)}" for role, names in _USUAL.items() if names and role not in taken]
 
 
 def is_rating(name: str) -> bool:
-    """Whether a column of this name holds ratings."""
+    """Whether a column of this name has ratings."""
     return plain(name) in _RATINGS
 
 
 def plain(name: str) -> str:
-    """A name in lower case, letters and digits alone."""
+    """Return the name in lower case, letters and digits alone."""
     return "".join(letter for letter in name.casefold() if letter.isalnum())
 
 

@@ -1,8 +1,8 @@
-"""Interactions as columns: who did what with which item, when, in the order in which it happened.
+"""Interactions as columns: user, item, type, value and time, in the order in which they happened.
 
-One row per event, dense int32 codes for users and items, vocabularies beside them. Rows are sorted by (timestamp,
-original order), so a prefix of the rows is the past and a user's rows are that user's history. It deliberately does
-not know where the data came from, how it is split, or that models exist.
+One row per event, with dense int32 codes for users and items, and their vocabularies. Rows are sorted by (timestamp,
+original order), so a prefix of the rows is the past and a user's rows are that user's history. It deliberately does not
+know where the data came from, how it is split, or that models exist.
 
 Letters: N events, U users, X items.
 """
@@ -31,12 +31,12 @@ class Interactions:
 
     Shapes: users (N,) codes into user_ids; items (N,) codes into item_ids; timestamps (N,) unix seconds, never
     decreasing; values (N,); types (N,) codes into type_names; item_ids, titles ("" unknown) and categories (() unknown)
-    are (X,) and aligned. Codes survive `select`: a selection keeps the whole vocabularies.
+    are (X,) and aligned. `select` preserves codes and the whole vocabularies.
     Without `has_times` a timestamp is the event's position in its user's sequence (0, 1, 2, ...): it orders the events
-    of one user and says nothing about two users.
-    After `with_actions`: actions (N,), each event's row of the action embedding, and outcomes (N,), the same where the
-    event does not speak for its item, else 0.
-    Raises: ValueError when lengths differ, a code lies outside its vocabulary, or timestamps decrease.
+    of one user only.
+    After `with_actions`: actions (N,), each event's row of the action embedding, and outcomes (N,), the same row for
+    events that are not positive, else 0.
+    Raises: ValueError if lengths differ, a code is outside its vocabulary, or timestamps decrease.
     """
 
     users: CodeArray
@@ -75,16 +75,16 @@ class Interactions:
 
     @property
     def num_users(self) -> int:
-        """U, the size of the user vocabulary (a selection keeps it)."""
+        """U, the size of the user vocabulary; a selection does not change it."""
         return len(self.user_ids)
 
     @property
     def num_items(self) -> int:
-        """X, the size of the item vocabulary (a selection keeps it)."""
+        """X, the size of the item vocabulary; a selection does not change it."""
         return len(self.item_ids)
 
     def select(self, rows: RowArray | npt.NDArray[np.bool_] | slice) -> "Interactions":
-        """The chosen rows (a mask, a slice, or increasing row numbers) with the same vocabularies."""
+        """Return the chosen rows (a mask, a slice, or increasing row numbers) with the same vocabularies."""
         return replace(
             self,
             users=self.users[rows],
@@ -97,13 +97,13 @@ class Interactions:
         )
 
     def of_types(self, names: Collection[str]) -> npt.NDArray[np.bool_]:
-        """Which events have one of these types, (N,)."""
+        """Return which events have one of these types, (N,)."""
         return np.array([name in names for name in self.type_names], dtype=bool)[self.types]
 
     def encoded(self, schema: EventSchema) -> "Interactions":
-        """The events that encoders read, by a schema; themselves where those are all.
+        """Return the events that encoders read, by the schema.
 
-        Raises: ValueError, naming the types, when there are none.
+        Raises: ValueError, naming the types, if there are none.
         """
         is_encoded = np.array([schema.of(name).is_encoded for name in self.type_names], dtype=bool)[self.types]
         if is_encoded.all():
@@ -116,30 +116,30 @@ class Interactions:
         return self.select(is_encoded)
 
     def seen(self, schema: EventSchema) -> RowArray:
-        """Rows of the events whose items count as seen, by a schema: what was only shown is not among them."""
+        """Return the rows of events whose items count as seen, by the schema; exposures do not."""
         return np.flatnonzero(np.array([schema.of(name).seen for name in self.type_names], dtype=bool)[self.types])
 
     def speaking_for(self, schema: EventSchema) -> npt.NDArray[np.bool_]:
-        """Which events speak for their items (N,), by a schema: neither what was turned down nor a low rating."""
+        """Return which events are positive, (N,), by the schema: neither a rejection nor a low rating."""
         said, which = self._kinds()
         return np.array([schema.speaks_for(*one) for one in said], dtype=bool)[which]
 
     def speaking_against(self, schema: EventSchema) -> npt.NDArray[np.bool_]:
-        """Which events speak against their items (N,), by a schema."""
+        """Return which events are negative, (N,), by the schema."""
         said, which = self._kinds()
         return np.array([schema.speaks_against(*one) for one in said], dtype=bool)[which]
 
     def _kinds(self) -> tuple[list[tuple[str, float]], RowArray]:
-        """The distinct pairs of type and value, and each event's among them (N,)."""
+        """Return the distinct pairs of type and value, and each event's pair number (N,)."""
         kinds, which = np.unique(np.rec.fromarrays([self.types, self.values]), return_inverse=True)
         return [(self.type_names[kind], float(value)) for kind, value in kinds.tolist()], which
 
     def with_actions(self, schema: EventSchema, names: Sequence[str] | None = None) -> tuple["Interactions", list[str]]:
-        """The events that an encoder with these actions reads, with what each was; and the actions' names.
+        """Return the events that an encoder with these actions reads, with their actions; and the actions' names.
 
-        Without names they are those of MIN_EVENTS events and more. Raises: ValueError as `encoded`.
+        names: default: the actions with at least MIN_EVENTS events. Raises: ValueError as `encoded`.
         """
-        self.encoded(schema)  # where nobody took anything there is nothing to learn
+        self.encoded(schema)  # raises if there is nothing to train on
         said, which = self._kinds()
         if names is None:
             counts = Counter[str]()
@@ -152,7 +152,7 @@ class Interactions:
         return replace(self, actions=rows, outcomes=rows * ~self.speaking_for(schema)).select(rows >= 0), list(names)
 
     def by_user(self) -> tuple[RowArray, RowArray]:
-        """Rows grouped by user, each user's oldest first.
+        """Return rows grouped by user, each user's oldest first.
 
         Returns (rows, offsets) with shapes (N,) and (U + 1,): user u's rows are rows[offsets[u]:offsets[u + 1]].
         """
@@ -162,19 +162,19 @@ class Interactions:
         return rows, offsets
 
     def item_counts(self) -> npt.NDArray[np.int64]:
-        """Events per item, (X,)."""
+        """Return the number of events per item, (X,)."""
         return np.bincount(self.items, minlength=self.num_items).astype(np.int64)
 
     def user_counts(self) -> npt.NDArray[np.int64]:
-        """Events per user, (U,)."""
+        """Return the number of events per user, (U,)."""
         return np.bincount(self.users, minlength=self.num_users).astype(np.int64)
 
     def type_counts(self) -> npt.NDArray[np.int64]:
-        """Events per type, in the order of type_names."""
+        """Return the number of events per type, in the order of type_names."""
         return np.bincount(self.types, minlength=len(self.type_names)).astype(np.int64)
 
     def keep_frequent(self, *, min_per_item: int = 1, min_per_user: int = 1) -> "Interactions":
-        """Drop rare items, then users left with too few events, once each; vocabularies shrink to what remains.
+        """Drop rare items, then users with too few events left, once each; vocabularies shrink to what remains.
 
         `min_per_item=5` on ml-1m gives the usual sequential-recommendation version (999,611 events, 3,416 films).
         """
@@ -193,7 +193,7 @@ class Interactions:
         )
 
     def fingerprint(self) -> str:
-        """First 16 hex digits of a SHA-256 over every event and both vocabularies: equal data, equal fingerprint."""
+        """Return the first 16 hex digits of a SHA-256 over all events and vocabularies; equal data have equal ones."""
         digest = hashlib.sha256()
         for column, dtype in (("users", "<i4"), ("items", "<i4"), ("timestamps", "<i8"), ("values", "<f4")):
             digest.update(np.ascontiguousarray(getattr(self, column), dtype=dtype).tobytes())
@@ -204,7 +204,7 @@ class Interactions:
 
 
 def order_ids(ids: Sequence[str]) -> RowArray:
-    """The order of a vocabulary, (len(ids),): by number when every id is a plain integer, else by code point."""
+    """Return a vocabulary's order, (len(ids),): by number if every id is a plain integer, else by code point."""
     if all(_is_plain_integer(text) for text in ids):
         return np.array(sorted(range(len(ids)), key=lambda row: int(ids[row])), dtype=np.int64)
     return np.array(sorted(range(len(ids)), key=lambda row: ids[row]), dtype=np.int64)
@@ -223,7 +223,7 @@ def from_columns(
     source: str,
     has_times: bool = True,
 ) -> Interactions:
-    """Sort events by time (ties keep their order) and bring vocabularies into their canonical order.
+    """Sort events by time (ties keep their order) and vocabularies into their canonical order.
 
     `users`, `items`, `types` are (codes (N,), vocabulary); ids without an event leave the vocabulary. Without `types`
     every event is an "interaction"; without `values` every value is 1. `has_times` as in `Interactions`.

@@ -1,7 +1,7 @@
-"""Item embeddings brought from elsewhere: one Parquet table with an id and a vector per row.
+"""External item embeddings: one Parquet table with an id and a vector per row.
 
-It checks what an index would stumble over later, naming row and value. What the vectors mean is the caller's affair:
-they are served as they are, or at length 1.
+Values that would later fail in an index are rejected here, naming row and value. Vectors are served unchanged, or
+scaled to length 1.
 """
 
 from dataclasses import dataclass
@@ -23,9 +23,9 @@ _OWN = frozenset({"item_id", "vector", "title", "categories"})
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ItemVectors:
-    """X items: ids, vectors (X, d) float32; titles are the ids, and categories empty, where the table has none.
+    """X items: ids, vectors (X, d) float32. Without such columns, titles are the ids and categories are empty.
 
-    attributes: its other columns, None where there are none.
+    attributes: the table's other columns; None without any.
     """
 
     item_ids: list[str]
@@ -36,7 +36,7 @@ class ItemVectors:
 
 
 def read_item_vectors(path: Path, *, normalize: bool = False) -> ItemVectors:
-    """Read columns `item_id` and `vector`, `title` and `categories` where they exist, and all others as attributes.
+    """Read columns `item_id` and `vector`, optional `title` and `categories`, and all others as attributes.
 
     normalize: scale every vector to length 1; without, lengths are at most MAX_OWN_LENGTH, as a query's values are.
     Raises: ValueError naming column or row, the value, and what is allowed.

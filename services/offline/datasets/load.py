@@ -1,8 +1,8 @@
-"""One call for data: a name, "auto", or a path becomes Interactions whose `source` says which it took.
+"""Load data by name, "auto", or path as Interactions; their `source` names the data used.
 
-`read_data` also says what it found in a file: all commands read the same, and refuse the same.
-"auto" prefers MovieLens-1M, then smaller MovieLens sets, then a download, and only then the built-in simulator, and
-says so. A set asked for by name is never silently replaced by another.
+`read_data` also returns the findings in a file: all commands read, and reject, the same.
+"auto" prefers MovieLens-1M, then smaller MovieLens sets, then a download, and last the built-in simulator. A set
+requested by name is never replaced by another.
 """
 
 import math
@@ -41,10 +41,9 @@ def load_dataset(
     `name`: "auto", "simulator", a MovieLens name (ml-1m, ml-latest-small, ml-100k, ml-10m, ml-20m, ml-25m, ml-32m), one
     of SEQUENCE_NAMES (order without times, never downloaded), or the path of a CSV or Parquet table (see `read_table`),
     of sequences (see `read_sequences`), of an archive's folder (see `read_archive`), or of a MovieLens folder or zip.
-    `root`: the only folder to look in, instead of the usual ones. `download=False` keeps off the network. `environ`
-    defaults to os.environ, read now.
-    Raises: DatasetUnavailableError (a ValueError) when a named set cannot be had; ValueError when a file is not what
-    it should be.
+    `root`: the only folder to search, instead of the usual ones. `download=False` avoids the network. `environ`
+    defaults to os.environ, read at the call.
+    Raises: DatasetUnavailableError (a ValueError) if a named set is unavailable; ValueError for an invalid file.
     """
     return read_data(name, root, download=download, environ=environ).accepted()
 
@@ -59,11 +58,11 @@ def read_data(
     environ: Mapping[str, str] | None = None,
     now_s: float | None = None,
 ) -> Reading:
-    """As `load_dataset`, with what was found in a file of the caller's own (named sets are not searched for troubles).
+    """Load as `load_dataset`, and return findings of the caller's own file (named sets are not checked).
 
     `schema` and `now_s` as in `check`. `table`: how to read a table, and the file of items of any data.
-    Raises: as `load_dataset`, but for errors of a file, which are findings; ValueError where columns are named of what
-    is no table.
+    Raises: as `load_dataset`, except that errors of a file are findings; ValueError if columns are named but the data
+    is not a table.
     """
     locator = Locator(
         root=None if root is None else Path(root),
@@ -83,13 +82,13 @@ def read_data(
 
 
 def with_items(reading: Reading, table: TableOptions) -> Reading:
-    """The reading with what the file of items says: titles, categories, findings and `catalogue`."""
+    """Return the reading with the titles, categories, findings and `catalogue` of the file of items."""
     if table.items is None:
         return reading
     try:
         catalogue = read_catalogue(table.items, table.separator)
     except ValueError as exc:
-        # Errors that keep the data from being used come from the file of items, too.
+        # Errors in the file of items, too, make the data unusable.
         findings = [*reading.findings, *unreadable(str(table.items), str(exc)).findings]
         return replace(reading, findings=worst_first(findings), interactions=None)
     data, findings = reading.interactions, list(reading.findings)
@@ -176,5 +175,5 @@ def _read_path(path: Path, schema: EventSchema | None, table: TableOptions, now_
     except ValueError as exc:
         return unreadable(str(path), str(exc))
     _require_no_columns(path, table)
-    # The stream has judged an archive's times.
+    # The stream has already checked an archive's times.
     return Reading.of(data, check(data, schema=schema, now_s=math.inf if is_archive(path) else now_s))

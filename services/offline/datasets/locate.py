@@ -1,7 +1,7 @@
-"""Where the data is: finds a named set on this machine, or fetches MovieLens from its publisher.
+"""Find a named data set on this machine, or download MovieLens from its publisher.
 
-Order: FRESHET_DATA, ../shared/data beside the working folder or the repository, the local cache, then a download
-into the cache. The environment is a mapping handed in, read when a function is called, never at import.
+Order: FRESHET_DATA, ../shared/data of the working folder or the repository, the local cache, then a download into the
+cache. The environment is passed in, and read at each call, never at import.
 """
 
 import os
@@ -19,17 +19,17 @@ from .sequences import SEQUENCE_NAMES, is_sequences
 PUBLISHER_URL = "https://files.grouplens.org/datasets/movielens/{name}.zip"
 CONNECT_TIMEOUT_S = 8.0
 _CHUNK_BYTES = 1 << 20
-# ml-32m's zip is about 240 MB; anything much larger is not what was asked for.
+# ml-32m's zip is about 240 MB; a much larger file is a wrong one.
 _MAX_DOWNLOAD_BYTES = 1 << 30
 
 
 class DatasetUnavailableError(ValueError):
-    """A named data set is neither on this machine nor to be had from its publisher; the message says what to do."""
+    """A named data set is neither on this machine nor at its publisher; the message says what to do."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Located:
-    """A data set that was found: its folder or zip, and in words where that is ("in FRESHET_DATA (...)")."""
+    """A data set that was found: its folder or zip, and its location in words ("in FRESHET_DATA (...)")."""
 
     path: Path
     where: str
@@ -39,8 +39,8 @@ class Located:
 class Locator:
     """Where to search in one run.
 
-    `root`, when given, is the only folder looked at. `download=False` never touches the network. `tried` collects, in
-    words, each folder that did not have it.
+    `root` is the only folder to search, if given. `download=False` never touches the network. `tried` collects, in
+    words, each folder without the set.
     """
 
     root: Path | None = None
@@ -51,7 +51,7 @@ class Locator:
     _publisher_down: bool = False
 
     def on_this_machine(self, name: str) -> Located | None:
-        """The first local folder or zip that holds `name`, or None."""
+        """Return the first local folder or zip with `name`, or None."""
         is_the_set = is_sequences if name in SEQUENCE_NAMES else is_movielens
         for base, label in self.folders():
             for candidate in (base / name, base / f"{name}.zip", base):
@@ -64,9 +64,9 @@ class Locator:
         return None
 
     def from_publisher(self, name: str) -> Located | None:
-        """Download `name` into the cache; None (and a sentence in `tried`) when that is not possible.
+        """Download `name` into the cache; None (and a sentence in `tried`) if that is impossible.
 
-        Only MovieLens has a publisher whose zip can be read.
+        Only MovieLens has a publisher with readable zips.
         """
         if self.root is not None or not self.download or self._publisher_down or name in SEQUENCE_NAMES:
             return None
@@ -75,7 +75,7 @@ class Locator:
         try:
             _fetch(url, target)
         except (OSError, zipfile.BadZipFile, ValueError) as exc:
-            # One refused connection is an answer for all names: fail over at once instead of waiting again.
+            # After one refused connection the others would fail, too: fail over at once instead of waiting again.
             self._publisher_down = isinstance(exc, OSError) and not isinstance(exc, urllib.error.HTTPError)
             self.tried.append(f"download of {url} failed ({exc})")
             return None
@@ -87,7 +87,7 @@ class Locator:
         return (Path(base) if base else Path.home() / ".cache") / "freshet" / "data"
 
     def folders(self) -> Iterator[tuple[Path, str]]:
-        """The local folders in the order in which they are looked at, each with its name in words."""
+        """Yield the local folders in search order, each with its name in words."""
         if self.root is not None:
             yield self.root, str(self.root)
             return
@@ -100,7 +100,7 @@ class Locator:
 
 
 def _fetch(url: str, target: Path) -> None:
-    """Download aside, check that it is a whole zip, rename into place."""
+    """Download to a temporary file, check the zip, rename into place."""
     target.parent.mkdir(parents=True, exist_ok=True)
     handle, aside_name = tempfile.mkstemp(dir=target.parent, prefix=f"{target.name}.", suffix=".part")
     aside = Path(aside_name)

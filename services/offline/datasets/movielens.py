@@ -1,8 +1,7 @@
-"""MovieLens, as GroupLens publishes it and as Parquet tables: ratings in the order in which people gave them.
+"""MovieLens, from GroupLens' files or Parquet tables: ratings in the order in which people gave them.
 
 Reads ratings.parquet (+ movies.parquet), ratings.dat (1M, 10M), u.data (100K) and ratings.csv (latest-small, 20M, 25M,
-32M), from a folder or straight from the publisher's zip. Films nobody rated are left out. It does not know where the
-data lies; see locate.py.
+32M), from a folder or the publisher's zip. Films without ratings are omitted. locate.py finds the data.
 """
 
 import csv
@@ -21,13 +20,13 @@ import pyarrow.parquet as pq
 from .interactions import Interactions, from_columns
 
 MOVIELENS_NAMES = ("ml-1m", "ml-latest-small", "ml-100k", "ml-10m", "ml-20m", "ml-25m", "ml-32m")
-# What the rebuilt ml-1m copy (the one with a ts_err column) may claim about its times.
+# What is known about the times of the rebuilt ml-1m copy (the one with a ts_err column).
 _REBUILT_NOTE = (
     "order inside each user follows the `order` column; {inexact:,} of the times are known only to a window "
     "(neighbours there may be swapped), the last events of every user are exact"
 )
 NumberArray = npt.NDArray[np.integer | np.floating]
-# Users, items, ratings and times, and what is to be said of them.
+# Users, items, ratings and times, and a note about them.
 _Ratings = tuple[list[NumberArray], str]
 # Per film its number, title and genres.
 _Films = Iterator[tuple[str, str, tuple[str, ...]]]
@@ -56,7 +55,7 @@ class _Files:
 
 
 def is_movielens(path: Path) -> bool:
-    """Whether `path` is a folder or zip that holds a MovieLens rating file."""
+    """Whether `path` is a folder or zip with a MovieLens rating file."""
     return path.exists() and not _Files(path).names().isdisjoint(_FORMATS)
 
 
@@ -64,7 +63,7 @@ def read_movielens(path: Path, *, name: str, found: str = "") -> Interactions:
     """Read one MovieLens set from a folder or zip.
 
     `found` completes the source sentence ("in ../shared/data/ml-1m", say); the default names the path.
-    Raises: ValueError naming the path when no rating file is there or one cannot be parsed.
+    Raises: ValueError naming the path if the rating file is missing or cannot be parsed.
     """
     files = _Files(path)
     names = files.names()
@@ -115,7 +114,7 @@ def _parquet_films(files: _Files) -> _Films:
 
 
 def _text_ratings(name: str, delimiter: str, *, skip: int = 0) -> Callable[[_Files], _Ratings]:
-    """Reads columns of numbers. Arrow splits at one character: "::" yields an empty column between every two."""
+    """Return a reader of numeric columns. Arrow splits at one character: "::" yields an empty column between two."""
     wanted = ("user", "item", "rating", "time")
     names = [f"{gap}{column}" for column in wanted for gap in ("", "gap_")][:-1] if delimiter == "::" else list(wanted)
 
@@ -155,14 +154,14 @@ def _csv_films(files: _Files) -> _Films:
 
 @dataclass(frozen=True, slots=True)
 class _Format:
-    """How ratings are read, and films where all of their files are there."""
+    """How to read ratings, and films if all of their files are present."""
 
     ratings: Callable[[_Files], _Ratings]
     film_files: frozenset[str]
     films: Callable[[_Files], _Films]
 
 
-# By rating file, in the order in which they are looked for.
+# By rating file, in search order.
 _FORMATS = {
     "ratings.parquet": _Format(_parquet_ratings, frozenset({"movies.parquet"}), _parquet_films),
     "ratings.dat": _Format(_text_ratings("ratings.dat", "::"), frozenset({"movies.dat"}), _dat_films),

@@ -1,8 +1,8 @@
 """Does the order of the events carry information? A test by shuffling each user's events.
 
-The next item is guessed from the one before it, by how often it followed that item in the sequences of other users.
-If the order means nothing, the guesses are as good after each user's events are shuffled. It trains no model and does
-not say which order is right, only that there is one.
+The previous item predicts the next one by how often it followed that item in other users' sequences. If the order means
+nothing, predictions are as good after shuffling each user's events. The test trains no model. It finds whether there is
+an order, not whether it is the right one.
 
 Letters: N events, X items.
 """
@@ -21,18 +21,18 @@ Verdict = Literal["ordered", "no order found", "sorted by item"]
 
 _HITS_AT = 10
 _HELD_OUT_USERS = 0.2
-# Gowalla, listed by item number in two parts per user, rises in .97 of its steps; the ordered sets that were looked at
-# rise in .51 to .70, the upper end where items are numbered by first appearance.
+# Share of rising steps: .97 for Gowalla, sorted by item number in two parts per user; .51 to .70 for ordered sets, the
+# most where items are numbered by first appearance.
 _SORTED_SHARE = 0.9
 _MIN_Z = 4.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OrderTest:
-    """`hit_rate`: share of held-out steps whose item is among the ten guessed; `shuffled_mean`: after shuffling.
+    """`hit_rate`: share of held-out steps with the item among the ten predictions; `shuffled_mean`: after shuffling.
 
-    `z` is the distance in standard deviations of the shuffled rates, `p_value` = (1 + shuffles at least as high) /
-    (1 + shuffles), `lift` the ratio of the rates.
+    `z` is the distance in standard deviations of the shuffled rates, `p_value` = (1 + shuffles at least as high) / (1 +
+    shuffles), `lift` the ratio of the rates.
     """
 
     name: str
@@ -45,14 +45,14 @@ class OrderTest:
 
 
 def order_test(interactions: Interactions, *, num_shuffles: int = 20, seed: int = 0, ties: str = "file") -> OrderTest:
-    """Compare the hit rate of first-order guesses with the same after shuffling each user's events.
+    """Compare the hit rate of first-order predictions with that after shuffling each user's events.
 
-    A fifth of the users is held out, the same in every run. Steps within the held-out users are predicted from the
-    counts of the others; equal counts share the ranks that they would take. `ties="shuffled"` also shuffles events of
-    one second in the original, so that an order which only the file has (by item number, say) does not count.
-    "ordered" needs z of at least 4 and a higher rate than every shuffle; "sorted by item" is a set in which nine
-    steps of ten go to a higher (or a lower) item code: its order is a list's, not the users'.
-    Raises: ValueError for fewer than two shuffles, an unknown `ties`, or when no held-out user has two events.
+    A fifth of the users is held out, the same in every run. The others' counts predict the held-out users' steps; equal
+    counts share their ranks. `ties="shuffled"` also shuffles events of one second in the original, so that an order by
+    the file alone (by item number, say) does not count. "ordered" needs z of at least 4 and a higher rate than every
+    shuffle. In "sorted by item" nine steps of ten go to a higher (or a lower) item code: the order is a list's, not the
+    users'.
+    Raises: ValueError for fewer than two shuffles, an unknown `ties`, or if no held-out user has two events.
     Cost: O(N log N) per shuffle.
     """
     if num_shuffles < 2:
@@ -99,7 +99,7 @@ def _verdict(z: float, above_all: bool, rising: float) -> Verdict:
 
 
 def _hit_rate(items: IntArray, learnt: BoolArray, tested: BoolArray, num_items: int) -> float:
-    """Expected share of tested steps among the ten most frequent followers, ties in random order.
+    """Return the expected share of tested steps among the ten most frequent followers, ties in random order.
 
     items (N,); learnt, tested (N - 1,): whether the step from event i to i + 1 is counted, or predicted.
     """
@@ -108,7 +108,7 @@ def _hit_rate(items: IntArray, learnt: BoolArray, tested: BoolArray, num_items: 
     wanted = steps[tested]
     row = np.minimum(np.searchsorted(pairs, wanted), len(pairs) - 1)
     found = pairs[row] == wanted
-    # One sorted key (item, count descending) turns "how many followers were seen more often" into two lookups.
+    # With one sorted key (item, count descending), two lookups give the number of more frequent followers.
     highest = int(counts.max())
     keys = np.sort(pairs // num_items * (highest + 1) + highest - counts)
     previous = wanted[found] // num_items

@@ -1,9 +1,8 @@
-"""Sequences without timestamps: one row per user with the item ids of that user, oldest first.
+"""Sequences without timestamps: one row per user with that user's item ids, oldest first.
 
-Reads `sequences.parquet` (columns user_id and items) from a folder, or any Parquet file of that form. Where a folder
-holds only the windows of a split (columns user_id, history, target of valid.parquet and test.parquet), each user's are
-put together. The time of an event is not known: its position in the user's sequence stands for it, and `has_times` is
-False.
+Reads `sequences.parquet` (columns user_id and items) from a folder, or any Parquet file of that form. If a folder has
+only a split's windows (columns user_id, history, target of valid.parquet and test.parquet), each user's windows are
+joined. Event times are unknown: the timestamp is the position in the user's sequence, and `has_times` is False.
 
 Letters: N events, U users.
 """
@@ -32,7 +31,7 @@ SEQUENCE_NAMES = (
     "wikipedia-edits",
 )
 SEQUENCE_FILE = "sequences.parquet"
-_WINDOW_FILES = ("valid.parquet", "test.parquet")  # in the order of time
+_WINDOW_FILES = ("valid.parquet", "test.parquet")  # oldest first
 _USER, _ITEMS = "user_id", "items"
 _HISTORY, _TARGET = "history", "target"
 _PARQUET_SUFFIXES = (".parquet", ".pq")
@@ -40,7 +39,8 @@ _PARQUET_SUFFIXES = (".parquet", ".pq")
 
 def is_sequences(path: Path) -> bool:
     """Whether `path` is a folder with a sequences.parquet or a split's windows, a file of that name, or Parquet with a
-    column of lists."""
+    column of lists.
+    """
     if path.is_dir():
         return (path / SEQUENCE_FILE).is_file() or _has_windows(path)
     if not path.is_file() or path.suffix.lower() not in _PARQUET_SUFFIXES:
@@ -57,8 +57,8 @@ def is_sequences(path: Path) -> bool:
 def read_sequences(path: str | Path, *, name: str = "", found: str = "") -> Interactions:
     """Read one table of sequences, from its folder or the file itself.
 
-    Titles come from items.parquet beside it, categories from attributes.parquet, where these are there. `found`
-    completes the source sentence ("in ../shared/data", say); the default names the path.
+    Titles come from items.parquet, categories from attributes.parquet of the same folder, if present. `found` completes
+    the source sentence ("in ../shared/data", say); the default names the path.
     Raises: ValueError naming file, column, row (from 1) and value.
     """
     path = Path(path)
@@ -104,7 +104,7 @@ def read_sequences(path: str | Path, *, name: str = "", found: str = "") -> Inte
 
 
 def _coded_ids(column: pa.ChunkedArray, what: str, row_of: Callable[[int], int]) -> Coded:
-    """Codes (N,) and vocabulary of ids that the wire allows; `what` names the column, `row_of` a value's row."""
+    """Return codes (N,) and vocabulary of valid ids; `what` names the column, `row_of` gives a value's row."""
     codes, ids = coded(id_texts(column))
     if (codes < 0).any():
         raise ValueError(f"{what} in row {row_of(int(np.argmax(codes < 0)))} is missing; fill or remove it")
@@ -120,8 +120,9 @@ def _has_windows(folder: Path) -> bool:
 
 
 def _from_windows(folder: Path) -> pa.Table:
-    """Each user's first history with the targets of all their windows: a window's history ends where the one before
-    it does, target included. Raises: ValueError naming file and row where it does not."""
+    """Join each user's first history with the targets of all windows: a window's history ends with the previous
+    window's target. Raises: ValueError naming file and row otherwise.
+    """
     found: dict[object, list[object]] = {}
     for name in _WINDOW_FILES:
         windows = _read(folder / name, (_USER, _HISTORY, _TARGET))
@@ -148,7 +149,7 @@ def _read(file: Path, columns: Sequence[str]) -> pa.Table:
 
 
 def _item_texts(folder: Path) -> tuple[dict[str, str], dict[str, tuple[str, ...]]]:
-    """Titles and categories by item id, from the tables beside the sequences; {} for what is not there."""
+    """Return titles and categories by item id, from the tables next to the sequences; {} if missing."""
     if not (folder / "items.parquet").is_file():
         return {}, {}
     items = _read(folder / "items.parquet", ("item_id",))

@@ -1,8 +1,8 @@
-"""Interactions of people who never were: the stand-in where no real data can be had, and a source of any size.
+"""Simulated interactions: a substitute without real data, and a source of any size.
 
-Each user holds a few interests (topics) that drift between sessions; within a session items follow each other along
-the topic's shelf, or are picked by Zipf popularity, or are the newest arrivals. Nobody takes an item twice, items
-exist only from their release on, and everything follows from the seed. Vectorised over users, one step per event.
+Each user has a few interests (topics) that drift between sessions. Within a session items follow each other along the
+topic's shelf, or are drawn by Zipf popularity, or are the newest arrivals. Nobody takes an item twice, items exist only
+from their release on, and the seed determines everything. Vectorised over users, one step per event.
 
 Letters: U users, X items, T topics, S items per topic, L most events of one user.
 """
@@ -131,7 +131,7 @@ def _build_catalogue(config: SimulatorConfig, rng: np.random.Generator) -> _Cata
     horizon_s = float(config.days * _DAY_S)
     is_new = rng.random((topics, size)) < config.new_item_share
     release_s = np.where(is_new, rng.random((topics, size)) * horizon_s, -1.0)
-    # Every topic has something to offer from the first second on.
+    # Every topic has released items from the first second on.
     release_s[:, :2] = -1.0
     weights = np.arange(1, size + 1, dtype=np.float64) ** -config.zipf_exponent
     topic_weights = np.arange(1, topics + 1, dtype=np.float64) ** -0.7
@@ -146,16 +146,16 @@ def _build_catalogue(config: SimulatorConfig, rng: np.random.Generator) -> _Cata
 
 
 def _event_times(config: SimulatorConfig, rng: np.random.Generator) -> tuple[FloatArray, BoolArray, IntArray]:
-    """times_s (U, L) since the start, session starts (U, L), and how many of each row's events count (U,)."""
+    """Return times_s (U, L) since the start, session starts (U, L), and the number of events of each row (U,)."""
     horizon_s = float(config.days * _DAY_S)
-    # Log-normal activity: a few people give most events. exp(sigma^2 / 2) keeps the mean.
+    # Log-normal activity: a few people give most events. exp(sigma^2 / 2) preserves the mean.
     activity = rng.lognormal(np.log(config.mean_events_per_user) - 0.32, 0.8, config.num_users)
     lengths = np.clip(np.rint(activity), 3, config.max_events_per_user).astype(np.int64)
     shape = (config.num_users, int(lengths.max()))
     session_starts = rng.random(shape) < 1.0 / config.mean_session_events
     session_starts[:, 0] = True
     in_session_s = 20.0 + rng.exponential(90.0, shape)
-    # Pauses scale with the person, so that busy people come often rather than only longer.
+    # Pauses scale with the user, so that busy users come more often instead of longer.
     expected_sessions = np.maximum(lengths / config.mean_session_events, 1.0)
     pause_s = rng.exponential(1.0, shape) * (0.45 * horizon_s / expected_sessions)[:, None]
     gaps_s = np.where(session_starts, pause_s, in_session_s)
@@ -173,7 +173,7 @@ def _choose_items(
     lengths: IntArray,
     rng: np.random.Generator,
 ) -> tuple[IntArray, FloatArray]:
-    """items (U, L), -1 where a user had nothing left to take, and affinity (U, L): how much the topic is theirs."""
+    """Return items (U, L), -1 if no item was left, and affinity (U, L): the topic's share of the user's interests."""
     num_users, max_length = times_s.shape
     items = np.full((num_users, max_length), -1, dtype=np.int64)
     affinity = np.zeros((num_users, max_length))
@@ -212,7 +212,7 @@ def _choose_positions(
     users: IntArray,
     rng: np.random.Generator,
 ) -> IntArray:
-    """A position on the topic's shelf for each active user, (A,), or -1; first by habit, then by popularity alone."""
+    """Return a shelf position for each active user, (A,), or -1; first by habit, then by popularity alone."""
     released = np.count_nonzero(catalogue.release_s[topic] <= now_s[:, None], axis=1)
     habit = rng.random(len(topic))
     follows = (habit < config.follow_share) & (previous >= 0)
@@ -225,7 +225,7 @@ def _choose_positions(
         rank = _draw(catalogue.rank_cdf, (len(open_rows),), rng)
         candidate = catalogue.item_at_rank[topic[open_rows], rank]
         if attempt < 2:
-            # One of the next things on the shelf: the order that a sequential model can learn.
+            # One of the next items on the shelf: the order that a sequential model can learn.
             ahead = (previous[open_rows] + rng.geometric(0.4, len(open_rows))) % released[open_rows]
             candidate = np.where(follows[open_rows], ahead, candidate)
             fresh = released[open_rows] - 1 - rng.integers(0, 3, len(open_rows))

@@ -1,7 +1,7 @@
-"""Past and future: what may be learnt from, and which events are predicted.
+"""Past and future: the events to train on, and the events to predict.
 
-Leave-one-out holds out each user's last events, a time split everything after a moment. Both keep all vocabularies, so
-codes stay comparable; every model and baseline predicts the same events. It does not know how anything is scored.
+Leave-one-out holds out each user's last events, a time split all events after a moment. Both preserve all vocabularies,
+so codes stay comparable; every model and baseline predicts the same events. It does not know how anything is scored.
 
 Letters: N events.
 """
@@ -32,9 +32,9 @@ class GlobalTimeSplit:
 class MeasuredSplit:
     """Rows of `interactions`, each array increasing; train, validation and test share no row.
 
-    train_rows: what any model may learn from. valid_rows, test_rows: the events to predict, each from all that its
-    user did before it. refit_rows: what a model may learn from once its settings are chosen, for the test alone; it
-    holds train_rows and whatever lies before the test, predicted or not.
+    train_rows: training data of any model. valid_rows, test_rows: the events to predict, each from all earlier events
+    of its user. refit_rows: training data once the settings are chosen, for the test alone: train_rows and all other
+    events before the test.
     """
 
     name: str
@@ -52,10 +52,10 @@ class MeasuredSplit:
 def leave_one_out_split(interactions: Interactions, *, tie_order: TieOrder = "file") -> MeasuredSplit:
     """Each user's last event is the test, the last but one the validation; users with fewer than three only train.
 
-    `tie_order` decides which of several events in a user's last second is the last: "file" keeps the file's order,
-    "reversed" turns it round in every second of every user. Published tables of ML-1M differ in it. The rows of
-    "reversed" refer to the reordered `interactions` of the result.
-    Raises: ValueError for "reversed" where there are no times, so that nothing shares one.
+    `tie_order` orders the events of a user's last second: "file" uses the file's order, "reversed" reverses it in every
+    second of every user. Published tables of ML-1M differ in it. The rows of "reversed" refer to the reordered
+    `interactions` of the result.
+    Raises: ValueError for "reversed" without times.
     """
     name = "leave-one-out"
     if tie_order == "reversed":
@@ -79,9 +79,8 @@ def leave_one_out_split(interactions: Interactions, *, tie_order: TieOrder = "fi
 def global_time_split(interactions: Interactions, fraction: float = 0.8) -> GlobalTimeSplit:
     """Split at the moment by which `fraction` of the events have happened.
 
-    Events of the boundary's own second all fall into the held-out part, so no second lies on both sides.
-    Raises: ValueError when `fraction` is not inside (0, 1), the data have no timestamps, or all events carry one time
-    so that one side is empty.
+    All events of the boundary's second are held out, so no second is on both sides.
+    Raises: ValueError if `fraction` is not inside (0, 1), the data have no timestamps, or all events have one time.
     """
     _require_times(interactions)
     if not 0.0 < fraction < 1.0:
@@ -91,7 +90,7 @@ def global_time_split(interactions: Interactions, fraction: float = 0.8) -> Glob
     times = interactions.timestamps
     boundary = _first_of_second(interactions, fraction)
     if boundary == 0:
-        # The first second is larger than the wished part: split after it instead.
+        # The first second is larger than the wanted part: split after it instead.
         boundary = int(np.searchsorted(times, times[0], side="right"))
         if boundary == len(times):
             raise ValueError(f"every event of {interactions.name} has the time {times[0]}; it can't be split")
@@ -111,10 +110,10 @@ def time_split(
 ) -> MeasuredSplit:
     """Train before t1, validation in [t1, t2), test from t2 on; t1 and t2 cut the events 80 : 10 : 10.
 
-    A second never lies on both sides of a cut. Of the events whose user has an earlier event, up to `max_events` per
-    part are predicted, evenly spread over it; the others are history alone.
-    Raises: ValueError when a share or `max_events` is out of range, when there are no timestamps, or when a part would
-    have no event to predict.
+    A second is never on both sides of a cut. Of the events whose user has an earlier event, up to `max_events` per part
+    are predicted, evenly spread over it; the others are history alone.
+    Raises: ValueError if a share or `max_events` is out of range, if there are no timestamps, or if a part has no event
+    to predict.
     """
     _require_times(interactions)
     if not (0.0 < train_share < 1.0 and 0.0 < valid_share < 1.0 and train_share + valid_share < 1.0):
@@ -153,9 +152,9 @@ SPLITS: dict[str, Callable[[Interactions], MeasuredSplit]] = {
 
 
 def reverse_ties(interactions: Interactions) -> Interactions:
-    """The same events with the order inside each second turned round; nothing else changes.
+    """Return the same events with the order inside each second reversed.
 
-    Raises: ValueError where there are no times.
+    Raises: ValueError without times.
     """
     if not interactions.has_times:
         raise ValueError(f"{interactions.name} has no timestamps, so no ties; allowed: tie_order='file'")
@@ -184,7 +183,7 @@ def _first_events(interactions: Interactions) -> npt.NDArray[np.bool_]:
 
 
 def _evenly(rows: RowArray, count: int) -> RowArray:
-    """`count` of the rows in the middle of as many equal stretches, or all of them where there are no more."""
+    """Return the rows in the middle of `count` equal stretches, or all rows if there are no more."""
     if len(rows) <= count:
         return rows
     middles = (2 * np.arange(count, dtype=np.int64) + 1) * len(rows) // (2 * count)

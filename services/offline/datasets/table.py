@@ -1,8 +1,8 @@
-"""Anybody's interactions: a CSV or Parquet file with a user, an item and a time per row becomes Interactions.
+"""Any interactions: a CSV or Parquet file with a user, an item and a time per row becomes Interactions.
 
 Optional columns are type, value, title and categories; every name can be set. `freshet data validate`, `train` and
-`import` read by this one reader. It finds every trouble of the cells with its rows, and repairs nothing silently; what
-troubles the data as a whole is validation.py's affair.
+`import` share this reader. It reports every problem of the cells with its rows, and repairs nothing silently.
+validation.py checks the data as a whole.
 
 Letters: N rows.
 """
@@ -28,9 +28,9 @@ from .interactions import from_columns
 from .timestamps import BoolArray, IntArray, TimestampError, parse_timestamps
 from .validation import MAX_ID_BYTES, Finding, Reading, Rows, Severity, check, id_problem, unreadable, worst_first
 
-# A line that has as many separators as the header.
+# A line with as many separators as the header.
 _A_ROW = r"\n[^\n]*([,;|\t][^\n]*){%d}"
-# Above it a float64 has lost the last digits of an integer.
+# From here on a float64 has lost the last digits of an integer.
 _EXACT_FLOATS = 2.0**53
 _MAX_TYPES = int(np.iinfo(np.int16).max)
 _AS_USUAL = TableOptions()
@@ -44,11 +44,11 @@ def read_table(
     schema: EventSchema | None = None,
     now_s: float | None = None,
 ) -> Reading:
-    """Read a CSV (.csv, .tsv, .txt), JSON lines (.jsonl; also .gz) or Parquet file, and say what was found in it.
+    """Read a CSV (.csv, .tsv, .txt), JSON lines (.jsonl; also .gz) or Parquet file, and report its findings.
 
-    A CSV's separator is what its header has most of: comma, semicolon, tab or bar. A missing value is 1, a missing type
-    "interaction", or "rating" where the values come from a column of ratings and the schema names that type.
-    `schema` and `now_s` as in `check`.
+    A CSV's separator is the most frequent one of its header: comma, semicolon, tab or bar. A missing value is 1. A
+    missing type is "interaction", or "rating" if the values come from a column of ratings and the schema names that
+    type. `schema` and `now_s` as in `check`.
     """
     path = Path(path)
     try:
@@ -59,7 +59,7 @@ def read_table(
     values, titles, categories = cells.values(), cells.titles(items[0]), cells.categories()
     seconds, order, unit = cells.times(users[0])
     has_value = ~cells.is_missing("value")
-    # The rows without an error, by time, as finely as the file tells it.
+    # The rows without an error, by time at the file's resolution.
     order = order[~cells.bad[order]]
     data = from_columns(
         users=(users[0][order], users[1]),
@@ -92,14 +92,14 @@ def read_table(
 
 
 class _Cells:
-    """A file's cells by role, and what was found wrong in them.
+    """A file's cells by role, and their findings.
 
-    numbers (N,): the file's row of each row that has cells, as many as the header; bad (N,): which have an error.
-    num_rows: of the file, num_blank of them without a cell.
+    numbers (N,): the file's row number of each row that has cells, as many as the header; bad (N,): which have an
+    error. num_rows: of the file, num_blank of them without a cell.
     """
 
     def __init__(self, path: Path, options: TableOptions) -> None:
-        """Raises: ValueError when the file can't be parsed, or has no column, or two, for a role."""
+        """Raises: ValueError if the file can't be parsed, or if a role has no column or two."""
         self._options = options
         kinds = {suffix.lower() for suffix in path.suffixes}
         if found := kinds & {".xlsx", ".xls", ".ods"}:
@@ -148,26 +148,26 @@ class _Cells:
             )
 
     def read_as(self, unit: str) -> str:
-        """Which column was taken for what."""
+        """Return the role of each column, in words."""
         names = {"session": "session, where the user is missing", "timestamp": f"timestamp ({unit})"}
         taken = ", ".join(f"{name} is {names.get(role, role)}" for role, name in self.names.items())
         return f"columns: {taken}" + (f"; separated by {self._separator!r}" if self._separator not in ("", ",") else "")
 
     def found(self, rows: BoolArray, what: str, advice: str, severity: Severity = "error") -> None:
-        """Note what is wrong in these rows (N,); nothing where there are none."""
+        """Add a finding for these rows (N,), if any."""
         self.findings.extend(Rows(self.numbers).finding(rows, severity, what, advice))
         if severity == "error":
             self.bad |= rows
 
     def is_missing(self, role: str) -> BoolArray:
-        """Which rows have no cell of this role, (N,)."""
+        """Return which rows have no cell of this role, (N,)."""
         if role not in self.names:
             return np.ones(len(self.numbers), dtype=bool)
         missing: BoolArray = self._columns[role].is_null().to_numpy()
         return missing
 
     def text(self, role: str) -> pa.ChunkedArray:
-        """The cells as text (N,), null where they are missing; whole numbers without ".0"."""
+        """Return the cells as text (N,), null if missing; whole numbers without ".0"."""
         column = self._columns.get(role, pa.chunked_array([pa.nulls(len(self.numbers))]))
         if pa.types.is_nested(column.type):
             self.found(~self.is_missing(role), f"{role} has type {column.type}", "give text or numbers")
@@ -182,7 +182,7 @@ class _Cells:
             return cells
 
     def ids(self, role: str) -> Coded:
-        """Codes (N,), -1 where an id is missing, and vocabulary. A user without an id is their session."""
+        """Return codes (N,), -1 for a missing id, and vocabulary. A missing user id becomes the session."""
         column = self._columns.get(role, pa.chunked_array([pa.nulls(len(self.numbers), pa.string())]))
         if pa.types.is_floating(column.type):
             large = pc.greater_equal(pc.abs(column), _EXACT_FLOATS).fill_null(False).to_numpy()
@@ -202,7 +202,7 @@ class _Cells:
         return codes, ids
 
     def types(self, schema: EventSchema | None) -> Coded:
-        """Codes (N,) and names. Without a column of types, what has a rating is a rating."""
+        """Return codes (N,) and names. Without a column of types, an event with a rating is a rating."""
         if "type" not in self.names and is_rating(self.names.get("value", "")):
             has_value = ~self.is_missing("value")
             if schema is None or "rating" in schema.types:
@@ -220,7 +220,7 @@ class _Cells:
         return codes, names
 
     def times(self, users: IntArray) -> tuple[IntArray, IntArray, str]:
-        """Seconds (N,), the rows whose times can be read by time, and the unit."""
+        """Return seconds (N,), the rows with readable times by time, and the unit."""
         missing = self.is_missing("timestamp")
         self.found(missing, "timestamp is missing", "fill the cell or remove the row")
         column, rows = self._columns["timestamp"], np.flatnonzero(~missing)
@@ -242,7 +242,7 @@ class _Cells:
         return seconds, rows[parsed.order], parsed.unit
 
     def values(self) -> npt.NDArray[np.float32]:
-        """The values (N,); 1 where a cell is missing or no number."""
+        """Return the values (N,); 1 if a cell is missing or not a number."""
         column = self._columns.get("value", pa.chunked_array([pa.nulls(len(self.numbers))]))
         try:
             if _is_text(column.type):
@@ -264,7 +264,7 @@ class _Cells:
         return values
 
     def titles(self, items: IntArray) -> pa.ChunkedArray:
-        """Texts (N,)."""
+        """Return texts (N,)."""
         text = self.text("title")
         titles = coded(text)[0]
         rows = np.flatnonzero((titles >= 0) & (items >= 0))
@@ -276,7 +276,7 @@ class _Cells:
         return text
 
     def categories(self) -> pa.ChunkedArray:
-        """Texts or lists of texts (N,)."""
+        """Return texts or lists of texts (N,)."""
         column = self._columns.get("categories")
         if column is not None and pa.types.is_nested(column.type):
             try:
@@ -294,7 +294,7 @@ class _Cells:
 
 
 def id_texts(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """A column as text; whole floats and decimals (ids that passed through a table with gaps) lose their ".0".
+    """Return a column as text; whole floats and decimals (ids that passed through a table with gaps) lose their ".0".
 
     Raises: ValueError for lists and structs; pa.ArrowInvalid for bytes that are not UTF-8.
     """
@@ -311,7 +311,7 @@ def id_texts(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def coded(text: pa.ChunkedArray) -> Coded:
-    """Codes (N,), -1 where a text is missing, and vocabulary."""
+    """Return codes (N,), -1 for a missing text, and vocabulary."""
     encoded = text.dictionary_encode().combine_chunks()
     return encoded.indices.fill_null(-1).to_numpy().astype(np.int64), encoded.dictionary.to_pylist()
 
@@ -339,8 +339,9 @@ def _number(text: str, *, decimal_comma: bool) -> float | None:
 
 
 def _read_csv(path: Path, ragged: list[int]) -> tuple[pa.Table, str]:
-    """The rows as bytes, and what separates cells; the numbers of rows with another number of cells than the header go
-    to `ragged`."""
+    """Return the rows as bytes, and the separator; the numbers of rows with another number of cells than the header go
+    to `ragged`.
+    """
 
     def skip(row: pa_csv.InvalidRow) -> str:
         ragged.append(row.number)
@@ -364,7 +365,7 @@ def _read_csv(path: Path, ragged: list[int]) -> tuple[pa.Table, str]:
     with pa_csv.open_csv(pa.BufferReader(data), parse_options=parse) as reader:
         names = reader.schema.names
     ragged.clear()
-    # With one thread rows have their numbers. Ids stay text ("007"), times are judged later, and only an empty cell is
+    # With one thread rows have their numbers. Ids stay text ("007"), times are parsed later, and only an empty cell is
     # missing: "nan" must stay visible.
     table = pa_csv.read_csv(
         pa.BufferReader(data),
@@ -378,14 +379,14 @@ def _read_csv(path: Path, ragged: list[int]) -> tuple[pa.Table, str]:
 
 
 def _matches(table: pa.Table, pattern: str) -> BoolArray:
-    """Which rows have a cell with this pattern, (N,)."""
+    """Return which rows have a cell with this pattern, (N,)."""
     found = [pc.match_substring_regex(cells, pattern).fill_null(False).to_numpy() for cells in table.columns]
     matches: BoolArray = np.logical_or.reduce(found)
     return matches
 
 
 def _first_cells(items: Coded, cells: pa.ChunkedArray) -> dict[str, Any]:
-    """Each item's first cell that is not missing."""
+    """Return each item's first cell that is not missing."""
     codes, ids = items
     present = np.flatnonzero(cells.is_valid().to_numpy() & (codes >= 0))
     _, first = np.unique(codes[present], return_index=True)

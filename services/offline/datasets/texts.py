@@ -1,4 +1,4 @@
-"""Real texts with questions that know the documents that answer them: MedQuAD and SciFact.
+"""Text collections with questions and the documents that answer them: MedQuAD and SciFact.
 
 It knows neither encoders nor metrics.
 """
@@ -16,8 +16,9 @@ Question = tuple[str, tuple[int, ...]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextCollection:
-    """One corpus. `documents`: texts; questions: text and rows of its documents.
-    `tested_are_trained`: every tested document has training questions, by the way the set was split."""
+    """One corpus. `documents`: texts; questions: text and rows of its documents. `tested_are_trained`: by the set's
+    split every tested document has training questions.
+    """
 
     name: str
     documents: list[str]
@@ -27,7 +28,7 @@ class TextCollection:
 
 
 def load_texts(name: str, locator: Locator | None = None) -> TextCollection:
-    """A collection by name: medquad or scifact.
+    """Load a collection by name: medquad or scifact.
 
     Raises: ValueError for another name, or a file that is not on this machine.
     """

@@ -1,8 +1,8 @@
-"""Event times in whatever unit a file has them, turned into unix seconds without guessing wrongly.
+"""Convert event times of any unit to unix seconds, without guessing wrongly.
 
-A number is taken as seconds, milliseconds, microseconds or nanoseconds only if every row fits that one unit between
-1973 and 2100; text only if it is ISO 8601 (no zone means UTC). Anything else is an error that names rows and the way
-out. What is finer than a second decides the order of events. It does not know what the events are.
+Numbers are seconds, milliseconds, microseconds or nanoseconds only if every row is between 1973 and 2100 in that one
+unit; text must be ISO 8601 (no zone means UTC). Anything else is an error that names rows and the remedy. Fractions of
+a second decide the order of events. It does not know what the events are.
 
 Letters: N rows.
 """
@@ -29,7 +29,7 @@ NumberArray = npt.NDArray[np.integer | np.floating]
 
 
 class TimestampError(ValueError):
-    """Times that can't be read. rows (N,): which they are; advice: the way out."""
+    """Times that can't be read. rows (N,): which they are; advice: the remedy."""
 
     def __init__(self, what: str, rows: BoolArray, advice: str) -> None:
         super().__init__(what)
@@ -39,8 +39,9 @@ class TimestampError(ValueError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParsedTimes:
-    """seconds (N,): unix seconds, rounded down; order (N,): the rows by time, as finely as the column tells, rows of
-    equal time as they came; `unit` says how the column was read."""
+    """seconds (N,): unix seconds, rounded down; order (N,): the rows by time at the column's resolution, in file order
+    for equal times; `unit` of the column.
+    """
 
     seconds: IntArray
     order: IntArray

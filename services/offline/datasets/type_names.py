@@ -1,4 +1,4 @@
-"""Types of events that a schema does not name: which of its types was probably meant, and the line that says so."""
+"""Event types unknown to a schema: the type of the schema that was probably meant, and the line that adds it."""
 
 import difflib
 
@@ -6,7 +6,7 @@ from services.algorithms.bundles.event_schema import EventSchema, EventType, Rol
 
 from .columns import plain
 
-# What people call what the default schema has, by the beginning of the word.
+# Synonyms of the default schema's types, by the beginning of the word.
 _OTHER_WORDS = {
     "basket": "add_to_cart",
     "buy": "purchase",
@@ -24,7 +24,7 @@ _OTHER_WORDS = {
     "stream": "play",
     "show": "impression",
 }
-# What begins so takes something back: it is no type that says yes, whatever follows.
+# A name with such a beginning undoes something: it is not a positive type, whatever follows.
 _TAKES_BACK = ("remove", "delete", "cancel", "undo", "un")
 _NOTHING = "remove_from_cart"
 _LEAST_LIKE = 0.75
@@ -32,10 +32,10 @@ _WEIGHT = {Role.POSITIVE: 1.0, Role.NEGATIVE: -1.0, Role.EXPOSURE: 0.0, Role.NEU
 
 
 def near_type(name: str, schema: EventSchema) -> str | None:
-    """The type of the schema that `name` probably means; None where no name is near.
+    """Return the type of the schema that `name` probably means; None if no name is near.
 
-    The same letters come first, then what takes something back, then a type that is a word of `name` or has it as one,
-    then another word for a type, then a name of similar letters.
+    Precedence: the same letters, a beginning that undoes something, a type that is a word of `name` or contains it as
+    one, a synonym, a name of similar letters.
     """
     said = plain(name)
     if not said:
@@ -57,7 +57,7 @@ def near_type(name: str, schema: EventSchema) -> str | None:
 
 
 def schema_line(name: str, means: EventType) -> str:
-    """The line of `events.yaml` by which `name` means this."""
+    """Return the line of `events.yaml` that gives `name` this meaning."""
     said = [f"role: {means.role}"]
     if means.weight.centre is not None or means.weight.slope != _WEIGHT[means.role]:
         said.append(f"weight: {means.weight.slope:g}")
@@ -70,8 +70,9 @@ def schema_line(name: str, means: EventType) -> str:
 
 
 def rating_scale(least: float, most: float) -> tuple[float, float] | None:
-    """The scale that values from `least` to `most` are on, where it is none of at most five stars: 0 to 1, 0 or 1 to 7,
-    10, 20 or 100, or -10 to 10 and the like."""
+    """Return the scale of values from `least` to `most`, unless it is one of at most five stars: 0 to 1, 0 or 1 to 7,
+    10, 20 or 100, or -10 to 10 and the like.
+    """
     for top in (1.0, 5.0, 7.0, 10.0, 20.0, 100.0):
         if max(most, -least) <= top:
             if least < 0:
@@ -81,6 +82,6 @@ def rating_scale(least: float, most: float) -> tuple[float, float] | None:
 
 
 def scale_line(name: str, scale: tuple[float, float]) -> str:
-    """The line of `events.yaml` by which the ends of a scale weigh -1 and 1."""
+    """Return the line of `events.yaml` that weighs the ends of a scale -1 and 1."""
     low, high = scale
     return f"{name}: {{role: positive, weight: {2 / (high - low):.4g}, centre: {(low + high) / 2:g}}}"

@@ -1,7 +1,7 @@
-"""The usual troubles of interaction data, found before they cost a training run: what, where, how many, what to do.
+"""Find the usual problems of interaction data before they cost a training run: what, where, how many, what to do.
 
-An "error" keeps the data from being used, or from being trained on alone (`only_training`); a "warning" makes results
-misleading; "info" is worth knowing. It changes nothing, opens no file, and reads no clock unless `now_s` is left out.
+An "error" makes the data unusable, or unusable for training alone (`only_training`); a "warning" makes results
+misleading; "info" is worth knowing. It changes nothing, opens no file, and reads no clock if `now_s` is given.
 
 Letters: N rows.
 """
@@ -29,15 +29,16 @@ MaskArray = npt.NDArray[np.bool_]
 _SHOWN = 5
 MAX_ID_BYTES = 128
 MIN_EVENTS_PER_USER = 3
-# Training holds back a user's last event twice: to test the model, and to choose its head.
+# Training holds out two events per user: one to test the model, one to choose its head.
 MIN_EVENTS_TO_TRAIN = 4
 MIN_EVENTS_PER_ITEM = 5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """One trouble. `where` names rows (file rows, or events in time order), ids or the column; `count` is how many of
-    `of` they are, 0 where it is the file as a whole. only_training: it does not keep the data from being imported."""
+    """One problem. `where` names rows (file rows, or events in time order), ids or the column; `count` of `of` are
+    affected, 0 for the file as a whole. only_training: the data can still be imported.
+    """
 
     severity: Severity
     what: str
@@ -59,10 +60,10 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reading:
-    """What was found in data, and what of it can be used: `interactions`, None where an error refuses all.
+    """The findings in data, and the usable `interactions`; None if an error rejects all.
 
-    num_rows: rows of the file, num_blank of them without a cell. read_as: which column was taken for what. catalogue:
-    what a file says of the items.
+    num_rows: rows of the file, num_blank of them without a cell. read_as: the role of each column, in words. catalogue:
+    of the file of items.
     """
 
     source: str
@@ -75,16 +76,16 @@ class Reading:
 
     @property
     def told(self) -> list[str]:
-        """What every command that reads data says of them: what was read as what, and the findings."""
+        """Lines that every command prints about its data: the columns' roles and the findings."""
         return [*filter(None, [self.read_as]), *(finding.text for finding in self.findings)]
 
     @classmethod
     def of(cls, data: Interactions, findings: Iterable[Finding] = ()) -> Self:
-        """Loaded data."""
+        """Return a reading of loaded data."""
         return cls(source=data.source, findings=worst_first(findings), interactions=data, num_rows=len(data))
 
     def accepted(self, *, for_training: bool = False) -> Interactions:
-        """Raises: ValueError, naming every error, when the data are refused."""
+        """Return the interactions. Raises: ValueError, naming every error, if the data are rejected."""
         errors = [one for one in self.findings if one.severity == "error" and (for_training or not one.only_training)]
         if self.interactions is None or errors:
             reasons = "; ".join(f"{one}: {one.advice}" for one in errors)
@@ -92,9 +93,9 @@ class Reading:
         return self.interactions
 
     def account(self, used: Interactions | None, *, given: Interactions | None = None) -> dict[str, Any]:
-        """How many rows were read and used, and why others were left out: rows = used + all that was left out.
+        """Return the numbers of rows read, used, and left out by reason; rows = used + left out.
 
-        `used` is a selection of `given`, and that of `interactions`; None: all were refused.
+        `used` is a selection of `given`, and that of `interactions`; None: all were rejected.
         """
         left_out = Counter({"blank": self.num_blank})
         if used is None or self.interactions is None:
@@ -109,7 +110,7 @@ class Reading:
 
 
 def account_text(account: dict[str, Any]) -> str:
-    """`Reading.account` in a sentence."""
+    """Return `Reading.account` as a sentence."""
     reasons = account["left_out"]
     listed = ", ".join(f"{_printable(reason)} {count:,}" for reason, count in reasons.items())
     left_out = f"{sum(reasons.values()):,} left out" + (f" ({listed})" if listed else "")
@@ -117,12 +118,12 @@ def account_text(account: dict[str, Any]) -> str:
 
 
 def worst_first(findings: Iterable[Finding]) -> list[Finding]:
-    """Errors, warnings, infos; of each those of most rows first."""
+    """Return errors, then warnings, then infos; of each, those of most rows first."""
     return sorted(findings, key=lambda one: (("error", "warning", "info").index(one.severity), -one.count))
 
 
 def unreadable(source: str, problem: str) -> Reading:
-    """What no row of can be read."""
+    """Return the reading of a file without a readable row."""
     advice = "the whole file is left out, and its rows are not counted"
     finding = Finding(severity="error", what=problem, where=source, count=1, of=0, advice=advice)
     return Reading(source=source, findings=[finding], interactions=None, num_rows=0)
@@ -130,7 +131,7 @@ def unreadable(source: str, problem: str) -> Reading:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What N rows are called: numbers (N,) of `word`."""
+    """Names of N rows: numbers (N,) of `word`."""
 
     numbers: IntArray
     word: str = "rows"
@@ -138,7 +139,7 @@ class Rows:
     def finding(
         self, mask: MaskArray, severity: Severity, what: str, advice: str, *, only_training: bool = False
     ) -> Iterator[Finding]:
-        """A finding of the rows that the mask (N,) chooses; none where it chooses none."""
+        """Yield a finding of the rows in the mask (N,), if any."""
         if mask.any():
             yield Finding(
                 severity=severity,
@@ -153,7 +154,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class _Checked:
-    """What the checks look at. has_value (N,): where a value was given."""
+    """Input of the checks. has_value (N,): which rows have a value."""
 
     data: Interactions
     rows: Rows
@@ -169,11 +170,11 @@ def check(
     rows: Rows | None = None,
     has_value: MaskArray | None = None,
 ) -> list[Finding]:
-    """What troubles the data.
+    """Return the findings in the data.
 
-    `schema` says what types of events mean; without one types are not judged. `now_s` (unix seconds, default: now) is
-    what the future is measured from. `rows`: what the events are called in the file; has_value (N,): which have a value
-    of their own, all by default.
+    `schema` gives the meaning of event types; without one types are not checked. `now_s`: unix seconds, default: now;
+    later times are in the future. `rows`: the events' names in the file; has_value (N,): which have a value of their
+    own, all by default.
     """
     if not len(data):
         advice = "give a table with at least one row"
@@ -190,7 +191,7 @@ def check(
 
 
 def id_problem(text: str) -> str:
-    """What is wrong with an id, or "": ids are UTF-8, 1 to 128 bytes, without control characters."""
+    """Return what is wrong with an id, or "": ids are UTF-8, 1 to 128 bytes, without control characters."""
     if not text:
         return "is empty"
     size = len(text.encode("utf-8", "surrogatepass"))
@@ -282,7 +283,7 @@ def _check_type_names(checked: _Checked) -> Iterator[Finding]:
 
 
 def _check_types(checked: _Checked, schema: EventSchema) -> Iterator[Finding]:
-    """What a schema leaves out of training and histories, and values that it takes for something else."""
+    """Find types that the schema excludes from training and histories, and values off its scale."""
     data, finding = checked.data, checked.rows.finding
     means = {name: schema.of(name) for name in data.type_names}
     read = {name for name, one in means.items() if one.is_encoded}
@@ -345,7 +346,7 @@ def _check_scale(checked: _Checked, name: str, weight: TypeWeight, given: MaskAr
 def other_scale(
     data: Interactions, name: str, weight: TypeWeight, given: MaskArray | None = None
 ) -> tuple[float, float] | None:
-    """The scale of a type's values where it is not one of up to five stars and the schema's weight does not fit it."""
+    """Return the scale of a type's values if it has more than five stars and the schema's weight does not fit it."""
     chosen = data.of_types({name}) if given is None else given
     if weight.centre is None or not chosen.any() or not weight.slope:
         return None
@@ -357,8 +358,7 @@ def other_scale(
 
 
 def lines_for_scales(data: Interactions | None, schema: EventSchema) -> dict[str, str]:
-    """By type the line of `events.yaml` that its values' scale needs; of the types whose scale the schema does not
-    expect."""
+    """Return lines of `events.yaml` by type, for types whose values have another scale than the schema expects."""
     weights = {} if data is None else {name: schema.of(name).weight for name in data.type_names}
     scales = {name: other_scale(data, name, weight) for name, weight in weights.items() if data is not None}
     return {name: scale_line(name, scale) for name, scale in scales.items() if scale is not None}
@@ -375,7 +375,7 @@ _CHECKS: tuple[Callable[[_Checked], Iterator[Finding]], ...] = (
 
 
 def _repeats(keys: tuple[npt.NDArray[np.integer], ...]) -> MaskArray:
-    """Rows whose key occurred in an earlier row."""
+    """Return which rows repeat the key of an earlier row."""
     order = np.lexsort(keys[::-1])
     equal = np.ones(max(len(order) - 1, 0), dtype=bool)
     for key in keys:
@@ -390,6 +390,6 @@ def _printable(text: str) -> str:
 
 
 def some(names: Sequence[str]) -> str:
-    """The first few names, and how many more."""
+    """Return the first few names, and how many more."""
     more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + more
