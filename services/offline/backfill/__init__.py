@@ -1,1 +1,1 @@
-"""Jobs over whole topics, run by commands: past interactions in, another model's attributions, a fold from zero."""
+"""Jobs over whole topics, run by commands: import past interactions, attribute with another model, fold from zero."""

@@ -1,11 +1,10 @@
-"""Past interactions into the stream and the state store at once, before going live (`freshet import`).
+"""Import past interactions into the stream and the state store before going live (`freshet import`).
 
-They are written onto `interactions` like any event, so that the topic stays the whole truth, and in the same run each
-user's history, seen items, state and position are computed and stored directly, which takes seconds where the consumer
-would take minutes. Event ids follow from the data's name and the row, and rows from the data's order: an import that
-broke off is continued by running it again, one that is done is found to be done. Attributions go out as the consumer
-would have sent them, from one pass of the model over each window. It takes plain columns and does not know where they
-came from.
+The import writes them to `interactions` like any event, so that the topic stays the only source of truth. In the same
+run it computes and stores each user's history, seen items, state and position, in seconds instead of the consumer's
+minutes. An event id is made of the data's name and the row number, and the row number of the data's order: another run
+continues an interrupted import, and does nothing after a finished one. Attributions equal the consumer's, from one pass
+of the model over each window. The input is plain columns of any origin.
 
 Letters: N interactions, U users, X items, L = max_history.
 """
@@ -39,10 +38,10 @@ from services.user_state.values import AdvanceStep, StoredState, UserUpdate, now
 
 _CONSUMED = "something consumes the stream during the import: stop the encoder process, and import again"
 
-# An import that dies gives the stream back after this long.
+# The pause of the stream ends this long after an import dies.
 HOLD_SECONDS = 60
 WRITE_CHUNK = 20_000
-# Users are filled together until they have so many interactions: what the model answers for them is held in memory.
+# A batch of users has about so many interactions; the model's output for a batch is in memory.
 FILL_CHUNK = 8_192
 
 # (phase, done, total): "write" counts interactions, "states" counts users.
@@ -53,12 +52,12 @@ class Writer(Protocol):
     """Writes records in order per partition and waits until all are acknowledged (the real one: BulkProducer)."""
 
     def send_many(self, records: Sequence[Record], timeout_s: float = ...) -> list[Position]:
-        """The positions of the records, in the same order."""
+        """Return the positions of the records, in the same order."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImportReport:
-    """What an import did. written, users_filled and attributions are 0 for what an earlier run had done."""
+    """Result of an import. written, users_filled and attributions exclude what an earlier run did."""
 
     interactions: int
     written: int
@@ -71,7 +70,7 @@ class ImportReport:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """One user's rows, oldest first; all lie in one partition."""
+    """One user's rows, oldest first; all are in one partition."""
 
     user_id: str
     partition: int
@@ -80,9 +79,10 @@ class _Rows:
 
 @dataclass(slots=True)
 class _Pending:
-    """A user on the way into the store. kept: the rows that count; first: the first of them (by number) to attribute;
-    history: those that the history keeps; before (len(kept) + 1,): how many of them came before each row, and in all;
-    state_at: number of a row of the history -> (job, row of its answer) of the state after it."""
+    """A user to be stored. kept: the rows that count; first: number of the first of them to attribute; history: rows in
+    the history; before (len(kept) + 1,): how many of them precede each row, and in all; state_at: number of a history
+    row -> (job, row of its output) of the state after it.
+    """
 
     user: _Rows
     update: UserUpdate
@@ -101,9 +101,9 @@ class _Filled:
 
 
 class BulkImport:
-    """One import. An encoder process that runs is asked to wait meanwhile, and goes on behind the import afterwards.
+    """One import. It pauses a running encoder process, which afterwards continues behind the imported records.
 
-    settle_seconds: how long such a process may take to notice.
+    settle_seconds: such a process notices the pause within this time.
     """
 
     def __init__(
@@ -121,8 +121,9 @@ class BulkImport:
         progress: Progressed = lambda phase, done, total: None,
         settle_seconds: float = 2.0,
     ) -> None:
-        """Without `attributes` the past fills histories and states and teaches items nothing: what a model was trained
-        on is in it already."""
+        """attributes: False for data in the model's training set: it fills histories and states, but does not update
+        item states a second time.
+        """
         self._attributes = attributes
         self._stream = stream
         self._writer = writer
@@ -137,10 +138,10 @@ class BulkImport:
         self._settle_seconds = settle_seconds
 
     def run(self, past: PastInteractions) -> ImportReport:
-        """Write and fill; or go on where an earlier run of the same data broke off.
+        """Write and fill; or continue an interrupted run of the same data.
 
-        Raises: InvalidRequest naming a row that breaks a limit (nothing is written); PreconditionFailed when the
-        topic begins with other records, or something consumes it meanwhile; DependencyUnavailable.
+        Raises: InvalidRequest naming a row that breaks a limit (nothing is written); PreconditionFailed if the topic
+        begins with other records, or if something consumes it meanwhile; DependencyUnavailable.
         """
         check(past)
         self._encoder.check()
@@ -173,7 +174,7 @@ class BulkImport:
         )
 
     def _check_topic(self, past: PastInteractions, layout: Layout) -> dict[int, int]:
-        """How many of each partition's rows the topic already holds; what it begins with must be these rows."""
+        """Return how many of each partition's rows are in the topic, which must begin with these rows."""
         present = {}
         for partition, end in self._stream.end_offsets().items():
             mine = len(layout.rows[partition])
@@ -211,7 +212,7 @@ class BulkImport:
         raise PreconditionFailed(f"partition {partition} of {INTERACTIONS!r} cannot be read at offset {offset}")
 
     def _write(self, past: PastInteractions, layout: Layout, present: Mapping[int, int]) -> int:
-        """Write the rows that are not there yet, in the data's order. A run that breaks off leaves whole beginnings."""
+        """Write the missing rows in the data's order. An interrupted run leaves a prefix in each partition."""
         done = np.array([present.get(partition, 0) for partition in range(len(layout.rows))], dtype=np.int64)
         missing = np.flatnonzero(layout.offset >= done[layout.partition])
         for start in range(0, len(missing), WRITE_CHUNK):
@@ -233,11 +234,11 @@ class BulkImport:
             yield Record(INTERACTIONS, interaction.user_id.encode(), encode_interaction(interaction))
 
     def _fill(self, past: PastInteractions, layout: Layout, recorded_ms: int) -> _Filled:
-        """recorded_ms: when the broker had all of it."""
+        """recorded_ms: time when the broker had all records."""
         epoch, _ = self._store.ensure_epoch(len(layout.rows))
         self._store.add_model(self._vocabulary.model_version)
         progress = self._store.begin(range(len(layout.rows)), epoch)
-        # What lies before went out, by an earlier import or the consumer, before the state store was lost.
+        # Earlier offsets were attributed, by an earlier import or the consumer, before the state store was lost.
         attribute_from = self._stream.committed() if self._attributes else dict(enumerate(map(len, layout.rows)))
         behind = [p for p, rows in enumerate(layout.rows) if progress[p].watermark < len(rows) - 1]
         order = np.argsort(past.users, kind="stable")
@@ -272,11 +273,11 @@ class BulkImport:
         except Conflict as exc:
             raise PreconditionFailed(_CONSUMED) from exc
         self._stream.commit({step.partition: step.to_watermark + 1 for step in steps})
-        self._stream.committed()  # answered after the commit is
+        self._stream.committed()  # answered after the commit
         return filled
 
     def _count(self, past: PastInteractions, rows: npt.NDArray[np.int64], partition: int, first: int) -> dict[str, int]:
-        """What becomes of a partition's rows from offset `first` on."""
+        """Return counts of a partition's rows from offset `first` on, by outcome."""
         known = np.array([item_id in self._vocabulary.item_index for item_id in past.item_ids], dtype=bool)
         up_to = [self._forgotten.up_to(user_id).get(partition, -1) for user_id in past.user_ids]
         void = np.arange(first, len(rows)) <= np.array(up_to, dtype=np.int64)[past.users[rows[first:]]]
@@ -307,7 +308,7 @@ class BulkImport:
             last = int(layout.offset[user.rows[-1]])
             applied = stored[user.user_id].positions.get(user.partition, -1)
             if applied >= last:
-                continue  # an earlier run, or the consumer, has been here
+                continue  # applied by an earlier run or the consumer
             up_to = self._forgotten.up_to(user.user_id).get(user.partition, -1)
             offsets = layout.offset[user.rows]
             kept = user.rows[offsets > up_to]
@@ -331,7 +332,7 @@ class BulkImport:
             raise PreconditionFailed(_CONSUMED) from exc
 
     def _plan(self, past: PastInteractions, layout: Layout, work: _Pending, jobs: list[EncodeJob]) -> None:
-        """One job per window: the states before each interaction to attribute, and the one after the last."""
+        """Add one job per window: the states before each interaction to attribute, and the one after the last."""
         if not len(work.history):
             return
         # The state before interaction j is the one after j - 1; the history's own is the one after the last.
@@ -392,7 +393,7 @@ class BulkImport:
         return replace(work.update, state=state, state_change="set")
 
     def _in_history(self, past: PastInteractions) -> npt.NDArray[np.bool_]:
-        """Which types (T,) histories keep."""
+        """Return which types (T,) are part of histories."""
         return np.array([self._vocabulary.schema.of(name).history for name in past.type_names], dtype=bool)
 
     def _event(self, past: PastInteractions, layout: Layout, user: _Rows, row: int, id_hash: int) -> StoredEvent:
@@ -407,7 +408,7 @@ class BulkImport:
         )
 
     def _recent(self, past: PastInteractions, layout: Layout, user: _Rows, row: int, id_hash: int) -> RecentId:
-        """Of a row that counts, as `merge` would note it."""
+        """Return the recent id of a row that counts, as `merge` does."""
         kind = self._vocabulary.schema.of(past.type_names[past.types[row]])
         outcome = Outcome.KEPT_OUT if kind.seen else Outcome.KEPT_OUT_UNSEEN
         item_id = past.item_ids[past.items[row]] if kind.seen or kind.is_attributed else ""
@@ -428,7 +429,7 @@ class BulkImport:
         history: npt.NDArray[np.int64],
         expected: bytes,
     ) -> UserUpdate:
-        """The user after these rows; `kept` are those that no forget covers, `history` those of them that stay."""
+        """Return the user after these rows. kept: rows that no forget covers; history: those of them in the history."""
         window = trim(history.tolist(), self._vocabulary.max_history)
         seen = [self._vocabulary.schema.of(name).seen for name in past.type_names]
         recent = user.rows[-RECENT_IDS:].tolist()
@@ -459,7 +460,7 @@ class BulkImport:
 
 
 def _parts(todo: Sequence[_Rows]) -> Iterator[list[_Rows]]:
-    """Users in groups of about FILL_CHUNK interactions."""
+    """Yield users in groups of about FILL_CHUNK interactions."""
     part: list[_Rows] = []
     size = 0
     for user in todo:

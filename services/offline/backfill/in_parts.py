@@ -1,8 +1,8 @@
-"""One function over independent parts of a job: here, one part after another, or on a Ray cluster, all at once.
+"""Run one function over independent parts of a job: here one by one, or on a Ray cluster in parallel.
 
-The same calls run in both. On Ray a part whose worker dies begins again on another one, a few times at most. A worker
-is checked before it does anything: it must run this version and find the very same bundle. Knows nothing of what a part
-is; what is finished is the caller's to keep, through `done`.
+Both run the same calls. If a Ray worker dies, its part starts again on another one, a few times at most. A worker is
+checked first: it must run this version and have the same bundle. It does not know what a part is; the caller stores
+results through `done`.
 """
 
 import logging
@@ -16,10 +16,10 @@ from services.algorithms.bundles.model_bundle import BundleError, load_bundle
 from services.platform.errors import FreshetError, PreconditionFailed
 from services.stack.version import freshet_version
 
-# What kills one worker after another, such as a part that does not fit its memory, is not begun for ever.
+# A part that kills every worker, because it does not fit in memory, say, is not retried forever.
 RETRIES = 3
 _CONNECT_S, _TRIES = 5.0, 3
-# What the parts need.
+# Installed on every worker.
 _PACKAGE = "freshet-recsys[cli,encode,cpu,ray]"
 
 R = TypeVar("R")
@@ -28,12 +28,12 @@ R = TypeVar("R")
 def run_parts(
     calls: Mapping[int, Callable[[], R]], done: Callable[[int, R], None], *, bundle: Path, on: str | None = None
 ) -> None:
-    """Make every call and hand `done` its number and result, here and in the order of their ends.
+    """Make every call and pass `done` its number and result, in this process and in the order of completion.
 
-    calls: picklable, of functions that a worker can import. bundle: what the calls read, an absolute path. on: None:
-    in this process; else the address of a Ray cluster, as `ray.init` takes it.
-    Raises: what a call raises, once, with the name of its worker's machine; PreconditionFailed for a worker or cluster
-    that cannot be used, without the package ray, and for a part whose workers died again and again.
+    calls: picklable, of functions that a worker can import. bundle: input of the calls, an absolute path. on: None: in
+    this process; else the address of a Ray cluster, as `ray.init` takes it.
+    Raises: a call's exception, once, with the name of its worker's machine; PreconditionFailed for an unusable worker
+    or cluster, without the package ray, and for a part whose workers died repeatedly.
     """
     wanted = freshet_version(), load_bundle(bundle, verify=False).model_version
     if on is None or not calls:
@@ -57,7 +57,7 @@ def run_parts(
 
 
 def _on_worker(call: Callable[[], R], bundle: Path, version: str, model_version: str) -> R | FreshetError | BundleError:
-    """In a worker: the call, where this is a worker for it. What is wrong is returned: Ray prints what is raised."""
+    """Check this worker, then make the call. Errors are returned, because Ray prints raised ones."""
     try:
         _check(bundle, version, model_version)
         return call()
@@ -66,7 +66,7 @@ def _on_worker(call: Callable[[], R], bundle: Path, version: str, model_version:
 
 
 def _check(bundle: Path, version: str, model_version: str) -> None:
-    """Raises: PreconditionFailed in a worker that runs another version, or has not that bundle."""
+    """Raises: PreconditionFailed in a worker with another version, or without that bundle."""
     if (mine := freshet_version()) != version:
         raise PreconditionFailed(f"runs freshet-recsys {mine}, this command {version}: install the same one there")
     try:
@@ -96,7 +96,7 @@ def _result(ray: Any, ready: Any, number: int) -> Any:
 
 
 def _detail(exc: Exception) -> str:
-    """The line that says what happened: of a gRPC error, or the last one of a traceback."""
+    """Return the relevant line: a gRPC error's details, or the last line of a traceback."""
     lines = [line.strip() for line in str(exc).splitlines() if len(line.strip()) > 2] or [repr(exc)]
     return next((line for line in lines if line.startswith("details = ")), lines[-1])
 
@@ -123,7 +123,7 @@ def _connected(address: str) -> Any:
 
 
 def _init(ray: Any, address: str) -> None:
-    """On a busy head node the process that it starts for each client may fail to come up in time."""
+    """Retry: a busy head node may not start a client's process in time."""
     for tries_left in reversed(range(_TRIES)):
         try:
             ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)

@@ -1,5 +1,6 @@
-"""Puts the jobs over whole topics together, with the processes' own adapters and settings: the only module here that
-names concrete adapters."""
+"""Assemble the jobs over whole topics from the processes' adapters and settings; only this module of the folder names
+concrete adapters.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -50,9 +51,9 @@ def run_import(
     *,
     attributes: bool = True,
 ) -> ImportReport:
-    """Import past interactions (blocking); Kafka, Redis and the model must run. attributes: as `BulkImport` says.
+    """Import past interactions (blocking); Kafka, Redis and the model must run. attributes: as in `BulkImport`.
 
-    Raises: BundleError; InvalidRequest, PreconditionFailed, DependencyUnavailable as `BulkImport.run` says.
+    Raises: BundleError; InvalidRequest, PreconditionFailed, DependencyUnavailable as `BulkImport.run`.
     """
     bundle = load_bundle(settings.bundle)
     stream = kafka_stream(settings)
@@ -92,17 +93,18 @@ def run_reattribution(
 ) -> ReattributionReport:
     """Encode all of `interactions` with the settings' bundle into attributions of its version (blocking).
 
-    archive: what `freshet archive` made, for what retention took. rekeys: the bundle is the live one, and what went out
-    under earlier keys goes out again, search clicks too, so that it is the users' under the settings' key. partitions:
-    these alone. Only Kafka must run: the model runs here, and nothing that the live system reads from is touched.
+    archive: of `freshet archive`, for records that retention deleted. rekeys: the bundle is the live one, and
+    everything attributed under earlier keys is attributed again under the settings' key, with search clicks.
+    partitions: these alone. Only Kafka must run: the model runs in this process, and no input of the live system
+    changes.
     Raises: BundleError, PreconditionFailed, DependencyUnavailable.
     """
     bundle = load_bundle(settings.bundle)
     past = None if archive is None else open_whole(archive, partitions=partitions)
-    # Its own group: what it commits says how far this model's attributions went out.
+    # The group is the model's own: its commits are the progress of this model's attributions.
     group_id = f"freshet-attribute-{bundle.model_version}"
     if rekeys:
-        # And of this key; the key itself cannot be told from it.
+        # And the key's own; the group's name does not reveal the key.
         group_id = f"freshet-rekey-{bundle.model_version}-{pseudonym_of('', pseudonym_key(settings))[:8]}"
     mine = settings.model_copy(update={"group_id": group_id, "max_poll_records": POLL_RECORDS})
     every = kafka_stream(mine)
@@ -136,8 +138,9 @@ def run_reattribution(
 def run_reattribution_on(
     cluster: str, settings: EncoderSettings, progress: Callable[[int, int], None], *, archive: Path | None = None
 ) -> ReattributionReport:
-    """`run_reattribution` of each partition on a Ray cluster; progress is told partitions. A worker that is killed lets
-    another one go on where it had committed. Raises: as that, and as `run_parts`."""
+    """Run `run_reattribution` for each partition on a Ray cluster; progress counts partitions. If a worker is killed,
+    another one continues from its commit. Raises: as `run_reattribution` and `run_parts`.
+    """
     there = settings.model_copy(update={"bundle": settings.bundle.resolve()})
     past = None if archive is None else archive.resolve()
     log = kafka_stream(there)
@@ -162,7 +165,7 @@ def run_reattribution_on(
 
 
 def run_warming(settings: EncoderSettings, progress: Callable[[int, int], None] = lambda done, total: None) -> Warmth:
-    """Make the states of the settings' bundle for everybody with a history (blocking); only Redis must run.
+    """Compute states with the settings' bundle for all users with a history (blocking); only Redis must run.
 
     Raises: BundleError, PreconditionFailed, DependencyUnavailable.
     """
@@ -176,7 +179,9 @@ def run_warming(settings: EncoderSettings, progress: Callable[[int, int], None] 
 
 
 def measure_warmth(settings: EncoderSettings) -> Warmth:
-    """How warm everybody is for the settings' bundle; only Redis must run. Raises: as `run_warming`."""
+    """Measure how many users have current states of the settings' bundle; only Redis must run. Raises: as
+    `run_warming`.
+    """
     store = state_writer(settings)
     try:
         return measure(store, load_bundle(settings.bundle, verify=False).model_version)
@@ -191,10 +196,10 @@ def run_archive(
     before_ms: int | None = None,
     progress: Progressed = lambda what, done, total: None,
 ) -> ArchiveReport:
-    """Bring the archive in `folder` up to date (blocking), with the exposures beside it where all of `interactions` is
-    archived; only Kafka must run. before_ms: as `ArchiveInteractions`.
+    """Update the archive in `folder` (blocking), and its exposures if all of `interactions` is archived; only Kafka
+    must run. before_ms: as `ArchiveInteractions`.
 
-    Raises: PreconditionFailed, DependencyUnavailable as `ArchiveInteractions.run` says.
+    Raises: PreconditionFailed, DependencyUnavailable as `ArchiveInteractions.run`.
     """
     mine = settings.model_copy(update={"group_id": "freshet-archive", "max_poll_records": POLL_RECORDS})
     log, forgets = kafka_stream(mine), forget_log(mine)
@@ -211,7 +216,7 @@ def run_archive(
 
 
 def _forgotten_until(settings: EncoderSettings) -> dict[str, int]:
-    """Pseudonym -> when its user was last forgotten, Unix milliseconds."""
+    """Return pseudonym -> time of the user's last forget, Unix milliseconds."""
     topic, key = forget_log(settings), pseudonym_key(settings)
     try:
         found = [record.forget for record in topic.read() if record.forget is not None]
@@ -223,10 +228,10 @@ def _forgotten_until(settings: EncoderSettings) -> dict[str, int]:
 def run_rebuild(
     settings: RefresherSettings, *, keep: bool, progress: Callable[[int, int], None] = lambda done, total: None
 ) -> RebuildReport:
-    """Fold the whole log from zero beside whatever runs (blocking); Kafka must run, Redis need not.
+    """Fold the whole log from zero, independent of running processes (blocking); Kafka must run, Redis need not.
 
-    keep: save the result as checkpoints, for a refresher of this bundle to go on from.
-    Raises: BundleError; DependencyUnavailable, PreconditionFailed as the log says.
+    keep: save the result as checkpoints for a refresher of this bundle.
+    Raises: BundleError; DependencyUnavailable, PreconditionFailed as the log.
     """
     bundle = load_bundle(settings.bundle)
     source = kafka_log(settings, bundle)
@@ -239,7 +244,7 @@ def run_rebuild(
 
 
 def bulk_producer(settings: EncoderSettings, client_id: str) -> BulkProducer:
-    """A producer for many records at once."""
+    """Return a producer for many records at once."""
     return BulkProducer(settings.kafka, client_id=client_id, linger_ms=50, delivery_timeout_ms=60_000)
 
 
@@ -253,12 +258,11 @@ def import_interactions(
     attributes: bool = True,
     progress: Callable[[str, int, int], None] = lambda phase, done, total: None,
 ) -> "ImportReport":
-    """Write `past` onto the stream and fill histories, seen items and states; `progress(phase, done, total)`.
+    """Write `past` to the stream and fill histories, seen items and states; `progress(phase, done, total)`.
 
-    inference_server: host:port of what encodes; None: this process does. Without `attributes` it teaches items nothing
-    (what a model was trained on is in it already).
+    inference_server: host:port of the encoder; None: this process encodes. attributes: as in `BulkImport`.
 
-    Raises: BundleError; InvalidRequest, PreconditionFailed (the stream holds something else), DependencyUnavailable.
+    Raises: BundleError; InvalidRequest, PreconditionFailed (the stream has other records), DependencyUnavailable.
     """
     from services.encoder.config import EncoderSettings
     from services.offline.backfill.jobs import run_import
@@ -270,7 +274,7 @@ def import_interactions(
     # A file's name may be longer than an event id.
     name = "".join(filter(str.isprintable, past.name)).encode()[:64].decode(errors="ignore")
     columns = PastInteractions(
-        # Equal data, equal event ids: an import that broke off is found again.
+        # Equal data have equal event ids, so an interrupted import is recognised.
         name=f"{name}-{past.fingerprint()}",
         users=past.users,
         items=past.items,

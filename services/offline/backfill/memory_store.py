@@ -26,7 +26,7 @@ from services.user_state.values import (
 
 
 class MemoryStore:
-    """Users and progress with the same conditions on every write as the Lua scripts have."""
+    """Users and progress, with the Lua scripts' conditions on every write."""
 
     def __init__(self, max_seen: int = 2_000) -> None:
         self._max_seen = max_seen
@@ -48,7 +48,7 @@ class MemoryStore:
         self.state_positions: dict[tuple[str, str], bytes] = {}
 
     def wipe(self) -> None:
-        """Lose everything, as a Redis without persistence does when it restarts."""
+        """Lose everything, like a restarted Redis without persistence."""
         self.__init__(self._max_seen)  # type: ignore[misc]
 
     def epoch(self) -> str | None:
@@ -67,7 +67,7 @@ class MemoryStore:
             self.ensure_epoch(state_layout.num_partitions_of(epoch))
 
     def add_model(self, model_version: str) -> None:
-        """Every state names its model here."""
+        """Nothing to do: every state has its model's version."""
 
     def hold(self, seconds: int) -> None:
         self._held_until = time.monotonic() + seconds

@@ -1,11 +1,11 @@
-"""Keeps a job to a share of one core, beside what answers people."""
+"""Limit a job to a share of one core, next to the serving processes."""
 
 import time
 from collections.abc import Callable
 
 
 class Pace:
-    """`rest` after each step: as long as this process's processor time so far is more than its share."""
+    """Call `rest` after each step: it sleeps while this process's processor time exceeds its share."""
 
     def __init__(
         self,
@@ -20,7 +20,7 @@ class Pace:
         self._began, self._used_before = clock(), used()
 
     def rest(self) -> None:
-        """Sleep until the share holds again."""
+        """Sleep until the processor time is within the share."""
         due_s = (self._used() - self._used_before) / self._share - (self._clock() - self._began)
         if due_s > 0:
             self._sleep(due_s)

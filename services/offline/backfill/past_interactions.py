@@ -1,4 +1,4 @@
-"""Past interactions as columns, what they may hold, and where each will lie in `interactions`.
+"""Past interactions as columns, their limits, and each row's position in `interactions`.
 
 Letters: N interactions.
 """
@@ -21,7 +21,7 @@ class PastInteractions:
     """N interactions, oldest first.
 
     Shapes: users, items, types (N,) codes into user_ids, item_ids, type_names; timestamps (N,) Unix seconds, never
-    decreasing; values (N,). name: what the event ids are made of; another name is another import.
+    decreasing; values (N,). name: part of the event ids; another name is another import.
     """
 
     name: str
@@ -38,11 +38,11 @@ class PastInteractions:
         return len(self.users)
 
     def event_id(self, row: int) -> str:
-        """Says which import and which row; the same for every run."""
+        """Return an id of the import and the row, the same in every run."""
         return f"import-{self.name}-{row}"
 
     def interaction(self, row: int) -> Interaction:
-        """One row as it goes onto the stream."""
+        """Return one row as a record of the stream."""
         return Interaction(
             event_id=self.event_id(row),
             user_id=self.user_ids[self.users[row]],
@@ -55,7 +55,7 @@ class PastInteractions:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where each row lies: its partition and offset, and each partition's rows in order."""
+    """Each row's partition and offset, and each partition's rows in order."""
 
     partition: npt.NDArray[np.int32]
     offset: npt.NDArray[np.int64]
@@ -63,7 +63,7 @@ class Layout:
 
 
 def lay_out(past: PastInteractions, num_partitions: int) -> Layout:
-    """Where Kafka's default partitioner and an empty topic put the rows, written in their order."""
+    """Return the positions of the rows, written in order to an empty topic with Kafka's default partitioner."""
     per_user = np.array([partition_for(user_id.encode(), num_partitions) for user_id in past.user_ids], dtype=np.int32)
     partition = per_user[past.users] if len(past) else np.zeros(0, dtype=np.int32)
     offset = np.zeros(len(past), dtype=np.int64)
@@ -76,7 +76,7 @@ def lay_out(past: PastInteractions, num_partitions: int) -> Layout:
 
 
 def check(past: PastInteractions) -> None:
-    """Every limit of an interaction, column by column. Raises: InvalidRequest naming column, row or id number."""
+    """Check all limits of an interaction, by column. Raises: InvalidRequest naming column, row or id number."""
     columns = {"items": past.items, "timestamps": past.timestamps, "values": past.values, "types": past.types}
     for name, column in columns.items():
         if len(column) != len(past):

@@ -1,9 +1,9 @@
-"""All of `interactions` encoded again by another model, into attributions of its version.
+"""Encode all of `interactions` again with another model, into attributions of its version.
 
-A new model's item states have to rest on its own query states, so before it goes live every interaction is attributed
-once more, beside the live system and with the same rules: records are merged, undone, forgotten and attributed by the
-handler that the live consumer uses, over histories that live in this process only. It reads one partition after another
-to its end and commits how far the attributions went out, so that running it again adds what has come since.
+A new model's item states need its own query states, so every interaction is attributed again before it goes live, next
+to the live system and by the same rules. The live consumer's handler merges, undoes, forgets and attributes, with
+histories in this process only. It reads one partition after another to its end and commits its progress, so another run
+adds the records since.
 
 Letters: L = max_history.
 """
@@ -24,7 +24,7 @@ from services.user_state.forget_topic import ForgetTopic
 from services.user_state.forgetting import Forgotten
 from services.user_state.ports import Store
 
-# Of one user at once: nothing is ever delivered again here, and one pass of the model gives the states of all of them.
+# Records of one user at once: nothing is redelivered here, and one pass of the model gives all their states.
 RECORDS_PER_USER = 4_096
 POLL_RECORDS = 20_000
 POLL_MS = 500
@@ -33,7 +33,7 @@ MAX_SILENT_POLLS = 60
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReattributionReport:
-    """records: read of `interactions`. attributions: written now; skipped: records that an earlier run had done."""
+    """records: read of `interactions`. attributions: written now; skipped: records of an earlier run."""
 
     model_version: str
     records: int
@@ -42,8 +42,9 @@ class ReattributionReport:
 
 
 class _AttributionsOnly:
-    """An outbox that counts, and leaves dead letters and, unless told otherwise, search clicks (which are no model's)
-    to the live consumer: it has written them already."""
+    """An outbox that counts attributions. It drops dead letters, which the live consumer has already written, and
+    search clicks, which depend on no model, unless writes_clicks.
+    """
 
     def __init__(self, outbox: Outbox, *, writes_clicks: bool) -> None:
         self._outbox, self._writes_clicks = outbox, writes_clicks
@@ -67,8 +68,8 @@ class _AttributionsOnly:
 class Reattribution:
     """One run.
 
-    open_stream: reads one partition of `interactions`, with a consumer group of the new model's own. new_store: an
-    empty store for the users of one partition. progress: (records done, records in all).
+    open_stream: reads one partition of `interactions`, with the new model's own consumer group. new_store: an empty
+    store for the users of one partition. progress: (records done, total records).
     """
 
     def __init__(
@@ -86,8 +87,9 @@ class Reattribution:
         writes_clicks: bool = False,
         archive: Archive | None = None,
     ) -> None:
-        """writes_clicks: search clicks, too, for who changed the pseudonyms' key. archive: read first, then the topic
-        from where it ends; it is whole and of this log (`services.offline.archive.writing.check_continues`)."""
+        """writes_clicks: write search clicks, too, after a change of the pseudonyms' key. archive: read first, then the
+        topic from the archive's end; complete and of this log (`services.offline.archive.writing.check_continues`).
+        """
         self._open_stream = open_stream
         self._partitions = partitions
         self._outbox = _AttributionsOnly(outbox, writes_clicks=writes_clicks)
@@ -100,10 +102,10 @@ class Reattribution:
         self._archive = archive
 
     def run(self) -> ReattributionReport:
-        """Attribute every interaction that the topic holds now and that no earlier run of this model attributed.
+        """Attribute every interaction in the topic that no earlier run of this model attributed.
 
-        Raises: PreconditionFailed when the model cannot be used; DependencyUnavailable. Run it again after either: what
-        went out twice is known by its position.
+        Raises: PreconditionFailed if the model is unusable; DependencyUnavailable. It can run again after either:
+        readers recognise duplicates by position.
         """
         self._encoder.check()
         forgotten = Forgotten()
@@ -148,19 +150,20 @@ class Reattribution:
             handler.apply(records)
             stream.commit(handler.progress.committable())
             yield handler.progress.watermarks[partition] + 1
-        stream.committed()  # answered after the commit is
+        stream.committed()  # answered after the commit
 
 
 def read_partition(
     stream: Reader, partition: int, end: int, archive: Archive | None
 ) -> Iterator[Sequence[SourceRecord]]:
-    """What a partition holds before offset `end`: the archive's records, then what the stream has from there on; with
-    no archive from where the stream is. Raises: PreconditionFailed as `Archive.records`; DependencyUnavailable."""
+    """Yield a partition's records before offset `end`: the archive's, then the stream's from the archive's end; without
+    an archive, from the stream's position. Raises: PreconditionFailed as `Archive.records`; DependencyUnavailable.
+    """
     if archive is not None:
         yield from archive.records(partition)
         stream.seek({partition: archive.partitions[partition].end})
     silent_polls = 0
-    # Positions, not watermarks: a topic may end with what no reader is given (an aborted transaction, say).
+    # Positions, not watermarks: a topic may end with offsets that no reader gets (an aborted transaction, say).
     while stream.positions()[partition] < end:
         records = [record for record in stream.poll(POLL_MS, POLL_RECORDS) if record.offset < end]
         silent_polls = 0 if records else silent_polls + 1

@@ -1,7 +1,7 @@
-"""Folding the whole log from zero, beside whatever runs: proof that a live state is right, and a new model's start.
+"""Fold the whole log from zero, independent of running processes: to verify a live state, or to start a new model.
 
-It reads up to where the log ended when it began, publishes nothing, and ends in digests that are compared with a
-running refresher's. Kept as checkpoints they are what a refresher of the same bundle and policy goes on from.
+It reads up to the log's end as of its start, publishes nothing, and returns digests to compare with a running
+refresher's. Saved as checkpoints, the result is the start of a refresher with the same bundle and policy.
 """
 
 import time
@@ -16,7 +16,7 @@ from services.refresher.handlers.checkpoints import snapshot
 from services.refresher.handlers.fold import FoldRecords
 from services.refresher.ports import Checkpoints, Log
 
-# Called with records folded so far, and all that there are.
+# Called with the records folded so far, and the total.
 Progressed = Callable[[int, int], None]
 _SILENCE_S = 20.0
 
@@ -36,7 +36,7 @@ class RebuiltPartition:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RebuildReport:
-    """What came out."""
+    """Result of a rebuild."""
 
     model_version: str
     policy: str
@@ -46,7 +46,7 @@ class RebuildReport:
 
     @property
     def counts(self) -> Counter[str]:
-        """Records by what became of them."""
+        """Return the number of records by outcome."""
         return sum((Counter(one.counts) for one in self.partitions), Counter())
 
 
@@ -57,9 +57,9 @@ class Rebuild:
         self._log, self._rules, self._progress = log, rules, progress
 
     def run(self, checkpoints: Checkpoints | None = None) -> RebuildReport:
-        """Fold everything; keep it in `checkpoints` if given.
+        """Fold everything; save it to `checkpoints` if given.
 
-        Raises: DependencyUnavailable, also when the log falls silent before its end; PreconditionFailed.
+        Raises: DependencyUnavailable, also if the log falls silent before its end; PreconditionFailed.
         """
         began = time.monotonic()
         withdrawn = {listing.item_id: listing.withdrawn for listing in self._log.listings()}

@@ -1,10 +1,10 @@
-"""`interactions` with another number of partitions: each user's records in one partition again, in their order.
+"""Change the number of partitions of `interactions`: all records of a user in one partition, in their order.
 
-Kafka adds partitions, but leaves a user's older records where they were, so histories would be read out of order. This
-copies the log into a topic of the wanted width and back, with the records' own times, compares every copy with what was
-written, and drops what is made of positions in the old log: attributions, deltas, forgets (their records are left out
-of the copy), users and states. The processes make all of it again from the log. Run again, it goes on from wherever it
-broke off: a record in a topic of its own says from when on the copy is whole.
+Kafka adds partitions, but does not move a user's older records, so histories would be read out of order. This job
+copies the log, with the records' own times, into a topic with the new number of partitions and back. It compares every
+copy with the written records. It then deletes everything with positions of the old log: attributions, deltas, forgets
+(their records are not copied), users and states. The processes rebuild all of it from the log. Another run continues an
+interrupted one: a record in a topic of its own marks the copy as complete.
 """
 
 import json
@@ -30,7 +30,7 @@ from services.platform.stream.topic import NUM_PARTITIONS, Replicas, Topic
 
 NEXT = f"{interactions.INTERACTIONS}.next"
 WHOLE = f"{NEXT}.whole"
-# What holds positions of `interactions`, or is made of records that do.
+# Topics with positions of `interactions`, or made of records with such positions.
 DERIVED = tuple(
     topic
     for topic in TOPICS
@@ -43,13 +43,13 @@ _GROUP = "freshet-repartition"
 _BATCH, _READ_AHEAD = 5_000, 5_000
 _SILENCE_S = 20.0
 
-# What is being done, records so far, and all that there are.
+# Called with the step, records so far, and the total.
 Progressed = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Repartitioned:
-    """records: in `interactions` now. forgotten: records of forgotten users that were left out."""
+    """records: in `interactions` now. forgotten: omitted records of forgotten users."""
 
     num_partitions: int
     records: int
@@ -58,7 +58,7 @@ class Repartitioned:
 
 @dataclass(kw_only=True)
 class _Copied:
-    """A digest of each partition's records in order, and how many they are."""
+    """A digest of each partition's records in order, and their number."""
 
     digests: dict[int, Any] = field(default_factory=dict)
     records: int = 0
@@ -84,9 +84,9 @@ def repartition(
 ) -> Repartitioned:
     """Give `interactions` so many partitions. No process of Freshet may run; Kafka and Redis must.
 
-    Raises: InvalidRequest for a number that is not allowed; PreconditionFailed when `interactions` has that many
-    already, or was written since an attempt that broke off; DependencyUnavailable, also when a copy is not what was
-    written (the original is still there then).
+    Raises: InvalidRequest for a number out of range; PreconditionFailed if `interactions` has that many already, or was
+    written since an interrupted attempt; DependencyUnavailable, also if a copy differs from the written records (the
+    original still exists then).
     """
     if not 1 <= num_partitions <= MAX_PARTITIONS:
         raise InvalidRequest.of("partitions", num_partitions, f"1 to {MAX_PARTITIONS}")
@@ -128,7 +128,7 @@ class _Repartition:
     # -- the two copies ------------------------------------------------------------------------------------------------
 
     def _copy_aside(self) -> dict[str, Any]:
-        """`interactions` -> NEXT, without what was forgotten; says in WHOLE when it is."""
+        """Copy `interactions` to NEXT without forgotten records; then mark it complete in WHOLE."""
         ends = self._ends(interactions.INTERACTIONS)
         if len(ends) == self._wanted:
             self._set_times("LogAppendTime")
@@ -160,7 +160,7 @@ class _Repartition:
         return whole
 
     def _copy_back(self, whole: Mapping[str, Any]) -> None:
-        """NEXT -> `interactions` made anew; then what came of the old one goes, and NEXT last."""
+        """Copy NEXT to a recreated `interactions`; then delete derived data, and NEXT last."""
         name = interactions.INTERACTIONS
         if self._exists(name):
             self._check_may_go(whole)
@@ -175,7 +175,7 @@ class _Repartition:
         self._compare(name, whole["digests"])
         for topic in DERIVED:
             self._delete(topic.name)
-            # Those that have as many partitions as there are by default are as wide as `interactions` from now on.
+            # Topics with the default number of partitions get the number of `interactions`.
             wide = topic.num_partitions == NUM_PARTITIONS
             self._make(topic.name, self._wanted if wide else topic.num_partitions, topic)
         with redis.Redis.from_url(self._redis_url) as client:
@@ -183,7 +183,7 @@ class _Repartition:
         self._delete(NEXT)
 
     def _check_may_go(self, whole: Mapping[str, Any]) -> None:
-        """Raises: PreconditionFailed unless `interactions` is what was copied, or this job's own, or empty."""
+        """Raises: PreconditionFailed unless `interactions` is the copied log, this job's own, or empty."""
         ends = {str(partition): end for partition, end in self._ends(interactions.INTERACTIONS).items()}
         if ends != whole["source_ends"] and any(ends.values()) and self._times() != "CreateTime":
             raise PreconditionFailed(
@@ -209,7 +209,7 @@ class _Repartition:
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def _records(self, topic: str, what: str) -> Iterator[Any]:
-        """Every record of a topic, by the time that it was written; within a partition in its order."""
+        """Yield every record of a topic by its write time; within a partition in its order."""
         consumer = self._consumer(topic)
         try:
             ends = consumer.end_offsets(list(consumer.assignment()))
@@ -243,7 +243,7 @@ class _Repartition:
             consumer.close(autocommit=False)
 
     def _forgets(self) -> dict[bytes, dict[int, int]]:
-        """By user id, up to where its records are forgotten."""
+        """Return by user id the offsets up to which its records are forgotten."""
         forgotten: dict[bytes, dict[int, int]] = {}
         if not self._exists(FORGETS):
             return forgotten
@@ -251,12 +251,12 @@ class _Repartition:
             try:
                 forget = decode_forget(found.key, found.value)
             except FreshetError:
-                continue  # a tombstone, or what is in the dead letters
+                continue  # a tombstone, or a record in the dead letters
             forgotten[found.key] = furthest(forgotten.get(found.key, {}), forget.up_to)
         return forgotten
 
     def _whole(self) -> dict[str, Any] | None:
-        """What WHOLE says; None where no copy is whole."""
+        """Return the record of WHOLE; None without a complete copy."""
         if not self._exists(WHOLE):
             return None
         said = [record.value for record in self._records(WHOLE, "looking")]
@@ -278,7 +278,7 @@ class _Repartition:
         return name in self._admin.list_topics()
 
     def _make(self, name: str, num_partitions: int, like: Topic = interactions.TOPIC) -> None:
-        """Copies keep the records' own times."""
+        """Make a topic that stores the records' own times."""
         settings = dict(like.settings)
         if _TIME_TYPE in settings:
             settings[_TIME_TYPE] = "CreateTime"
@@ -298,7 +298,7 @@ class _Repartition:
             self._until(lambda: not self._exists(name), name)
 
     def _until(self, holds: Callable[[], bool], name: str) -> None:
-        """Brokers delete in the background: until then the name is taken."""
+        """Wait until `holds`: brokers delete in the background, and the name is in use until then."""
         deadline = time.monotonic() + _SILENCE_S
         while not holds():
             if time.monotonic() > deadline:
@@ -312,7 +312,9 @@ class _Repartition:
         return next(str(entry[1]) for entry in entries if entry[0] == _TIME_TYPE)
 
     def _set_times(self, kind: str) -> None:
-        """Whose times new records of `interactions` have. All settings are written: Kafka replaces them together."""
+        """Set the timestamp type of new records of `interactions`. All settings are written: Kafka replaces them
+        together.
+        """
         _, in_sync = self._replicas.on(len(self._admin.describe_cluster()["brokers"]))
         settings = {"min.insync.replicas": str(in_sync), **interactions.TOPIC.settings, _TIME_TYPE: kind}
         self._admin.alter_configs(

@@ -1,9 +1,9 @@
-"""The top K of everybody in a partition of `interactions`, beside the live system and with its code (`freshet score`).
+"""The top K of all users in a partition of `interactions`, with the live system's code next to it (`freshet score`).
 
-Records are folded by the handler of the live consumer into histories of this process, states made of those by the
-bundle's model, and searched as candidates search: exactly, over the catalogue as the topics `index-deltas` and `items`
-have it, what users had left out, item neighbours and remembered interactions voting. What the gateway adds to that is
-not known here: see `freshet score --help`.
+The live consumer's handler folds records into histories of this process, the bundle's model computes states of them,
+and candidates' search ranks items exactly: over the catalogue of the topics `index-deltas` and `items`, without the
+users' seen items, with votes of item neighbours and remembered interactions. The gateway's additions are not known
+here: see `freshet score --help`.
 """
 
 import time
@@ -43,14 +43,14 @@ from services.platform.stream.reading import SILENCE_S
 from services.platform.tracing import OFF
 from services.user_state.forgetting import Forgotten
 
-# Of one call of the model, and of one scan.
+# Users per call of the model, and per scan.
 _USERS = 32
 
 Row = dict[str, Any]
 
 
 class ScoringCandidates(CandidatesSettings):
-    """What the candidates process has, but that it writes neither dead letters nor snapshots."""
+    """Settings of the candidates process, but without dead letters and snapshots."""
 
     @property
     def does_common_work(self) -> bool:
@@ -58,24 +58,25 @@ class ScoringCandidates(CandidatesSettings):
 
     @property
     def alone(self) -> Self:
-        """The whole catalogue, searched exactly in memory and audited by nobody."""
+        """Return settings for the whole catalogue, searched exactly in memory without audits."""
         return self.model_copy(update={"algorithms": "exact", "shard": WHOLE, "device": "cpu", "audit_share": 0.0})
 
 
 class _NoOutbox:
-    """Of who attributes nothing; dead letters are the live consumer's."""
+    """Drops everything: nothing is attributed, and the live consumer writes dead letters."""
 
     def publish(self, *records: Any) -> None:
-        """Nothing goes out."""
+        """Drop the records."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to close."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scoring:
-    """What all parts of a run have in common. run: its name, no other run's. archive: read first, then the topic from
-    where it ends. cold_items: as the gateway's setting. as_of_ms: when all of them ask, Unix milliseconds."""
+    """Input of all parts of a run. run: its unique name. archive: read first, then the topic from its end. cold_items:
+    as the gateway's setting. as_of_ms: request time of all users, Unix milliseconds.
+    """
 
     run: str
     encoder: EncoderSettings
@@ -87,13 +88,13 @@ class Scoring:
 
 
 def score_partition(job: Scoring, partition: int, users: Sequence[str] | None = None) -> pa.Table:
-    """A row, as of `freshet recommend --batch`, for each user whose home the partition is, by id.
+    """Return a row, as `freshet recommend --batch`, for each user whose home the partition is, by id.
 
-    users: these alone, in this order, with or without a history; None: everybody with one. Who has no state has no
-    items.
+    users: these alone, in this order, with or without a history; None: all with a history. A user without a state has
+    no items.
     Raises: BundleError, PreconditionFailed, DependencyUnavailable.
     """
-    live = _live(job)  # which has compared every file of the bundle with its checksum
+    live = _live(job)  # has verified the checksums of the bundle's files
     bundle = load_bundle(job.encoder.bundle, verify=False)
     vocabulary, encoder = vocabulary_of(bundle), in_process_encoder(job.encoder, bundle)
     store, epoch = _folded(job, partition, vocabulary, encoder)
@@ -119,7 +120,7 @@ def score_partition(job: Scoring, partition: int, users: Sequence[str] | None = 
 
 
 def _folded(job: Scoring, partition: int, vocabulary: Vocabulary, encoder: SequenceEncoder) -> tuple[MemoryStore, str]:
-    """Everybody's history after all that the partition holds now, and the epoch that they are of."""
+    """Return a store with all histories after the partition's present records, and its epoch."""
     mine = job.encoder.model_copy(update={"group_id": "freshet-score", "max_poll_records": POLL_RECORDS})
     stream = kafka_stream(mine, [partition])
     every, forgets = kafka_stream(mine), forget_log(mine)
@@ -151,7 +152,7 @@ def _folded(job: Scoring, partition: int, vocabulary: Vocabulary, encoder: Seque
             reader.close()
 
 
-# By run: workers make several parts of one, and each run reads the catalogue anew.
+# By run: a worker has several parts of one run, and each run reads the catalogue again.
 _opened: dict[str, Live] = {}
 
 
@@ -163,9 +164,9 @@ def _live(job: Scoring) -> Live:
 
 
 def caught_up(settings: CandidatesSettings) -> Live:
-    """The catalogue as it is served once its topics were read to their ends; it follows them no further.
+    """Return the served catalogue after reading its topics to their ends once.
 
-    Raises: BundleError, MemoryError; DependencyUnavailable for topics that cannot be read.
+    Raises: BundleError, MemoryError; DependencyUnavailable for unreadable topics.
     """
     set_compute_threads(settings.compute_threads)
     metrics, health = CandidatesMetrics(CollectorRegistry()), HealthState()
@@ -184,7 +185,7 @@ def caught_up(settings: CandidatesSettings) -> Live:
 
 
 def _newest_first(seen: Mapping[str, int]) -> tuple[str, ...]:
-    """In the order of the state store: by time, then by id."""
+    """Return item ids in the order of the state store: by time, then by id."""
     return tuple(sorted(seen, key=lambda item_id: (seen[item_id], item_id), reverse=True))
 
 

@@ -1,7 +1,7 @@
-"""A snapshot of one shard of the catalogue, made before the process that will serve it starts.
+"""Write a snapshot of one shard of the catalogue before the process that will serve it starts.
 
-What that process would do first is done here with its own code: it reads `index-deltas` and `items` to their ends and
-codes the items. It then finds the result where FRESHET_CANDIDATES_SNAPSHOTS says, and reads on from there.
+The process's own code reads `index-deltas` and `items` to their ends and encodes the items. The process then loads the
+result from FRESHET_CANDIDATES_SNAPSHOTS and continues from its positions.
 """
 
 import time
@@ -14,8 +14,9 @@ from services.platform.errors import InvalidRequest
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardSnapshot:
-    """position: of `index-deltas`; -1 where nothing has changed since the bundle. path: "" where none is needed: then
-    nothing is coded either."""
+    """position: of `index-deltas`; -1 without changes since the bundle. path: "" if no snapshot is needed: then nothing
+    is encoded either.
+    """
 
     shard: str
     items: int
@@ -24,10 +25,9 @@ class ShardSnapshot:
 
 
 def write_shard_snapshot(settings: CandidatesSettings) -> ShardSnapshot:
-    """Write one of the settings' shard into its own folder below their `snapshots`.
+    """Write a snapshot of the settings' shard into its own folder below their `snapshots`.
 
-    Raises: InvalidRequest for settings that keep no snapshots; BundleError, ConfigError, MemoryError,
-    DependencyUnavailable.
+    Raises: InvalidRequest for settings without snapshots; BundleError, ConfigError, MemoryError, DependencyUnavailable.
     """
     folder = settings.snapshot_folder
     if folder is None or settings.vote_neighbours:

@@ -1,7 +1,8 @@
-"""States of another model for everybody with a history, made beside the live system before that model answers anybody.
+"""Compute states of another model for all users with a history, next to the live system, before that model serves.
 
-A state is made of the history as it is stored, and written only if that is still the history: the stream, which makes
-those of both sets, is not disturbed. So it can be cut off and called again; who is warm is passed over.
+A state is computed from the stored history, and written only if the history has not changed since. So the stream, which
+updates the states of both models, is not disturbed. The job can be interrupted and repeated; it skips users with
+current states.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -15,13 +16,13 @@ from services.user_state.layout import num_partitions_of
 from services.user_state.values import ModelState, StoredState, UserHistory, now_ms
 from services.user_state.writer import StateWriter
 
-# Together in one call of the model, and asked for in one trip.
+# Users per call of the model, and per request to the store.
 _USERS, _ASKED = 32, 512
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Warmth:
-    """active: people with a history. warm: those whose state of the model reflects all of it. made: now."""
+    """active: users with a history. warm: those whose state of the model reflects all of it. made: written now."""
 
     active: int
     warm: int
@@ -29,12 +30,12 @@ class Warmth:
 
     @property
     def share(self) -> float:
-        """1 where nobody has a history."""
+        """1 if nobody has a history."""
         return self.warm / self.active if self.active else 1.0
 
 
 def measure(store: StateWriter, model_version: str) -> Warmth:
-    """How warm everybody is for a model.
+    """Measure how many users have current states of a model.
 
     Raises: PreconditionFailed before anything was applied; DependencyUnavailable.
     """
@@ -46,7 +47,7 @@ def measure(store: StateWriter, model_version: str) -> Warmth:
 def warm(
     store: StateWriter, encoder: SequenceEncoder, vocabulary: Vocabulary, progress: Callable[[int, int], None]
 ) -> Warmth:
-    """Make what is missing. progress: (people looked at, people in all). Raises: as `measure`."""
+    """Compute missing states. progress: (users checked, all users). Raises: as `measure`."""
     epoch, version = _epoch(store), vocabulary.model_version
     store.add_model(version)
     pages = list(_users(store, epoch))
@@ -66,7 +67,7 @@ def warm(
 def query_states(
     encoder: SequenceEncoder, vocabulary: Vocabulary, histories: Mapping[str, UserHistory]
 ) -> dict[str, PackedQueryState]:
-    """The states after whole histories, in one call of the model; without those of which it can encode nothing."""
+    """Return the states after whole histories, in one call of the model; without users that it cannot encode."""
     jobs, of_jobs = [], []
     for user_id, history in histories.items():
         job, rows = encode_job(vocabulary, user_id, history.events, [len(history.events)])
