@@ -1,8 +1,8 @@
-"""What the streaming answers are compared with, ranked by the evaluation's walk over the replayed events.
+"""Baselines of the streaming answers, ranked by the evaluation's walk over the replayed events.
 
 Popularity and the model with states frozen at the split learn nothing from the stream; recent popularity and item-kNN
-learn from every event. All leave out what the user has had, by the same rule as the system: the training past and every
-event of the replay before the predicted one. They are computed after the stream, so they cost it nothing.
+learn from every event. All exclude the user's seen items, by the system's rule: the training past and every event of
+the replay before the predicted one. They are computed after the stream, so they do not slow it.
 
 Letters: X items, C predicted events of a batch, M of all.
 """
@@ -23,8 +23,8 @@ from services.offline.evaluation.stream.walk import EventBatch, Ranker, Scores, 
 RECENT_POPULARITY = "recent_popularity"
 ITEM_KNN = "item_knn"
 # Both by HR@10 on the last fifth of MovieLens-1M's training part, replayed by the demo's own schedule. Half-lives:
-# .0610 here, .0608 at 20,000, .0548 at 1,000 events (.0633 for ever). Item-kNN: the best of about 45 settings, .2992;
-# windows of 10 gave .2965 at best, of 3 .2794.
+# .0610 here, .0608 at 20,000, .0548 at 1,000 events (.0633 without decay). Item-kNN: the best of about 45 settings,
+# .2992; windows of 10 gave .2965 at best, of 3 .2794.
 HALF_LIFE_EVENTS = 5_000
 NEIGHBOURS = NeighbourSettings(window=5, recency=0.8, damping=0.4, shrink=100.0)
 # Item-kNN counts pairs of items in 4 X^2 bytes, and twice that while it learns the past: 0.8 GB here.
@@ -33,7 +33,8 @@ MOST_ITEMS = 10_000
 
 class AtTheSplit:
     """A Ranker that learns nothing: "popularity" by training counts, and "frozen_state", the model with each user's
-    state (B = 1) at the split. A user without one gets popular items, as from the system."""
+    state (B = 1) at the split. A user without a state gets popular items, as from the system.
+    """
 
     def __init__(self, bundle: Bundle, frozen: Mapping[str, QueryStates], train: Interactions) -> None:
         from services.algorithms.ops.mol_scores import MolScorer
@@ -59,7 +60,7 @@ class AtTheSplit:
 
 
 def streaming_baselines(setting: StreamSetting) -> list[Ranker]:
-    """RECENT_POPULARITY and ITEM_KNN; the latter is left out above MOST_ITEMS items."""
+    """Return RECENT_POPULARITY, and ITEM_KNN for at most MOST_ITEMS items."""
     found: list[Ranker] = [StreamingPopularity(setting, half_life_events=HALF_LIFE_EVENTS, name=RECENT_POPULARITY)]
     if setting.interactions.num_items <= MOST_ITEMS:
         found.append(StreamingItemNeighbours(setting, NEIGHBOURS, name=ITEM_KNN))
@@ -69,9 +70,9 @@ def streaming_baselines(setting: StreamSetting) -> list[Ranker]:
 def baseline_ranks(
     bundle: Bundle, frozen: Mapping[str, QueryStates], train: Interactions, events: Sequence[ReplayEvent]
 ) -> dict[str, npt.NDArray[np.int64]]:
-    """By baseline the 0-based ranks (M,) of the predicted events' items, X for what it cannot answer with.
+    """Return by baseline the 0-based ranks (M,) of the predicted events' items; X for an item that it cannot rank.
 
-    `train`: what happened before the split, with the vocabularies of the whole data; `events`: the replay's, in sending
+    `train`: all events before the split, with the vocabularies of the whole data; `events`: the replay's, in sending
     order; `frozen`: the users' states at the split. Cost: about 2 s for 24,000 events on 3,706 items.
     """
     setting = replayed(train, events)
@@ -80,7 +81,9 @@ def baseline_ranks(
 
 
 def replayed(train: Interactions, events: Sequence[ReplayEvent]) -> StreamSetting:
-    """The past and then the replay's events, as they were sent: by position, since that is no order of their times."""
+    """Return the past followed by the replay's events in sending order. Timestamps are positions, because the replay is
+    not sorted by time.
+    """
     users = {user_id: code for code, user_id in enumerate(train.user_ids)}
     items = {item_id: code for code, item_id in enumerate(train.item_ids)}
     of_types = np.zeros(len(events), dtype=np.int16)

@@ -22,7 +22,7 @@ class Gateway:
         return self._client.call(method, request, timeout_s=timeout_s)
 
     def top(self, user_id: str, k: int, as_of_s: int | None = None) -> list[str]:
-        """Item ids that the user is recommended, best first; as_of_s: as of this moment, unix seconds."""
+        """Return the user's recommended item ids, best first; as_of_s: request time, unix seconds."""
         from freshet.v1 import gateway_pb2
 
         request = gateway_pb2.RecommendRequest(user_id=user_id, k=k)
@@ -34,6 +34,6 @@ class Gateway:
 
 @contextmanager
 def connected(address: str) -> Iterator[Gateway]:
-    """The gateway at host:port, for a block."""
+    """Connect to the gateway at host:port for a block."""
     with gateway_client(address) as client:
         yield Gateway(client)

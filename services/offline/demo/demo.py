@@ -1,7 +1,6 @@
 """The demo's steps in order: data, training, export, stack, past, stream, search, new item, forget, evaluation.
 
-It only puts together what the other modules do, keeps the time of each part, and stops what it started. Nothing here
-measures or evaluates.
+This module only connects the others, times each part, and stops what it started. It measures and evaluates nothing.
 """
 
 import json
@@ -52,7 +51,7 @@ _APPLY_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class Streamed:
-    """What the stream step leaves for the evaluation."""
+    """Output of the stream step, input of the evaluation."""
 
     plan: ReplayPlan
     result: ReplayResult
@@ -65,9 +64,9 @@ class Streamed:
 
 
 def run_demo(options: DemoOptions, display: Display) -> dict[str, Any]:
-    """Run every step and return the summary, which is also in `<state dir>/demo/summary.json`.
+    """Run every step and return the summary, also written to `<state dir>/demo/summary.json`.
 
-    The stack is stopped at the end, also after an error or Ctrl-C, unless `keep` is set and all went well.
+    The stack is stopped at the end, also after an error or Ctrl-C, unless `keep` is set and all steps succeeded.
     """
     stack = steps.make_stack(options, display)
     steps.require_free(stack, options)
@@ -183,7 +182,7 @@ def _stream(options: DemoOptions, split: GlobalTimeSplit, bundle: Bundle, stack:
 
 
 def _search(bundle: Bundle, streamed: Streamed, display: Display) -> searching.Searched | None:
-    """One person looks for a word, chooses an item and asks again."""
+    """One user searches for a word, chooses an item and searches again."""
     display.step("search", "one person looks for a word, chooses an item, and asks again")
     person = streamed.person
     titles = dict(zip(bundle.item_ids, bundle.titles, strict=True))
@@ -198,7 +197,7 @@ def _search(bundle: Bundle, streamed: Streamed, display: Display) -> searching.S
 
 
 def _dislike(bundle: Bundle, streamed: Streamed, display: Display) -> disliking.Disliked | None:
-    """The same person turns the best answer down and asks again."""
+    """The same user dislikes the best answer and asks again."""
     display.step("dislike", "the same person turns the best recommendation down: what is like it falls; page two")
     person = streamed.person
     found = None
@@ -219,7 +218,7 @@ def _dislike(bundle: Bundle, streamed: Streamed, display: Display) -> disliking.
 
 
 def _new_item(bundle: Bundle, streamed: Streamed, display: Display) -> newcomer.Newcomer | None:
-    """A new item arrives, is found and explained; then one of those who made it known is forgotten."""
+    """A new item arrives, is found and explained; then one of the users who liked it is forgotten."""
     display.step("new item", "nobody has seen it; who finds it by its title, who when three people like it?")
     liked = {user: list(items) for user, items in streamed.past.items()}
     for event in streamed.plan.events:

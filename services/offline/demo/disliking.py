@@ -1,8 +1,8 @@
-"""The demo's dislike: one person turns the best recommendation down, what is like it falls in the next answer, and that
-answer has a second page.
+"""The demo's dislike: a user dislikes the best recommendation, similar items fall in the next answer, and that answer
+has a second page.
 
-It is the best of those that training saw: of a newer one the encoder knows nothing, so nothing would fall with it. What
-is like it comes from the running gateway, too. Real calls; nothing is scored here.
+The item is the best of those seen in training: the encoder knows nothing of newer ones, so no other item would fall.
+The similar items come from the running gateway, too. All calls are real; nothing is scored here.
 """
 
 import time
@@ -12,7 +12,7 @@ from typing import Any
 
 from services.offline.demo.calls import Gateway, connected
 
-# What is looked at of an answer, and of what is like the item.
+# Length of the compared answers, and number of similar items.
 DEPTH, NEAR = 100, 20
 PAGE = 10
 _SHOWN = 3
@@ -21,8 +21,9 @@ _WAIT_S = 10.0
 
 @dataclass(kw_only=True)
 class Disliked:
-    """Item ids of the answers before and after; `near`: those most like the disliked one, best first; seconds: from the
-    acknowledgement to the changed answer, None where it did not come in time."""
+    """Item ids of the answers before and after; `near`: those most similar to the disliked one, best first; seconds:
+    from the acknowledgement to the changed answer, None after a timeout.
+    """
 
     item_id: str
     before: list[str]
@@ -33,8 +34,9 @@ class Disliked:
 
     @property
     def moved(self) -> list[int]:
-        """How many places among the others each of `near` that the first answer held has fallen, to the end where it is
-        not in the second."""
+        """Ranks lost by each of `near` in the first answer, without the disliked item; to the end if the second lacks
+        it.
+        """
         was, now = (
             {one: rank for rank, one in enumerate(one for one in answer if one != self.item_id)}
             for answer in (self.before, self.after)
@@ -42,7 +44,7 @@ class Disliked:
         return [now.get(one, DEPTH) - was[one] for one in self.near if one in was]
 
     def summary(self) -> dict[str, Any]:
-        """For the demo's summary."""
+        """Return the entry of the demo's summary."""
         moved = self.moved if self.seconds is not None else []
         return {
             "item_id": self.item_id,
@@ -58,9 +60,9 @@ class Disliked:
 def dislike_best(
     user_id: str, *, untrained: Set[str], run_id: str, gateway: str, as_of_s: int | None = None
 ) -> Disliked | None:
-    """Turn down the person's best recommendation that is not in `untrained`, ask again; None where there is none.
+    """Dislike the user's best recommendation that is not in `untrained`, ask again; None without one.
 
-    as_of_s: of the first answer, unix seconds, so that the second differs by what was turned down alone.
+    as_of_s: of the first answer, unix seconds, so that only the dislike changes the second.
     """
     from freshet.v1 import events_pb2, gateway_pb2
 
@@ -88,7 +90,7 @@ def dislike_best(
 
 
 def report(found: Disliked, titles: dict[str, str]) -> list[str]:
-    """What happened, as sentences."""
+    """Return the result as sentences."""
 
     def name(item_id: str) -> str:
         return titles.get(item_id) or item_id
@@ -123,7 +125,7 @@ def report(found: Disliked, titles: dict[str, str]) -> list[str]:
 def _after(call: Gateway, user_id: str, token: Any) -> list[str] | None:
     from freshet.v1 import gateway_pb2
 
-    # With the token this waits until the dislike is in the person's state.
+    # With the token the call waits until the dislike is in the user's state.
     request = gateway_pb2.RecommendRequest(user_id=user_id, k=DEPTH, freshness_token=token)
     answer = call("Recommend", request, timeout_s=_WAIT_S)
     return [scored.item_id for scored in answer.items] if answer.token_honoured else None

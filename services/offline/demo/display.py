@@ -1,4 +1,4 @@
-"""How the demo looks: numbered steps while it works, and its figures as tables at the end. Knows no figure's origin."""
+"""The demo's output: numbered steps while it runs, and its figures as tables at the end. Knows no figure's origin."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
     from rich.table import Table
 
-# Summary key -> what the table calls it, in its order.
+# Summary key -> name in the table, in its order.
 _CONTENDERS = {
     "model": "the model, states kept fresh by the stream",
     "model_with_token": "the same, asked with the freshness token",
@@ -36,7 +36,7 @@ STEPS = (
 
 
 class Stopwatch:
-    """Seconds per part of the run, and in total since it was made."""
+    """Seconds per part of the run, and in total since creation."""
 
     def __init__(self) -> None:
         self._started = time.monotonic()
@@ -44,7 +44,7 @@ class Stopwatch:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Count the block's time to `name`, also when it fails."""
+        """Add the block's time to `name`, also if it fails."""
         started = time.monotonic()
         try:
             yield
@@ -68,11 +68,11 @@ class Display:
         self.console.print(says, soft_wrap=True)
 
     def fact(self, says: str) -> None:
-        """A line of detail under the current step."""
+        """Print a line of detail under the current step."""
         self.console.print(f"    {says}", style="dim", soft_wrap=True)
 
     def progress(self) -> "Progress":
-        """A progress bar that redraws twice a second: what is measured shares these cores."""
+        """Return a progress bar that redraws only twice a second, because the measured processes share the cores."""
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
         return Progress(
@@ -88,7 +88,7 @@ class Display:
 
 
 def figures(summary: Mapping[str, Any]) -> "RenderableType":
-    """The summary for a person: what it was worth, how long it took, what became of every event, what ran."""
+    """Return the summary for people: hit rates, times, the outcome of every event, components."""
     from rich.console import Group
 
     told = [_quality(summary), *_overload(summary), "", _times(summary), "", _events(summary), "", _components(summary)]
@@ -96,7 +96,7 @@ def figures(summary: Mapping[str, Any]) -> "RenderableType":
 
 
 def _quality(summary: Mapping[str, Any]) -> "RenderableType":
-    """Hit rates of everything that answered, over all predictions, within a sitting and on a later day."""
+    """Hit rates of all contenders: over all predictions, within a sitting and on a later day."""
     from rich.console import Group
     from rich.text import Text
 
@@ -131,7 +131,7 @@ def _quality(summary: Mapping[str, Any]) -> "RenderableType":
 
 
 def _overload(summary: Mapping[str, Any]) -> "Iterator[RenderableType]":
-    """A warning where the machine did not keep up: such answers lower the model's hit rates, not the baselines'."""
+    """Warn if the machine was overloaded: such answers lower the model's hit rates, not the baselines'."""
     from rich.text import Text
 
     answers, rate = summary["answers"], summary["rates_per_s"]["events"]

@@ -1,8 +1,8 @@
-"""An item that nobody knew: put, found by its title, liked by three people, found by a fourth, explained; then one of
-the three is forgotten.
+"""A new item: put, found by its title, liked by three users, found by a fourth, explained; then one of the three is
+forgotten.
 
-Choosing the people is a pure function of who liked what. What happens then are real calls of the running gateway; the
-three are just enough for the item to be served from interactions: forgetting one of them leaves it to its title.
+The choice of users is a pure function of their liked items. The rest are real calls of the running gateway. Three users
+are just enough to serve the item from interactions: after forgetting one, only its title remains.
 
 Letters: X items, d width.
 """
@@ -22,9 +22,9 @@ from services.algorithms.bundles.model_bundle import Bundle
 from services.offline.demo.calls import Gateway, connected
 
 TOP = 50
-# How far a reader looks for an item that has nothing but a title.
+# Depth of a reader's answer in which an item with only a title is searched.
 DEPTH = 200
-# The operator's default: an item that rests on fewer people is not served from interactions alone.
+# The operator's default: an item with fewer contributors is not served from interactions alone.
 NUM_EARLY = 3
 _MAX_READERS = 8
 _NEAR = 8
@@ -37,8 +37,9 @@ _LOOK_AGAIN_S = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class Scene:
-    """near: the anchor and the items most like it; early: who will like the new item first; readers: who should find
-    it. Everybody here recently liked at least three of `near`."""
+    """near: the anchor and the items most like it; early: users who will like the new item first; readers: users who
+    should find it. All these users recently liked at least three of `near`.
+    """
 
     anchor: str
     near: Sequence[str]
@@ -47,7 +48,7 @@ class Scene:
 
 
 def item_vectors(bundle: Bundle) -> npt.NDArray[np.float32]:
-    """What items are compared by, (X, d): their components' average, at unit length."""
+    """Return vectors to compare items by, (X, d): the average of their components, at unit length."""
     average = bundle.item_states.components.mean(axis=1)
     return np.asarray(average / np.maximum(np.linalg.norm(average, axis=1, keepdims=True), 1e-12), np.float32)
 
@@ -55,8 +56,8 @@ def item_vectors(bundle: Bundle) -> npt.NDArray[np.float32]:
 def choose_scene(
     item_ids: Sequence[str], vectors: npt.NDArray[np.float32], liked: Mapping[str, Sequence[str]]
 ) -> Scene | None:
-    """The neighbourhood that most of the users like, of those around their most frequent items; None when it has
-    fewer than four users. `liked`: item ids per user, oldest first; vectors (X, d).
+    """Return the neighbourhood of a frequent item that most users like; None if it has fewer than four users. `liked`:
+    item ids per user, oldest first; vectors (X, d).
     """
     row_of = {item_id: row for row, item_id in enumerate(item_ids)}
     recent = {user: {row_of[i] for i in items[-_RECENT:] if i in row_of} for user, items in liked.items()}
@@ -79,8 +80,9 @@ def choose_scene(
 
 @dataclass(kw_only=True)
 class Newcomer:
-    """What became of the new item. titled_s: from being put to a reader's first `DEPTH` by its title alone; found_s:
-    from its third interaction to a reader's top by interactions; None: not in time."""
+    """Result for the new item. titled_s: from the put to a reader's first `DEPTH` by its title alone; found_s: from its
+    third interaction to a reader's top by interactions; None: timeout.
+    """
 
     item_id: str
     title: str
@@ -93,14 +95,14 @@ class Newcomer:
     explanation: gateway_pb2.ExplainResponse | None = None
     forgotten: gateway_pb2.ForgetUserResponse | None = None
     forget_s: float | None = None
-    # Whether interactions no longer speak for it, after one of three was forgotten; None: not looked.
+    # Whether its interactions have no effect after one of three users was forgotten; None: not checked.
     gone: bool | None = None
-    # Whether the reader's top has it all the same.
+    # Whether the reader's top still has it.
     stays_by_title: bool = False
     forgotten_state_source: str = ""
 
     def summary(self) -> dict[str, Any]:
-        """For the demo's summary; user ids stay out of it."""
+        """Return the entry of the demo's summary, without user ids."""
         explained = self.explanation
         return {
             "item_id": self.item_id,
@@ -116,7 +118,7 @@ class Newcomer:
         }
 
     def forget_summary(self) -> dict[str, Any] | None:
-        """What forgetting reported; None when nobody was forgotten."""
+        """Return the report of the forget; None if nobody was forgotten."""
         report = self.forgotten
         if report is None:
             return None
@@ -133,7 +135,7 @@ class Newcomer:
 def arrive(
     scene: Scene, *, run_id: str, title: str, categories: Sequence[str], gateway: str, wait_s: float = _WAIT_S
 ) -> Newcomer:
-    """Put the item and look for it; let the early ones like it, and ask until a reader has it among their top."""
+    """Put the item and look for it; let the early users like it, and ask until a reader's top has it."""
     newcomer = Newcomer(item_id=f"{run_id}-new", title=title)
     item = events_pb2.Item(item_id=newcomer.item_id, title=title, categories=categories)
     with connected(gateway) as call:
@@ -162,7 +164,7 @@ def arrive(
 
 
 def forget_one(scene: Scene, newcomer: Newcomer, *, gateway: str) -> None:
-    """Forget the last of the three, and look whether the item, which now rests on two, is left to its title."""
+    """Forget the last of the three, and check that the item, with two contributors left, has only its title."""
     user = scene.early[-1]
     with connected(gateway) as call:
         began = time.monotonic()
@@ -182,7 +184,7 @@ def forget_one(scene: Scene, newcomer: Newcomer, *, gateway: str) -> None:
 
 
 def _found(call: Gateway, item_id: str, readers: Sequence[str], depth: int) -> tuple[str, int] | None:
-    """The first reader who has it among so many, and its rank there; else a moment has passed."""
+    """Return the first reader with the item in the first `depth`, and its rank; else wait a moment and return None."""
     for reader in readers:
         top = call.top(reader, depth)
         if item_id in top:
@@ -192,7 +194,7 @@ def _found(call: Gateway, item_id: str, readers: Sequence[str], depth: int) -> t
 
 
 def _explained(call: Gateway, reader: str, item_id: str) -> gateway_pb2.ExplainResponse | None:
-    """None where the item has no state any more."""
+    """Return the explanation; None if the item has no state any more."""
     request = gateway_pb2.ExplainRequest(user_id=reader, item_id=item_id, max_pairs=3)
     try:
         answer: gateway_pb2.ExplainResponse = call("Explain", request)
@@ -207,7 +209,7 @@ def _shares(explained: gateway_pb2.ExplainResponse) -> dict[str, float]:
 
 
 def arrival(news: Newcomer) -> list[str]:
-    """How finding the item went, as sentences."""
+    """Return the outcome of finding the item as sentences."""
     says = [f"{news.title}: nobody has touched it; by its title it is among nobody's first {DEPTH}"]
     if news.titled_rank is not None and news.titled_s is not None:
         says = [
@@ -228,7 +230,7 @@ def arrival(news: Newcomer) -> list[str]:
 
 
 def forgetting(news: Newcomer) -> list[str]:
-    """What was found and left of the forgotten user, and of the item, as sentences."""
+    """Return the result of the forget, for the user and the item, as sentences."""
     report = news.forgotten
     if report is None:
         return []

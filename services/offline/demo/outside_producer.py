@@ -1,7 +1,7 @@
-"""An outside producer: writes interactions straight onto the topic, and says where each acknowledged one lies.
+"""An outside producer: writes interactions directly to the topic, and records the position of each acknowledged one.
 
-This is what a user's own service does with kafka-python: Protobuf values keyed by the user id, idempotent, acks=all.
-The client's sender thread calls back on acknowledgement; `on_acknowledged` therefore runs in that thread.
+It works like a user's own service with kafka-python: Protobuf values keyed by the user id, idempotent, acks=all. The
+client's sender thread calls back on acknowledgement; `on_acknowledged` therefore runs in that thread.
 """
 
 import threading
@@ -18,9 +18,9 @@ OnAcknowledged = Callable[[str, int, int, float], None]
 
 
 class OutsideProducer:
-    """Sends records and keeps the position of every distinct acknowledged event id.
+    """Sends records and stores the position of every distinct acknowledged event id.
 
-    `last_offsets`: the newest acknowledged offset per partition, repeated and broken records included.
+    `last_offsets`: the newest acknowledged offset per partition, including repeated and broken records.
     """
 
     def __init__(self, *, bootstrap: Brokers, topic: str, on_acknowledged: OnAcknowledged) -> None:
@@ -44,7 +44,7 @@ class OutsideProducer:
         self._producer.partitions_for(topic)
 
     def send(self, event_id: str, key: bytes, value: bytes, headers: Sequence[tuple[str, bytes]] = ()) -> None:
-        """Hand one record to the client; returns at once. Acknowledgement or failure is noted when it comes."""
+        """Pass one record to the client without waiting. A callback records its acknowledgement or failure."""
         sent = time.monotonic()
         with self._lock:
             self._pending += 1
@@ -57,7 +57,7 @@ class OutsideProducer:
         future.add_errback(self._failed)
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until every record is acknowledged or has failed; False when some were still open in the end."""
+        """Wait until every record is acknowledged or has failed; False if some are still pending at the end."""
         deadline = time.monotonic() + timeout_s
         while self._pending and time.monotonic() < deadline:
             time.sleep(0.02)

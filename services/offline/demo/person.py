@@ -1,4 +1,4 @@
-"""One person of the replay, whom the demo's searches and dislikes are shown by; choosing them is a pure function."""
+"""One user of the replay, the example of the demo's search and dislike; the choice is a pure function."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from services.offline.demo.plan import ReplayEvent
 
 _EVENTS_WANTED = 10
-# Enough to know somebody by, few enough for ten events to matter.
+# Enough for a history, few enough that ten events matter.
 _PAST_WANTED = range(20, 151)
 
 
@@ -21,7 +21,8 @@ class Person:
 
 
 def choose_person(events: Sequence[ReplayEvent], past: Mapping[str, Sequence[str]]) -> Person | None:
-    """The user with a past worth showing whose number of events is nearest to ten; None if nobody has a past.
+    """Return the user with a past of suitable length whose number of events is nearest to ten; None if nobody has a
+    past.
 
     `past` is each user's item ids before the split, oldest first.
     """

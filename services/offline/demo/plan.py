@@ -1,7 +1,7 @@
-"""What the demo hands to the replay process and what it gets back: two JSON files with typed ends.
+"""The replay process's input and output: two JSON files and their types.
 
-The replay runs in a process of its own, so that training's memory and the progress bar do not disturb its clock.
-Times are seconds since the replay's clock started, durations milliseconds.
+The replay runs in its own process, so that training's memory and the progress bar do not disturb its clock. Times are
+seconds since the replay's clock started, durations milliseconds.
 
 Letters: S scheduled events, M predictions, E extra records (duplicates and malformed ones).
 """
@@ -22,7 +22,7 @@ from loadtest.open_loop import MAX_IN_FLIGHT
 class ReplayEvent:
     """One held-out event, and whether it is predicted before it is sent.
 
-    `previous` is the position of the same user's event before, or -1; `known` says that the model knows the item.
+    `previous` is the position of the same user's previous event, or -1; `known`: whether the model knows the item.
     """
 
     event_id: str
@@ -38,7 +38,7 @@ class ReplayEvent:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplayPlan:
-    """Everything the replay process needs; it reads no setting from anywhere else."""
+    """All inputs of the replay process; it reads no other setting."""
 
     gateway: str
     bootstrap: str
@@ -47,7 +47,7 @@ class ReplayPlan:
     events: list[ReplayEvent]
     rate_per_s: float
     k: int = 10
-    # A prediction is asked this long before its event is due; the event waits for an answer that is late.
+    # A prediction is requested this long before its event is due; the event waits for a late answer.
     lead_ms: float = 100.0
     timeout_ms: float = 2000.0
     max_in_flight: int = MAX_IN_FLIGHT
@@ -58,9 +58,9 @@ class ReplayPlan:
     # One acknowledged event in this many is sent again; one broken record is sent per this many events.
     duplicate_every: int = 500
     malformed_every: int = 400
-    # Ids of the broken records begin with this; they are told apart by a header of their own.
+    # Prefix of the broken records' ids; a header of their own identifies them.
     malformed_prefix: str = "malformed"
-    # Recommend calls before the clock starts, unmeasured: connections, caches, code paths.
+    # Unmeasured Recommend calls before the clock starts: they warm connections, caches and code paths.
     warm_up_calls: int = 100
 
     def write(self, path: Path) -> None:
@@ -75,10 +75,10 @@ class ReplayPlan:
 
 @dataclass(kw_only=True, slots=True)
 class Prediction:
-    """One answer to one Recommend: what it said and what it cost.
+    """One answer to one Recommend, and its cost.
 
-    latency_ms counts from the scheduled moment, so a late clock or a queue in front of the call is part of it.
-    `error` is the gRPC status of a call that failed (it counts as a miss, and its latency up to the failure counts).
+    latency_ms counts from the scheduled moment, so it includes a late clock and a queue in front of the call. `error`
+    is the gRPC status of a failed call (a miss; its latency up to the failure counts).
     """
 
     position: int
@@ -94,10 +94,10 @@ class Prediction:
 
 @dataclass(kw_only=True, slots=True)
 class ReplayResult:
-    """What happened.
+    """The replay's record.
 
     acknowledged: event id -> [partition, offset] of every distinct acknowledged event id; last_offsets: partition ->
-    the newest acknowledged offset, repeated and broken records included.
+    the newest acknowledged offset, including repeated and broken records.
     """
 
     predictions: list[Prediction] = field(default_factory=list)
@@ -132,8 +132,9 @@ HITS_AT = 10
 
 
 def answered_ranks(answers: Sequence[Sequence[str]], items: Sequence[str]) -> npt.NDArray[np.int64]:
-    """Each event's item's 0-based rank in its answer, a large number where it is not in it. Raises ValueError when
-    lengths differ."""
+    """Return the 0-based rank of each event's item in its answer, a large number if it is absent. Raises ValueError if
+    lengths differ.
+    """
     if len(answers) != len(items):
         raise ValueError(f"{len(answers)} answers for {len(items)} events; expected one each")
     found = (
@@ -143,12 +144,12 @@ def answered_ranks(answers: Sequence[Sequence[str]], items: Sequence[str]) -> np
 
 
 def hit_rate(hit: npt.NDArray[np.bool_]) -> float | None:
-    """Share of hits; None without predictions."""
+    """Return the share of hits; None without predictions."""
     return round(float(hit.mean()), 5) if len(hit) else None
 
 
 def rolling_rate(hit: npt.NDArray[np.bool_], *, window: int) -> npt.NDArray[np.float64]:
-    """Share of hits among the last `window` predictions (fewer at the start), for each prediction."""
+    """Return, for each prediction, the share of hits among the last `window` ones (fewer at the start)."""
     total = np.concatenate([[0], np.cumsum(hit)])
     end = np.arange(1, len(hit) + 1)
     start = np.maximum(0, end - window)
@@ -156,11 +157,11 @@ def rolling_rate(hit: npt.NDArray[np.bool_], *, window: int) -> npt.NDArray[np.f
 
 
 def percentile(values: npt.NDArray[np.floating], share: float) -> float | None:
-    """The smallest value that at least `share` of the values do not exceed; NaN (not measured) is left out."""
+    """Return the smallest value that at least `share` of the values do not exceed; NaN (not measured) is ignored."""
     known = values[~np.isnan(values)]
     return round(float(np.quantile(known, share, method="inverted_cdf")), 3) if len(known) else None
 
 
 def percentiles(values: npt.NDArray[np.floating], shares: Sequence[int] = (50, 95, 99)) -> dict[str, float | None]:
-    """`{"p50": ..., "p95": ..., "p99": ...}` of `values`, in their unit."""
+    """Return `{"p50": ..., "p95": ..., "p99": ...}` of `values`, in their unit."""
     return {f"p{share}": percentile(values, share / 100) for share in shares}

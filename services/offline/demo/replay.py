@@ -1,11 +1,11 @@
-"""The replay process: an outside client that sends events and asks for recommendations on a clock.
+"""The replay process: an outside client that sends events and requests recommendations on a clock.
 
-Run by the demo as `python -m services.offline.demo.replay PLAN RESULT`. It shares the machine with the stack that it
-measures, so it is lean: requests are built beforehand, one event loop holds the calls, one thread sends to Kafka, and
-nothing is evaluated here. The clock is the load tests' open loop; only the event that a late prediction is about waits
-for it (and that user's later ones behind it): a prediction comes before its event.
+The demo runs it as `python -m services.offline.demo.replay PLAN RESULT`. It shares the machine with the measured stack,
+so it is lean: requests are built in advance, one event loop makes the calls, one thread sends to Kafka, and nothing is
+evaluated here. The clock is the load tests' open loop. Only the event of a late prediction waits for it, and that
+user's later events: a prediction comes before its event.
 
-One JSON line per second on stdout tells how far it is.
+One JSON line per second on stdout reports progress.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ Action = tuple[Literal["ask", "ask_with_token", "send"], int]
 
 
 class Replay:
-    """One run of a plan, asking through `stub` and sending through what `make_producer` makes."""
+    """One run of a plan: requests through `stub`, events through the result of `make_producer`."""
 
     def __init__(self, plan: ReplayPlan, stub: Any, make_producer: Callable[[OnAcknowledged], OutsideProducer]) -> None:
         self._plan = plan
@@ -104,7 +104,7 @@ class Replay:
             self._asked.setdefault(position, []).append(task)
 
     def _refuse(self, due_s: float, action: Action) -> None:
-        """Too many calls are open: an event is sent all the same, a prediction is a miss."""
+        """Too many calls are open: still send an event; count a prediction as a miss."""
         kind, position = action
         if kind == "send":
             self._send_due(position)
@@ -114,7 +114,7 @@ class Replay:
             )
 
     def _send_due(self, position: int) -> None:
-        """Send an event now, or as soon as its predictions and the user's held-back events are through."""
+        """Send an event now, or after its predictions and the user's delayed events."""
         event = self._events[position]
         open_tasks = [task for task in self._asked.pop(position, []) if not task.done()]
         held = self._held.get(event.user_id)
@@ -146,7 +146,7 @@ class Replay:
             self.result.malformed_sent += 1
 
     def _finish_sending(self) -> None:
-        """Wait for the acknowledgements; what failed is sent again under its own event id, so it counts once."""
+        """Wait for the acknowledgements; failed events are sent again under their own event id, so they count once."""
         for _ in range(3):
             self.producer.wait(20)
             missing = [position for position, e in enumerate(self._events) if e.event_id not in self.producer.positions]
@@ -203,7 +203,7 @@ class Replay:
         self.result.unreflected += 1
 
     async def _warm_up(self) -> None:
-        """Unmeasured reads of the replay's own users; the first may have to wait for a connection."""
+        """Make unmeasured requests for the replay's own users; the first may have to wait for a connection."""
         requests = [request for request in self._requests if request is not None]
         for request in itertools.islice(itertools.cycle(requests), self._plan.warm_up_calls if requests else 0):
             try:
@@ -218,7 +218,7 @@ class Replay:
     def _request(self, event: ReplayEvent) -> gateway_pb2.RecommendRequest:
         request = gateway_pb2.RecommendRequest(user_id=event.user_id, k=self._plan.k)
         request.filter.exclude_seen = True
-        # What a real request at that moment would have known: when it is made, and nothing of the event.
+        # As a real request at that moment: with its time, without the event.
         request.as_of.FromSeconds(event.time_s)
         return request
 
@@ -245,7 +245,7 @@ class Replay:
 
 
 def timeline(plan: ReplayPlan) -> list[tuple[float, Action]]:
-    """(due in seconds, what to do with which event): predictions `lead_ms` before their event is due.
+    """Return (due in seconds, action and event): predictions `lead_ms` before their event is due.
 
     The request with the token comes half a prediction interval after the one without: two bursts, not one.
     """
@@ -262,7 +262,7 @@ def timeline(plan: ReplayPlan) -> list[tuple[float, Action]]:
 
 
 def interaction_bytes(event: ReplayEvent) -> bytes:
-    """The record's value: a Protobuf `Interaction`."""
+    """Return the record's value: a Protobuf `Interaction`."""
     interaction = events_pb2.Interaction(
         event_id=event.event_id, user_id=event.user_id, item_id=event.item_id, type=event.type, value=event.value
     )
@@ -271,7 +271,7 @@ def interaction_bytes(event: ReplayEvent) -> bytes:
 
 
 def prediction(position: int, latency_ms: float, answer: gateway_pb2.RecommendResponse) -> Prediction:
-    """Keep what the figures need of an answer."""
+    """Return the fields of an answer that the figures need."""
     times = answer.stage_times
     return Prediction(
         position=position,
@@ -286,13 +286,13 @@ def prediction(position: int, latency_ms: float, answer: gateway_pb2.RecommendRe
 
 
 def print_line(value: dict[str, Any]) -> None:
-    """One JSON object on a line of its own: the parent reads them."""
+    """Print one JSON object on one line for the parent process."""
     sys.stdout.write(json.dumps(value) + "\n")
     sys.stdout.flush()
 
 
 def with_key(channel: grpc.aio.Channel) -> Any:
-    """The gateway's Recommend, shown the API key of FRESHET_API_KEY, where there is one."""
+    """Return the gateway's Recommend with the API key of FRESHET_API_KEY, if set."""
     stub: Any = gateway_pb2_grpc.GatewayServiceStub(channel)  # type: ignore[no-untyped-call]
     return SimpleNamespace(Recommend=partial(stub.Recommend, metadata=rpc_client.api_key_metadata()))
 
@@ -313,7 +313,7 @@ async def replay(plan_path: Path, result_path: Path) -> None:
 
 def main() -> None:
     """`python -m services.offline.demo.replay PLAN RESULT`."""
-    sys.setswitchinterval(0.001)  # the sender thread must not hold the event loop for 5 ms at a time
+    sys.setswitchinterval(0.001)  # the sender thread must not block the event loop for 5 ms at a time
     asyncio.run(replay(Path(sys.argv[1]), Path(sys.argv[2])))
 
 

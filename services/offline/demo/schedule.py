@@ -1,12 +1,12 @@
-"""The replay protocol as a pure function: held-out events in, the order in which they are sent out.
+"""The replay protocol as a pure function from held-out events to the order in which they are sent.
 
 The last part of the events by time is held out. About `num_active` users are active at once, entering in the order of
-their first held-out event; one event of each is taken in turn, so a user's own order is exact and their next event
-comes a whole turn later. When a user has no more, the next user takes their turn. One event in `predict_every`
-is predicted before it is sent.
+their first held-out event. One event of each is sent in turn, so a user's own order is exact and the next event comes a
+whole turn later. When a user has no more, the next user takes the slot. One event in `predict_every` is predicted
+before it is sent.
 
-Why not the order of the log itself: in MovieLens 95 % of events follow the same user's previous event within 60
-events, so a fast replay of it would measure lag, not quality.
+Why not the order of the log itself: in MovieLens 95 % of events follow the same user's previous event within 60 events,
+so a fast replay of it would measure lag, not quality.
 
 Letters: N held-out events, S scheduled events.
 """
@@ -23,10 +23,10 @@ PREDICT_EVERY = 5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Schedule:
-    """What is sent, in order.
+    """The events to send, in order.
 
     Shapes: rows (S,) rows of the held-out events; predicted (S,) whether the event is predicted first; previous (S,)
-    the position in the schedule of the same user's event before this one, or -1; num_active (S,) users active then.
+    the position in the schedule of the same user's previous event, or -1; num_active (S,) users active then.
     """
 
     rows: npt.NDArray[np.int64]
@@ -48,7 +48,7 @@ def replay_schedule(
     """Order the held-out events for the replay.
 
     `users` (N,) is each held-out event's user, oldest event first. At most `num_events` are scheduled.
-    Raises: ValueError when a number is not positive.
+    Raises: ValueError if a number is not positive.
     """
     for name, value in (("num_events", num_events), ("num_active", num_active), ("predict_every", predict_every)):
         if value < 1:
@@ -80,7 +80,7 @@ def replay_schedule(
 
 
 def _rows_by_user(users: npt.NDArray[np.integer]) -> deque[deque[int]]:
-    """Each user's rows, oldest first; users in the order of their first row."""
+    """Return each user's rows, oldest first; users in the order of their first row."""
     rows: dict[int, deque[int]] = {}
     for row, user in enumerate(users.tolist()):
         rows.setdefault(user, deque()).append(row)
@@ -88,7 +88,7 @@ def _rows_by_user(users: npt.NDArray[np.integer]) -> deque[deque[int]]:
 
 
 def _predicted(num_events: int, *, num_active: int, every: int) -> npt.NDArray[np.bool_]:
-    """One event in each run of `every`; which one moves on with each turn, so that every user gets predicted."""
+    """Choose one event in each run of `every`; the choice shifts with each turn, so that every user gets predicted."""
     position = np.arange(num_events)
     turn = position // every // max(1, num_active // every)
     return np.equal(position % every, turn % every)

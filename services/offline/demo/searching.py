@@ -1,8 +1,8 @@
-"""The demo's search: one person looks for a word, chooses an item far down, and the same search answers differently.
+"""The demo's search: a user searches for a word, chooses an item far down, and the same search answers differently.
 
-It needs no text model: titles are looked up word by word, and the choice is part of the person's history within a
-second, so the person's own ranking among the results changes. Which word is asked for is a pure function of titles and
-the person's history; the rest are real calls of the running gateway.
+It needs no text model: search finds words of titles. The choice is part of the user's history within a second, so the
+user's own ranking of the results changes. The choice of the word is a pure function of titles and the user's history;
+the rest are real calls of the running gateway.
 """
 
 import re
@@ -19,18 +19,18 @@ from services.offline.demo.calls import connected
 
 K = 10
 _RECENT = 30
-# So many titles hold the word: enough to choose among, few enough that the word means something.
+# Number of titles with the word: enough to choose among, few enough that the word means something.
 _TITLES_WANTED = range(5, 60)
 _MIN_LETTERS = 4
 _WAIT_S = 10.0
-# The gateway's first call connects to the generator, which on a busy machine may take longer than a source is given.
+# The gateway's first call connects to the generator, which on a busy machine may exceed a source's time limit.
 _PATIENCE_S = 30.0
 _LOOK_AGAIN_S = 0.2
 
 
 @dataclass(kw_only=True)
 class Searched:
-    """What was asked, chosen, and answered before and after; seconds: from the acknowledged choice to that answer."""
+    """Query, choice, and answers before and after; seconds: from the acknowledged choice to the second answer."""
 
     user_id: str
     query: str
@@ -40,28 +40,28 @@ class Searched:
     seconds: float | None = None
 
     def rank(self, answer: gateway_pb2.GatewayServiceSearchResponse | None) -> int | None:
-        """Where the chosen item is in an answer, from 1."""
+        """Return the chosen item's rank in an answer, from 1."""
         return _ranks(answer).get(self.chosen)
 
     @property
     def moved(self) -> int:
-        """Items of the first answer that are elsewhere in the second."""
+        """Number of items in the first answer with another rank in the second."""
         now = _ranks(self.after)
         return sum(now.get(item_id) != rank for item_id, rank in _ranks(self.before).items())
 
     @property
     def rescored(self) -> int:
-        """Items in both answers that are another similarity from the person now."""
+        """Number of items in both answers whose similarity to the user changed."""
         was, now = _similarities(self.before), _similarities(self.after)
         return sum(was[item_id] != now[item_id] for item_id in was.keys() & now.keys())
 
     @property
     def sources(self) -> list[str]:
-        """Those that the first answer came from."""
+        """Names of the first answer's sources."""
         return [spent.source for spent in self.before.sources if not spent.failure]
 
     def summary(self) -> dict[str, Any]:
-        """For the demo's summary; the user's id stays out of it."""
+        """Return the entry of the demo's summary, without the user's id."""
         return {
             "query": self.query,
             "found": len(self.before.results),
@@ -78,8 +78,9 @@ class Searched:
 
 
 def choose_query(titles: Mapping[str, str], history: Sequence[str]) -> str | None:
-    """The word that most titles of the person's recent items share, of those that some but not many titles hold; None
-    when there is none. `history`: item ids, oldest first."""
+    """Return the word shared by most titles of the user's recent items, of the words in some but not many titles; None
+    without one. `history`: item ids, oldest first.
+    """
     holding = Counter(word for title in titles.values() for word in set(_words(title)))
     mine = Counter(word for item_id in history[-_RECENT:] for word in set(_words(titles.get(item_id, ""))))
     fitting = [word for word in mine if holding[word] in _TITLES_WANTED]
@@ -87,7 +88,7 @@ def choose_query(titles: Mapping[str, str], history: Sequence[str]) -> str | Non
 
 
 def ask_choose_ask(user_id: str, query: str, *, run_id: str, gateway: str) -> Searched:
-    """Search, record the choice of the last result, search again once the user's state has it."""
+    """Search, record the choice of the last result, search again once the user's state reflects it."""
     with connected(gateway) as call:
 
         def look() -> gateway_pb2.GatewayServiceSearchResponse:
@@ -116,7 +117,7 @@ def ask_choose_ask(user_id: str, query: str, *, run_id: str, gateway: str) -> Se
         )
         recorded = call("RecordInteractions", gateway_pb2.RecordInteractionsRequest(interactions=[click]))
         acknowledged = time.monotonic()
-        # With the token this waits until the choice is in the user's state, so the next answer reflects it for certain.
+        # With the token this call waits until the choice is in the user's state, so the next answer surely reflects it.
         reached = gateway_pb2.RecommendRequest(user_id=user_id, k=1, freshness_token=recorded.receipts[0].token)
         if call("Recommend", reached, timeout_s=_WAIT_S).token_honoured:
             found.after = look()
@@ -125,7 +126,7 @@ def ask_choose_ask(user_id: str, query: str, *, run_id: str, gateway: str) -> Se
 
 
 def report(found: Searched) -> list[str]:
-    """What happened, as sentences."""
+    """Return the result as sentences."""
     items = found.before.results
     if not items:
         return [f"{found.query!r} finds nothing"]

@@ -1,8 +1,8 @@
-"""How long after the user's previous event each predicted event happened: in the same sitting, or on a later day.
+"""The time from the user's previous event to each predicted event: in the same sitting, or on a later day.
 
-In MovieLens-1M 63 % of people have all their ratings within one day, and nine of ten predicted events follow the
-user's previous one within the hour. Those a recommender answers from what the person did a moment ago, and a state that
-is frozen at the split cannot; so hits are also counted apart. Times are the events' own, not the replay's.
+In MovieLens-1M 63 % of people have all their ratings within one day, and nine of ten predicted events follow the user's
+previous one within the hour. A recommender can predict those from the user's latest events, and a state frozen at the
+split cannot; so hits are also counted by kind. Times are the events' own, not the replay's.
 
 Letters: M predictions.
 """
@@ -33,7 +33,7 @@ DEFINITION = (
 
 
 def kind_of(time_s: int, previous_s: int | None) -> str:
-    """One of KINDS for an event at `time_s` whose user's previous event was at `previous_s` (unix seconds)."""
+    """Return one of KINDS for an event at `time_s` whose user's previous event was at `previous_s` (unix seconds)."""
     if previous_s is None:
         return FIRST
     if time_s - previous_s < 60 * SITTING_MINUTES:
@@ -42,14 +42,14 @@ def kind_of(time_s: int, previous_s: int | None) -> str:
 
 
 def last_times(train: Interactions) -> dict[str, int]:
-    """Unix seconds of each user's last event; users without one are absent."""
+    """Return unix seconds of each user's last event, without users that have none."""
     last = np.full(train.num_users, -1, dtype=np.int64)
     np.maximum.at(last, train.users, train.timestamps)
     return {train.user_ids[code]: int(last[code]) for code in np.flatnonzero(train.user_counts()).tolist()}
 
 
 def kinds_of_predictions(events: Sequence[ReplayEvent], last_before: Mapping[str, int]) -> npt.NDArray[np.str_]:
-    """The kind (M,) of each predicted event; `events` in sending order, `last_before` from `last_times`."""
+    """Return the kind (M,) of each predicted event; `events` in sending order, `last_before` from `last_times`."""
     last = dict(last_before)
     found = []
     for event in events:
@@ -62,7 +62,7 @@ def kinds_of_predictions(events: Sequence[ReplayEvent], last_before: Mapping[str
 def hit_rates_by_kind(
     kinds: npt.NDArray[np.str_], hit: Mapping[str, npt.NDArray[np.bool_]]
 ) -> dict[str, dict[str, Any]]:
-    """For each of KINDS the number of `events` and every contender's hit rate on them (None without events)."""
+    """Return for each of KINDS the number of `events` and every contender's hit rate on them (None without events)."""
     return {
         kind: {"events": int((kinds == kind).sum())}
         | {name: hit_rate(values[kinds == kind]) for name, values in hit.items()}

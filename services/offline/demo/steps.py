@@ -1,6 +1,6 @@
 """The demo's steps that call other parts of Freshet: training, export, the stack, the import of the past.
 
-Each is a few lines between the demo and the part that does the work; what those parts raise passes.
+Each connects the demo with the part that does the work, and passes on its exceptions.
 """
 
 import os
@@ -22,7 +22,7 @@ DEFAULT_STATE_DIR = Path(".freshet")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DemoOptions:
-    """What a person may choose; defaults are the replay protocol's."""
+    """The user's options; defaults are the replay protocol's."""
 
     dataset: str = "auto"
     events: int = 24_000
@@ -37,7 +37,7 @@ class DemoOptions:
 
     @property
     def folder(self) -> Path:
-        """Where the summary, the plots and the replay's record go."""
+        """The folder of the summary, the plots and the replay's record."""
         return self.state_dir / "demo"
 
     @property
@@ -48,12 +48,12 @@ class DemoOptions:
 # Eight epochs of MovieLens-1M's past: three minutes on two cores.
 _MAX_POSITIONS = 6_600_000
 _MAX_EPOCHS = 8
-# Named, not chosen again at each demo: choosing would cost as much as training. On MovieLens-1M by time, validation
-# NDCG@10 as served after equal processor time: dot product .176 (12 epochs), mixture .167 (4 epochs); one seed.
+# Fixed, because a choice at each demo would cost as much as training. On MovieLens-1M by time, validation NDCG@10 as
+# served after equal processor time: dot product .176 (12 epochs), mixture .167 (4 epochs); one seed.
 _HEAD = "dot"
-# What a stack keeps that would mix an earlier demo's stream into this one's.
+# Data of a stack that would mix an earlier demo's stream into this one's.
 _STREAM_DATA = {"kafka": "Apache Kafka", "redis": "Redis", "refresher": "the refresher"}
-# What the stack says of every part, every time: not worth a line here.
+# Routine messages of every part that are not printed.
 _ROUTINE = ("starting", "stopping", "stopped")
 _NAMES = {"kafka": "Apache Kafka", "redis": "Redis", "inference-server": "Triton Inference Server"}
 
@@ -63,8 +63,8 @@ def train_and_export(
 ) -> Bundle:
     """Train preset quick on `past`, the first part of `data` by time, and write the bundle with the exported encoder.
 
-    Training splits `data` at the same moment itself, and reports hit rates of the part that it did not see. With
-    `reuse`, a bundle that was trained on exactly this past is taken as it is.
+    Training itself splits `data` at the same moment, and reports hit rates on the unseen part. With `reuse`, a bundle
+    trained on exactly this past is used unchanged.
     """
     if options.reuse and (found := _trained_on(past, options.bundle)) is not None:
         display.fact(f"model {found.model_version} was trained on this past before; taken as it is")
@@ -96,13 +96,13 @@ def train_and_export(
 
 
 def _default_epochs(past: Interactions) -> int | None:
-    """As many as some minutes allow; None, the preset's own choice, for a past too small to need the limit."""
+    """Return as many epochs as fit in some minutes; None, the preset's own number, for a small past."""
     allowed = max(1, _MAX_POSITIONS // max(1, len(past)))
     return allowed if allowed <= _MAX_EPOCHS else None
 
 
 def _trained_on(past: Interactions, path: Path) -> Bundle | None:
-    """The exported bundle at `path` if `past`, and nothing later, is what it learned from."""
+    """Return the exported bundle at `path` if it was trained on `past`, and nothing later."""
     try:
         bundle = load_bundle(path)
     except BundleError:
@@ -112,20 +112,20 @@ def _trained_on(past: Interactions, path: Path) -> Bundle | None:
 
 
 def make_stack(options: DemoOptions, display: Display) -> Stack:
-    """The stack of the state folder, with this demo's bundle."""
+    """Return the stack of the state folder, with this demo's bundle."""
     ports = Ports.default(offset=options.port_offset) if options.port_offset else None
 
     def say(part: str, doing: str) -> None:
         if doing not in _ROUTINE:
             display.fact(f"{part}: {doing}")
 
-    # A new item is found by its title: the refresher encodes the catalogue's titles once, as it starts.
+    # A new item is found by its title: the refresher encodes the catalogue's titles once at its start.
     os.environ.setdefault("FRESHET_REFRESHER_TEXT_ENCODER", "minilm")
     return Stack(options.state_dir, bundle=options.bundle, ports=ports, console=options.with_console, say=say)
 
 
 def require_free(stack: Stack, options: DemoOptions) -> None:
-    """Raises: StackError where parts run in the state folder, or it keeps a stream that no demo made."""
+    """Raises: StackError if parts run in the state folder, or if it has a stream that no demo made."""
     in_use = [part.name for part in stack.status() if part.running]
     if not options.folder.exists():
         in_use += [str(folder) for part in _STREAM_DATA if (folder := stack.place.state.data(part)).exists()]
@@ -135,7 +135,7 @@ def require_free(stack: Stack, options: DemoOptions) -> None:
 
 
 def prepare(stack: Stack) -> None:
-    """Fetch what is not on this machine yet, and find out now what would stop the demo after minutes of training.
+    """Fetch missing components, and check now for what would stop the demo after minutes of training.
 
     Raises: StackError; PortTaken.
     """
@@ -146,7 +146,7 @@ def prepare(stack: Stack) -> None:
 
 
 def start(stack: Stack, display: Display) -> dict[str, str]:
-    """Drop this folder's stream and states, start everything; return names with versions."""
+    """Delete this folder's stream and states, start everything; return names with versions."""
     for part, says in _STREAM_DATA.items():
         folder = stack.place.state.data(part)
         if folder.exists():
@@ -157,7 +157,7 @@ def start(stack: Stack, display: Display) -> dict[str, str]:
 
 
 def components(stack: Stack) -> dict[str, str]:
-    """What runs, by name, with versions as the running parts tell them."""
+    """Return the components by name, with versions as reported by the running parts."""
     running = {name: said for part, said in stack.versions().items() if (name := _NAMES.get(part))}
     return {name: said.removeprefix(name).strip() for name, said in running.items()} | {
         "Freshet (gateway, encoder, refresher, candidates, reranker, generator)": freshet_version(),
@@ -168,7 +168,7 @@ def components(stack: Stack) -> dict[str, str]:
 
 
 def stop(stack: Stack, display: Display) -> None:
-    """Stop the stack; a part that does not stop is said and does not hide what went wrong before."""
+    """Stop the stack; a part that does not stop is reported without hiding an earlier error."""
     try:
         stopped = stack.down()
     except StackError as error:
@@ -179,7 +179,7 @@ def stop(stack: Stack, display: Display) -> None:
 
 
 def import_past(past: Interactions, stack: Stack, display: Display) -> None:
-    """Write the past onto the stream and fill the state store with everybody's history, seen items and state."""
+    """Write the past to the stream and fill the state store with all users' histories, seen items and states."""
     from services.offline.backfill.jobs import import_interactions
 
     with display.progress() as bar:
@@ -194,7 +194,7 @@ def import_past(past: Interactions, stack: Stack, display: Display) -> None:
             kafka=stack.kafka_bootstrap,
             redis_url=stack.redis_url,
             inference_server=stack.address("inference-server"),
-            # The model was trained on exactly these: 800,000 attributions would tell it twice, and take minutes.
+            # The model was trained on these events: 800,000 attributions would count them twice, and take minutes.
             attributes=False,
             progress=on_progress,
         )

@@ -1,6 +1,6 @@
-"""The demo's stream step: plan the replay, run it in a process of its own, and read what happened.
+"""The demo's stream step: plan the replay, run it in its own process, and read its result.
 
-Knows the protocol's settings and the data; knows neither training nor how the stack was started.
+It knows the protocol's settings and the data, but neither training nor how the stack was started.
 """
 
 import asyncio
@@ -26,11 +26,11 @@ OnProgress = Callable[[Mapping[str, Any]], None]
 
 
 class ReplayFailedError(RuntimeError):
-    """The replay process ended without a result; the message carries what it wrote last."""
+    """The replay process ended without a result; the message has its last line."""
 
 
 def planned_events(held_out: Interactions, schedule: Schedule, *, known: set[str], run_id: str) -> list[ReplayEvent]:
-    """The schedule as events; `known` are the item ids that the model knows, `run_id` makes event ids new."""
+    """Return the schedule as events; `known`: item ids of the model; `run_id` makes event ids unique."""
     users, items, types, values, times = (
         column[schedule.rows].tolist()
         for column in (held_out.users, held_out.items, held_out.types, held_out.values, held_out.timestamps)
@@ -52,7 +52,7 @@ def planned_events(held_out: Interactions, schedule: Schedule, *, known: set[str
 
 
 def past_items(past: Interactions, user_ids: set[str]) -> dict[str, list[str]]:
-    """Item ids of the given users' past, oldest first; users without a past are absent."""
+    """Return the item ids of the given users' past, oldest first, without users that have none."""
     rows, offsets = past.by_user()
     found: dict[str, list[str]] = {}
     for code, user_id in enumerate(past.user_ids):
@@ -63,9 +63,9 @@ def past_items(past: Interactions, user_ids: set[str]) -> dict[str, list[str]]:
 
 
 def run_replay(plan: ReplayPlan, folder: Path, on_progress: OnProgress) -> ReplayResult:
-    """Run the plan in its own process; `folder` keeps plan, result and what the process said on stderr.
+    """Run the plan in its own process; `folder` has the plan, the result and the process's stderr.
 
-    Raises: ReplayFailedError when it ends without a result. Ends the process when this one is interrupted.
+    Raises: ReplayFailedError if it ends without a result. Ends the process if this one is interrupted.
     """
     folder.mkdir(parents=True, exist_ok=True)
     plan_path, result_path, errors_path = (folder / name for name in ("plan.json", "result.json", "replay.log"))
@@ -98,11 +98,11 @@ T = TypeVar("T")
 
 
 class StreamStalledError(RuntimeError):
-    """The stream did not apply everything in time; the message says which partitions lag, and by how much."""
+    """The stream did not apply everything in time; the message names the lagging partitions and their lag."""
 
 
 def stream_progress(redis_url: str) -> tuple[str, dict[int, Progress]]:
-    """The stream's epoch ("" before the first) and every partition's progress."""
+    """Return the stream's epoch ("" before the first) and every partition's progress."""
 
     async def read(reader: StateReader) -> tuple[str, dict[int, Progress]]:
         epoch, progress = await reader.read_progress()
@@ -112,7 +112,7 @@ def stream_progress(redis_url: str) -> tuple[str, dict[int, Progress]]:
 
 
 def total_counts(progress: Mapping[int, Progress]) -> dict[str, int]:
-    """What became of the records, all partitions together."""
+    """Return the number of records by outcome, over all partitions."""
     total: Counter[str] = Counter()
     for partition in progress.values():
         total.update(partition.counts)
@@ -139,7 +139,7 @@ def wait_until_applied(redis_url: str, last_offsets: Mapping[int, int], *, timeo
 
 
 def stored_query_states(redis_url: str, user_ids: Iterable[str], model_version: str) -> dict[str, QueryStates]:
-    """The stored state (B = 1) of each user that has one for this model."""
+    """Return the stored state (B = 1) of each user that has one for this model."""
 
     async def read(reader: StateReader) -> dict[str, QueryStates]:
         states: dict[str, QueryStates] = {}

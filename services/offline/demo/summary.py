@@ -1,7 +1,6 @@
-"""The demo's summary: every figure that it claims, in one JSON object whose keys are a contract.
+"""The demo's summary: all its figures in one JSON object whose keys are a contract.
 
-Pure: results in, a dictionary out. What the figures mean is said in the object itself (`notes`), so that a summary
-found on a disk explains itself.
+Pure: results in, a dictionary out. The object explains its figures itself (`notes`), for a reader who has nothing else.
 
 Letters: M predictions.
 """
@@ -26,7 +25,7 @@ from services.offline.demo.sittings import DEFINITION
 from services.offline.evaluation.engine.metrics import gains
 
 STAGES = ("queue", "encode", "first_stage", "transport")
-# What needs no model.
+# Contenders without a model.
 BASELINES = ("item_knn", "recent_popularity", "popularity")
 EVENT_COUNTS = ("sent", "applied", "dead_lettered", "duplicates")
 
@@ -52,9 +51,9 @@ NOTES = {
 def stream_figures(
     plan: ReplayPlan, result: ReplayResult, stream_encode_ms: Mapping[str, float | None]
 ) -> dict[str, Any]:
-    """`recommend_ms`, `stages_ms`, `freshness_ms` and what goes with them.
+    """Return `recommend_ms`, `stages_ms`, `freshness_ms` and related figures.
 
-    `stream_encode_ms` (p50, p99) is the stream's side of encoding; everything else is the replay's own record.
+    `stream_encode_ms` (p50, p99) is the stream's side of encoding; all other figures are the replay's own record.
     """
     plain = in_order(result.predictions)
     with_token = in_order(result.predictions_with_token)
@@ -101,7 +100,7 @@ def stream_figures(
 
 
 def event_counts(result: ReplayResult, before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, Any]:
-    """`events`: what was acknowledged beside what the stream counted between `before` and `after`."""
+    """Return `events`: acknowledged events, and the stream's counts between `before` and `after`."""
     counted = {name: after.get(name, 0) - before.get(name, 0) for name in (*EVENT_COUNTS[1:], "unknown_items")}
     return {
         "sent": len(result.acknowledged),
@@ -118,13 +117,15 @@ def event_counts(result: ReplayResult, before: Mapping[str, int], after: Mapping
 def hit_rates(
     ranks: Mapping[str, npt.NDArray[np.int64]],
 ) -> tuple[dict[str, float | None], dict[str, npt.NDArray[np.bool_]]]:
-    """Hit rate at 10 per contender, and the hits behind each, (M,), by the evaluation's own metric."""
+    """Return the hit rate at 10 per contender, and its hits (M,), by the evaluation's own metric."""
     hit = {name: gains(of, f"hr@{HITS_AT}") > 0 for name, of in ranks.items()}
     return {name: hit_rate(values) for name, values in hit.items()}, hit
 
 
 def over_best_baseline(rates: Mapping[str, float | None]) -> dict[str, Any]:
-    """`baseline`: the one with the highest hit rate; `factor`: the model's over it. None if no rate is above 0."""
+    """Return `baseline`, the one with the highest hit rate, and `factor`, the model's over it; None if no rate is above
+    0.
+    """
     known = {name: rate for name in BASELINES if (rate := rates.get(name))}
     best = max(known, key=lambda name: known[name], default=None)
     model = rates.get("model")
@@ -133,7 +134,7 @@ def over_best_baseline(rates: Mapping[str, float | None]) -> dict[str, Any]:
 
 
 def in_order(predictions: Sequence[Prediction]) -> list[Prediction]:
-    """Answers in the order of their events (they arrive in any)."""
+    """Return answers in the order of their events (they arrive in any)."""
     return sorted(predictions, key=lambda prediction: prediction.position)
 
 
