@@ -1,11 +1,11 @@
 """Differences between the arms of an experiment, per user: sums in, estimates out.
 
-A user is the unit that was randomised, so a user is the unit that counts: ten clicks of one user are one observation.
-CUPED (Deng, Xu, Kohavi and Walker, "Improving the sensitivity of online controlled experiments by utilizing
-pre-experiment data", WSDM 2013) takes out of each user's value what the same user's past predicts; randomisation makes
-the past equal in both arms on average, so the difference stays unbiased and its interval becomes narrower.
+The user is the unit of randomisation, so a user is one observation: ten clicks of one user count once. CUPED (Deng, Xu,
+Kohavi and Walker, "Improving the sensitivity of online controlled experiments by utilizing pre-experiment data", WSDM
+2013) subtracts from each user's value the prediction by the same user's past. Randomisation makes the past equal in
+both arms on average, so the difference stays unbiased and its interval becomes narrower.
 
-It reads sums of an arm's users, so that a database adds up the log and nothing here grows with it.
+The input is sums over an arm's users: a database adds up the log, and memory here does not grow with it.
 """
 
 import math
@@ -22,7 +22,8 @@ from services.offline.experiments.sequential import ALPHA, MIN_USERS, TUNED_FOR_
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ArmSums:
     """Over the users of an arm: y is a user's value of the metric in the experiment, x the same before it (zero for a
-    user without a past)."""
+    user without a past).
+    """
 
     users: int
     y: float
@@ -33,7 +34,7 @@ class ArmSums:
 
     @classmethod
     def of(cls, values: npt.NDArray[np.float64], past: npt.NDArray[np.float64] | None = None) -> "ArmSums":
-        """Of values (U,) and, where it is known, their users' past (U,)."""
+        """Return sums of values (U,) and, if known, of their users' past (U,)."""
         before = np.zeros_like(values) if past is None else past
         return cls(
             users=len(values),
@@ -49,7 +50,7 @@ class ArmSums:
         return self.y / self.users
 
     def moments(self) -> tuple[float, float, float]:
-        """Sample variance of y, of x, and their covariance."""
+        """Return the sample variance of y, of x, and their covariance."""
         free = max(1, self.users - 1)
         return (
             max(0.0, self.yy - self.y * self.y / self.users) / free,
@@ -60,10 +61,10 @@ class ArmSums:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Difference:
-    """How much higher an arm's mean value per user is than the control's.
+    """An arm's mean value per user minus the control's.
 
-    `variance_kept`: the share of the variance that CUPED left, 1 where the past predicts nothing. `adjusted`: the
-    p-value after Holm's correction over the family that it was judged in.
+    `variance_kept`: the share of the variance that CUPED left; 1 if the past predicts nothing. `adjusted`: the p-value
+    after Holm's correction over its family.
     """
 
     estimate: Estimate
@@ -74,14 +75,14 @@ class Difference:
 
     @property
     def relative(self) -> float | None:
-        """The difference as a share of the control's mean; None where that is zero."""
+        """The difference as a share of the control's mean; None if that is zero."""
         return self.estimate.mean / self.control if self.control else None
 
 
 def difference(
     control: ArmSums, arm: ArmSums, *, alpha: float = ALPHA, tuned_for: int = TUNED_FOR_USERS
 ) -> Difference | None:
-    """The arm minus the control, CUPED-adjusted; None before both have `MIN_USERS` users."""
+    """Return the arm minus the control, CUPED-adjusted; None before both have `MIN_USERS` users."""
     if min(control.users, arm.users) < MIN_USERS:
         return None
     var_y, var_x, cov = (
@@ -104,7 +105,7 @@ def difference(
 def differences(
     metrics: Mapping[str, Mapping[str, ArmSums]], control: str, *, tuned_for: int = TUNED_FOR_USERS
 ) -> dict[tuple[str, str], Difference]:
-    """(metric, arm) -> difference from the control, judged as one family: metric -> arm -> sums.
+    """Return (metric, arm) -> difference from the control, as one family. metrics: metric -> arm -> sums.
 
     Intervals cover all at once (alpha divided by their number, after Bonferroni); p-values are Holm's.
     """
@@ -133,7 +134,7 @@ def differences(
 def preference(
     credit: npt.NDArray[np.float64] | Sequence[float], *, tuned_for: int = TUNED_FOR_USERS
 ) -> Estimate | None:
-    """Interleaving: which team's items people took, from the users' credit (U,): takes of the second team's slots less
+    """Estimate the preferred team of interleaving from the users' credit (U,): takes of the second team's slots minus
     those of the first's.
 
     A user counts once, by the sign: 1 prefers the second team, -1 the first. The estimate is the mean, in [-1, 1].

@@ -1,8 +1,8 @@
-"""Exposures and interactions as two DuckDB tables: the archive's Parquet files, and what the topics have had since.
+"""Exposures and interactions as two DuckDB tables: the archive's Parquet files, and the topics' newer records.
 
 `exposures` has the columns of `services.offline.archive.exposures.SCHEMA` from `user_key` on. `interactions` has
-user_key (the pseudonym, as in exposures), item_id, type, value, event_time and exposure_id. Undone interactions, and
-what a forgotten user did or saw before the forget, are in neither, whether the archive still has them or not.
+user_key (the pseudonym, as in exposures), item_id, type, value, event_time and exposure_id. Both exclude undone
+interactions and a forgotten user's records from before the forget, even if the archive still has them.
 """
 
 from collections.abc import Iterator, Sequence
@@ -48,7 +48,7 @@ def opened_log(
     key: bytes,
     memory: str = "800MB",
 ) -> Iterator[duckdb.DuckDBPyConnection]:
-    """The two tables. Readers None: the archive alone.
+    """Open the two tables. Readers None: the archive alone.
 
     key: of the pseudonyms. Raises: PreconditionFailed, DependencyUnavailable.
     """
@@ -138,7 +138,7 @@ def _open_interactions(
 
 
 def _since(log: Reader, ends: Offsets) -> Iterator[list[SourceRecord]]:
-    """The topic's records behind these offsets, some thousands at a time. Raises: PreconditionFailed for a gap."""
+    """Yield the topic's records from these offsets on, some thousands at once. Raises: PreconditionFailed for a gap."""
     bounds = log.bounds(log.partitions())
     begin = {partition: max(first, ends.get(partition, first)) for partition, (first, _) in bounds.items()}
     for partition, (first, end) in bounds.items():

@@ -1,8 +1,8 @@
-"""What another policy would have got, from the log of the one that ran.
+"""Estimate another policy's reward from the log of the policy that ran.
 
-An estimate is possible only where the log was drawn by chance: each shown item has the probability (the propensity)
-with which it stood there, and what the other policy would show must have had one above zero. A log without chance is
-refused. Randomisation that our answers declare: reserved positions, random arms, interleaving.
+An estimate needs a randomised log: each shown item has the probability (the propensity) of its position, and every item
+of the other policy had one above zero. A log without chance is rejected. Answers declare three kinds of randomisation:
+reserved positions, random arms, interleaving.
 
 Letters: N exposures, K positions.
 
@@ -25,8 +25,9 @@ _Z = NormalDist().inv_cdf(0.975)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyValue:
-    """An estimated reward per exposure, its 95 % interval over users, and the effective number of users: as many as
-    would say as much if the target policy itself had been logged."""
+    """An estimated reward per exposure, its 95 % interval over users, and the effective number of users: so many users
+    of the target policy itself would be as informative.
+    """
 
     mean: float
     low: float
@@ -35,15 +36,15 @@ class PolicyValue:
 
 
 class NoSupport(ValueError):
-    """The log cannot answer for the target policy."""
+    """The log cannot evaluate the target policy."""
 
 
 def ips(rewards: Array, logged: Array, target: Array, users: npt.NDArray[np.integer]) -> PolicyValue:
     """Inverse propensity scoring: unbiased, of high variance.
 
     Shapes: rewards, logged and target are (N,), or (N, K) with a reward per position (the item-position model: a
-    position's reward depends on its item and position alone). `logged`: the probability with which the log's policy
-    put this item there, `target`: the other policy's. users (N,): exposures of one user are one observation.
+    position's reward depends on its item and position alone). `logged`: the probability with which the log's policy put
+    this item there, `target`: the other policy's. users (N,): exposures of one user are one observation.
     Raises: NoSupport; ValueError for shapes that differ or probabilities outside [0, 1].
     """
     weights = _weights(rewards, logged, target, users)
@@ -52,7 +53,8 @@ def ips(rewards: Array, logged: Array, target: Array, users: npt.NDArray[np.inte
 
 def snips(rewards: Array, logged: Array, target: Array, users: npt.NDArray[np.integer]) -> PolicyValue:
     """Self-normalised: the weighted mean of rewards, per position for slates. Slightly biased, of lower variance; its
-    interval follows from the delta method. Arguments as `ips`."""
+    interval follows from the delta method. Arguments as `ips`.
+    """
     weights = _weights(rewards, logged, target, users)
     flat, gained = _columns(weights), _columns(weights * rewards)
     totals = flat.sum(0)
@@ -69,11 +71,11 @@ def snips(rewards: Array, logged: Array, target: Array, users: npt.NDArray[np.in
 def doubly_robust(
     rewards: Array, logged: Array, target: Array, users: npt.NDArray[np.integer], *, predicted: Array, expected: Array
 ) -> PolicyValue:
-    """A reward model, corrected by the log where it is wrong: unbiased if the propensities are right, and of low
-    variance if the model is good.
+    """A reward model, corrected by the log: unbiased if the propensities are right, and of low variance if the model is
+    good.
 
     predicted, shaped as rewards: the model's reward of the logged item. expected (N,): the model's reward of the target
-    policy in that context. The model must not have learnt from these exposures. Other arguments as `ips`.
+    policy in that context. The model must not be trained on these exposures. Other arguments as `ips`.
     """
     weights = _weights(rewards, logged, target, users)
     values = expected + _per_exposure(weights * (rewards - predicted))
@@ -119,13 +121,13 @@ def _effective(weights: Array, users: npt.NDArray[np.integer]) -> float:
 
 
 def _by_user(values: Array, users: npt.NDArray[np.integer]) -> tuple[Array, Array]:
-    """Each user's sum and number of exposures."""
+    """Return each user's sum and number of exposures."""
     dense = np.unique(users, return_inverse=True)[1]
     return np.bincount(dense, weights=values).astype(np.float64), np.bincount(dense).astype(np.float64)
 
 
 def _mean_over_users(values: Array, users: npt.NDArray[np.integer], effective: float) -> PolicyValue:
-    """The mean per exposure; its standard error is that of a ratio of users' sums (clusters)."""
+    """Return the mean per exposure; its standard error is that of a ratio of users' sums (clusters)."""
     sums, counts = _by_user(values, users)
     mean = float(values.mean())
     num_users = len(sums)

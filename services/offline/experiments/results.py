@@ -1,10 +1,10 @@
-"""What the log says of an experiment: users and counts by arm, differences from the control with their certainty.
+"""An experiment's results from the log: users and counts by arm, differences from the control with their certainty.
 
-A user counts once the horizon behind the first exposure is over, with what the user did in it, whatever the user was
-shown: so the two arms are compared as they were randomised. Counts by surface, position or day are attributed: to the
-exposure that an interaction names, else to the user's newest exposure that showed the item within the window before.
+A user counts once the horizon after the first exposure is over, with all interactions within it, whatever the user was
+shown: so the arms are compared as randomised. Counts by surface, position or day are attributed to the exposure that an
+interaction names, else to the user's newest exposure with the item within the window before.
 
-Nothing is said of a difference while the numbers of users contradict the arms' shares (`sample_ratio`).
+No difference is reported while the numbers of users contradict the arms' shares (`sample_ratio`).
 """
 
 import math
@@ -22,9 +22,9 @@ from services.offline.experiments.sample_ratio import ALARM, p_value
 from services.offline.experiments.sequential import Estimate
 from services.platform.errors import InvalidRequest, PreconditionFailed
 
-# Values above this quantile of all users' count as this much: a script with 10,000 clicks must not decide.
+# Values above this quantile of all users count as the quantile: a script with 10,000 clicks must not decide.
 CAPPED_ABOVE = 0.999
-# What counts may be split by.
+# Columns to split counts by.
 SPLITS = {
     "day": "CAST(s.shown AS DATE)",
     "surface": "s.surface",
@@ -36,10 +36,10 @@ _NO_EXPOSURE_ID = "i.exposure_id IS NULL OR i.exposure_id = ''"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Metric:
-    """What is measured per user: how many interactions of a type, or the sum of their values.
+    """A user's value: the number of interactions of a type, or the sum of their values.
 
-    margin: of a guardrail, how far an arm may be from the control, as a share of the control's mean; a negative one
-    limits a loss, a positive one a rise.
+    margin: of a guardrail, the limit of an arm's difference, as a share of the control's mean; a negative one limits a
+    loss, a positive one a rise.
     """
 
     type: str
@@ -53,7 +53,7 @@ class Metric:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ArmCounts:
-    """An arm's users (in all, and of them those whose horizon is over) and what they were shown."""
+    """An arm's users (in all, and those whose horizon is over), exposures and shown items."""
 
     users: int
     counted: int
@@ -63,7 +63,7 @@ class ArmCounts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Capped:
-    """How many users had a value above `limit`, and counted with the limit."""
+    """Number of users with a value above `limit`, which counts as the limit."""
 
     users: int
     limit: float
@@ -71,9 +71,10 @@ class Capped:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Results:
-    """Of one experiment, as of `until` (Unix milliseconds). differences: (metric, arm) -> from the control, empty where
-    the sample ratio forbids it. broken: (metric, arm) of guardrails that an arm breaks for certain. preferred: of an
-    interleaved experiment, in [-1, 1], above zero the second arm."""
+    """Of one experiment, as of `until` (Unix milliseconds). differences: (metric, arm) -> from the control, empty if
+    the sample ratio forbids it. broken: (metric, arm) of guardrails that an arm surely breaks. preferred: of an
+    interleaved experiment, in [-1, 1], above zero the second arm.
+    """
 
     experiment: str
     until: int
@@ -102,9 +103,9 @@ def results(
     past: timedelta = timedelta(days=14),
     tuned_for: int,
 ) -> Results:
-    """Compare the arms. log: of `opened_log`. past: how far before the first exposure CUPED looks.
+    """Compare the arms. log: of `opened_log`. past: CUPED's time range before the first exposure.
 
-    Raises: PreconditionFailed where nobody was exposed; InvalidRequest for a metric whose type never occurred.
+    Raises: PreconditionFailed if nobody was exposed; InvalidRequest for a metric whose type never occurred.
     """
     _prepare(log, experiment)
     _check_metrics(log, metrics)
@@ -142,7 +143,7 @@ def results(
 def counts_by(
     log: duckdb.DuckDBPyConnection, experiment: Experiment, split: str, *, window: timedelta = timedelta(days=1)
 ) -> list[dict[str, Any]]:
-    """Attributed interactions by arm, type and one of `SPLITS`: arm, the split's value, type, events, value.
+    """Return attributed interactions by arm, type and one of `SPLITS`: arm, the split's value, type, events, value.
 
     Raises: InvalidRequest for another split.
     """
@@ -173,7 +174,7 @@ def counts_by(
 
 
 def _unknown_exposures(log: duckdb.DuckDBPyConnection) -> int:
-    """How many of the users' interactions name an exposure that the log does not have."""
+    """Return how many of the users' interactions name an exposure that the log does not have."""
     log.execute(
         "CREATE OR REPLACE TEMP TABLE named AS SELECT i.exposure_id, count(*) AS n FROM interactions i "
         "JOIN units USING (user_key) WHERE i.exposure_id <> '' GROUP BY i.exposure_id"
@@ -184,14 +185,14 @@ def _unknown_exposures(log: duckdb.DuckDBPyConnection) -> int:
 
 
 def _breaks(one: Difference, margin: float) -> bool:
-    """Whether the whole interval lies beyond the margin."""
+    """Whether the whole interval is beyond the margin."""
     bound = margin * abs(one.control)
     return one.estimate.high < bound if margin < 0 else one.estimate.low > bound
 
 
 def _prepare(log: duckdb.DuckDBPyConnection, experiment: Experiment) -> None:
-    """`shown`: the experiment's exposures with their arm; `units`: its users with arm and first exposure."""
-    # A view, so that each question reads the columns that it needs. A name has no quote (`experiments.check`).
+    """Create `shown`: the experiment's exposures with their arm; `units`: its users with arm and first exposure."""
+    # A view, so that each query reads only its columns. A name has no quote (`experiments.check`).
     log.execute(
         "CREATE OR REPLACE TEMP VIEW shown AS SELECT * EXCLUDE (assignments, a), a.arm AS arm FROM (SELECT *, "
         f"list_filter(assignments, lambda x: x.experiment = '{experiment.name}' AND x.share > 0)[1] AS a "
@@ -238,7 +239,7 @@ def _arm_counts(
 def _sums(
     log: duckdb.DuckDBPyConnection, metric: Metric, times: Mapping[str, Any], arms: Sequence[str]
 ) -> tuple[dict[str, ArmSums], Capped]:
-    """Sums over the users whose horizon is over, by arm."""
+    """Return sums over the users whose horizon is over, by arm."""
     amount = "i.value" if metric.of_values else "1::DOUBLE"
     log.execute(
         f"""
@@ -268,7 +269,7 @@ def _sums(
 
 
 def _preferred(log: duckdb.DuckDBPyConnection, metrics: Sequence[Metric], tuned_for: int) -> Estimate | None:
-    """Which team's items people took, by the first metric, over all users who took something of a team's."""
+    """Estimate the preferred team by the first metric, over all users who took an item of a team."""
     rows = log.execute(
         "SELECT sum(CASE WHEN s.teams[list_position(s.item_ids, i.item_id)] = 1 THEN 1 ELSE -1 END) "
         "FROM interactions i JOIN shown s USING (exposure_id) "

@@ -1,7 +1,7 @@
-"""Do the arms have the users that their shares promise? Before any difference is looked at.
+"""Do the arms' numbers of users fit their shares? Checked before any difference.
 
-Where the observed counts do not fit the shares, users were lost, or counted twice, in one arm more than in another, and
-no difference between the arms can be trusted. The test may be looked at as often as one likes.
+If the observed counts do not fit the shares, one arm lost users, or counted them twice, more than another, and no
+difference between the arms can be trusted. The test is valid at any number of looks.
 
 Source: Lindon and Malek, "Anytime-valid inference for multinomial count data", NeurIPS 2022, equation 6: the Bayes
 factor of a Dirichlet mixture against the shares is a test martingale, and its inverse an always valid p-value.
@@ -10,7 +10,7 @@ factor of a Dirichlet mixture against the shares is a test martingale, and its i
 from collections.abc import Mapping
 from math import exp, lgamma, log
 
-# A false alarm stops an experiment for nothing: one of a thousand does.
+# A false alarm stops an experiment for nothing: one in a thousand does.
 ALARM = 0.001
 # The mixture is centred on the shares with the weight of so many users: it finds a share that is off by a few percent
 # soonest.
@@ -18,9 +18,9 @@ _PRIOR_USERS = 1_000.0
 
 
 def p_value(users: Mapping[str, int], shares: Mapping[str, float]) -> float:
-    """The p-value of "users are assigned by these shares", valid at every look.
+    """Return the p-value of "users are assigned by these shares", valid at every look.
 
-    Raises: ValueError where arms and shares differ, or a share is not above zero.
+    Raises: ValueError if arms and shares differ, or a share is not above zero.
     """
     if users.keys() != shares.keys() or not all(share > 0 for share in shares.values()):
         raise ValueError(f"arms {sorted(users)} with shares {dict(shares)}; allowed: a share above 0 for each arm")

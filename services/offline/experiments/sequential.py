@@ -1,9 +1,9 @@
-"""Confidence sequences: intervals and p-values that stay valid however often one looks at an experiment.
+"""Confidence sequences: intervals and p-values that stay valid at any number of looks at an experiment.
 
-An interval of a fixed sample size covers the truth at one look. Whoever looks after each hundred users and stops at the
-first significant difference finds one in every third A/A test. A confidence sequence covers the truth at all looks at
-once, with the stated probability. It is asymptotic: it rests on the central limit theorem, so nothing is reported below
-`MIN_USERS` an arm. It knows nothing of arms, metrics or logs.
+An interval of a fixed sample size covers the truth at one look. A look after each hundred users, stopping at the first
+significant difference, finds one in every third A/A test. A confidence sequence covers the truth at all looks at once,
+with the stated probability. It is asymptotic: it relies on the central limit theorem, so nothing is reported below
+`MIN_USERS` per arm. It knows nothing of arms, metrics or logs.
 
 Source: Waudby-Smith, Arbour, Sinha, Kennedy and Ramdas, "Time-uniform central limit theory and asymptotic confidence
 sequences", Annals of Statistics 52(6), 2024 (arXiv:2103.06476), Theorem 2.2 and equation 12.
@@ -21,7 +21,7 @@ TUNED_FOR_USERS = 10_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Estimate:
-    """An estimate with its interval, and the p-value of "it is zero"; all hold at every look."""
+    """An estimate with its interval, and the p-value of "it is zero"; all are valid at every look."""
 
     mean: float
     low: float
@@ -35,7 +35,7 @@ class Estimate:
 def estimate(
     mean: float, standard_error: float, users: int, *, alpha: float = ALPHA, tuned_for: int = TUNED_FOR_USERS
 ) -> Estimate:
-    """The interval around a mean, or a difference of means, of `users` independent users, at level 1 - alpha.
+    """Return the interval around a mean, or a difference of means, of `users` independent users, at level 1 - alpha.
 
     `standard_error` is the estimate's own at this size. Raises: ValueError for a negative or undefined standard error,
     fewer than one user, or an alpha outside (0, 1).
@@ -50,13 +50,13 @@ def estimate(
 
 
 def _rho_squared(alpha: float, tuned_for: int) -> float:
-    """The mixture's variance that makes the interval narrowest after `tuned_for` users (equation 12)."""
+    """Return the mixture's variance that makes the interval narrowest after `tuned_for` users (equation 12)."""
     wanted = -2 * math.log(alpha)
     return (wanted + math.log(wanted + 1)) / tuned_for
 
 
 def _p_value(mean: float, standard_error: float, time: float) -> float:
-    """The smallest alpha whose interval leaves out zero, the mixture's variance kept."""
+    """Return the smallest alpha whose interval excludes zero, for the same mixture's variance."""
     if standard_error == 0:
         return 0.0 if mean else 1.0
     z_squared = (mean / standard_error) ** 2
