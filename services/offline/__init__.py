@@ -1,1 +1,1 @@
-"""Batch jobs: data sets, training, evaluation, the demo. Nothing deployed imports from here (decision 080)."""
+"""Batch jobs: data sets, training, evaluation, the demo. No deployed process imports from here (decision 080)."""

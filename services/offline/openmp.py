@@ -4,10 +4,10 @@ import os
 
 
 def wait_without_spinning() -> None:
-    """Let OpenMP threads sleep at barriers instead of spinning; whoever set OMP_WAIT_POLICY has the last word.
+    """Let OpenMP threads sleep at barriers instead of spinning, unless OMP_WAIT_POLICY is set.
 
-    A spinning thread takes the core that the other one needs as soon as anything else runs on the machine. Preset
-    quick on two cores beside other work, five runs each: 25,300 to 32,600 positions/s sleeping, 2,200 to 37,600
-    spinning. It acts only on an OpenMP that is not loaded yet.
+    If other processes run on the machine, a spinning thread takes the core that another thread needs. Preset quick on
+    two cores beside other work, five runs each: 25,300 to 32,600 positions/s sleeping, 2,200 to 37,600 spinning. It
+    affects only an OpenMP that is not loaded yet.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

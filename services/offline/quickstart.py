@@ -1,7 +1,7 @@
-"""`python -m services.offline.quickstart FOLDER`: trains the small model of `freshet quickstart` and writes its bundle.
+"""`python -m services.offline.quickstart FOLDER`: train the small model of `freshet quickstart` and write its bundle.
 
-MovieLens latest-small where it is on this machine, else simulated people; never a download. One epoch: item neighbours
-carry most of such a model's score, and it is there to be looked at.
+Data: MovieLens latest-small if it is on this machine, else simulated; never a download. One epoch is enough for a look:
+item neighbours contribute most of such a model's score.
 """
 
 import sys
@@ -16,7 +16,7 @@ DATA = "ml-latest-small"
 
 
 def data_here() -> str:
-    """The name of the data that would be trained on."""
+    """Return the name of the data to train on."""
     return DATA if Locator(download=False).on_this_machine(DATA) else "simulator"
 
 
