@@ -1,6 +1,6 @@
 """Training: from interactions to a model bundle. Batch jobs; no process imports this package.
 
-`train` fits a model, `run_training` (in `run`) does the whole job with a progress display, `export_bundle` (in
+`train` fits a model, `run_training` (in `run`) runs the whole job with a progress display, `export_bundle` (in
 `export`) writes the encoder as ONNX for the inference server.
 """
 

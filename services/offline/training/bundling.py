@@ -1,4 +1,4 @@
-"""From a trained model to a bundle, and from a bundle back to the model."""
+"""Write a trained model as a bundle, and load a bundle's model."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,9 +31,9 @@ def save_bundle(
     events_yaml: bytes | None = None,
     attributes: pa.Table | None = None,
 ) -> Bundle:
-    """Write the trained model as a bundle. `interactions` is what it was trained on (counts, vocabularies).
+    """Write the trained model as a bundle. `interactions` is its training data (counts, vocabularies).
 
-    An item without an event there gets a new item's state, not the one that it has from initialisation.
+    An item without an event there gets a new item's state instead of its initial one.
     """
     model = report.model
     counts = interactions.item_counts()
@@ -67,7 +67,9 @@ def save_bundle(
 
 
 def _without_untrained(states: ItemStates, counts: npt.NDArray[np.int64]) -> ItemStates:
-    """States (X,), those of items without an event as `cold_start_items` has them: no components, the mean gate."""
+    """Return states (X,) in which items without an event are as `cold_start_items` makes them: no components, the mean
+    gate.
+    """
     states.components[counts == 0] = 0
     if states.gate is not None:
         states.gate[counts == 0] = mean_gate(states.take(np.flatnonzero(counts)))
@@ -75,7 +77,7 @@ def _without_untrained(states: ItemStates, counts: npt.NDArray[np.int64]) -> Ite
 
 
 def load_model(bundle: Bundle) -> SequentialModel:
-    """The bundle's model in PyTorch, ready to encode. Raises: RuntimeError if a weight is missing or misshapen."""
+    """Return the bundle's model in PyTorch. Raises: RuntimeError if a weight is missing or misshapen."""
     manifest = bundle.manifest
     model = SequentialModel(
         bundle.encoder,

@@ -1,7 +1,7 @@
 """Training state on disk: tensors in safetensors, everything else in JSON, nothing pickled.
 
-A checkpoint is one directory, written aside and renamed, so that the newest complete one is always there to resume
-from. It names the configuration and the data that it belongs to, and is refused under any others.
+A checkpoint is one directory, written under another name and renamed, so that a complete one always exists. It names
+its configuration and data, and is rejected for any others.
 """
 
 import json
@@ -22,7 +22,7 @@ _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 @dataclass(kw_only=True, slots=True)
 class Progress:
-    """How far training is. `part_seconds`, `seconds` and `cpu_seconds` (all threads) add up over interruptions."""
+    """Progress of a training. `part_seconds`, `seconds` and `cpu_seconds` (all threads) add up over interruptions."""
 
     epoch: int = 0
     next_batch: int = 0
@@ -33,7 +33,7 @@ class Progress:
     part_seconds: dict[str, float] = field(default_factory=dict)
     epoch_losses: list[float] = field(default_factory=list)
     cpu_seconds: float = 0.0
-    # Per finished epoch: processor seconds so far and, where training stops by validation, the score.
+    # Per finished epoch: processor seconds so far and, if validation stops training, the score.
     epoch_cpu_seconds: list[float] = field(default_factory=list)
     valid_scores: list[float] = field(default_factory=list)
 
@@ -51,7 +51,8 @@ def save(
     best_weights: Mapping[str, Tensor],
 ) -> None:
     """Write a checkpoint and remove older ones. `identity` = configuration and data; `generators` = random states;
-    `best_weights` = the model's after the epoch that validated best, empty without validation."""
+    `best_weights` = the model's after the best validated epoch, empty without validation.
+    """
     tensors = {f"model.{name}": value.contiguous() for name, value in model.state_dict().items()}
     for name, parameter in model.named_parameters():
         tensors.update(
@@ -76,7 +77,7 @@ def save(
 
 
 def read_config(folder: Path) -> dict[str, Any] | None:
-    """The configuration, as plain values, that the newest checkpoint belongs to; None if there is none."""
+    """Return the newest checkpoint's configuration as plain values; None without a checkpoint."""
     found = sorted(folder.glob(f"[0-9]*/{_PROGRESS}"))
     return dict(json.loads(found[-1].read_text(encoding="utf-8"))["identity"]["config"]) if found else None
 
@@ -87,11 +88,10 @@ def load(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
 ) -> tuple[Progress, dict[str, Tensor], dict[str, Tensor]] | None:
-    """Restore the newest checkpoint into model and optimizer; None if there is none.
+    """Restore the newest checkpoint into model and optimizer; None without one.
 
     Returns the progress, the generators' states and the best weights so far.
-    Raises: ValueError for another format, and naming the first field of the configuration or data in which the
-    checkpoint differs.
+    Raises: ValueError for another format, or naming the first field of the configuration or data that differs.
     """
     found = sorted(path for path in folder.glob("[0-9]*") if path.is_dir()) if folder.is_dir() else []
     if not found:
@@ -105,7 +105,7 @@ def load(
     model.load_state_dict({name[6:]: value for name, value in tensors.items() if name.startswith("model.")})
     for name, parameter in model.named_parameters():
         if f"optimizer.{name}.step" in tensors:
-            # A fused optimizer wants the number of steps on the device, too.
+            # A fused optimizer needs the number of steps on the device, too.
             optimizer.state[parameter] = {
                 moment: tensors[f"optimizer.{name}.{moment}"].to(parameter.device) for moment in _MOMENTS
             }

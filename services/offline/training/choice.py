@@ -1,9 +1,9 @@
-"""Which head to train: short trainings of each candidate, judged as served, on each user's last training event.
+"""Choose the head to train: short trainings of each candidate, evaluated as served, on each user's last training event.
 
 Candidates get equal processor time, not equal epochs: a position costs a mixture several times what it costs a dot
-product. Item neighbours stand beside the model where the bundle will have them: what they find already is no head's
-merit. Of candidates that no interval tells apart, the one that is cheapest to serve is chosen. It knows nothing of
-files or test events.
+product. Candidates are evaluated with item neighbours, as in the bundle, because hits that neighbours find anyway are
+no head's merit. Of candidates that no interval separates, the cheapest to serve is chosen. It knows nothing of files or
+test events.
 
 Letters: E validation events.
 """
@@ -26,21 +26,21 @@ from services.offline.training.loop import train
 from services.offline.training.neighbours import choosing_rows, learn_neighbours, ranks_by_share
 from services.offline.training.presets import TrainConfig, with_dot_head, with_wide_dot_head
 
-# Of a whole training's epochs. A third orders the heads of a short training as the whole does; a long one's mixture
-# gains later (docs/benchmarks/quality.md).
+# Share of a whole training's epochs. A third orders the heads of a short training as the whole does; in a long one the
+# mixture gains later (docs/benchmarks/quality.md).
 _SHARE = 1 / 3
 _EVENTS = 4_000
 _METRIC = "ndcg@10"
-# How much of a training measures what a position costs, after batches that warm up.
+# Positions that measure a position's cost, after warm-up batches.
 _MEASURED_POSITIONS, _WARM_UP_BATCHES = 30_000, 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choice:
-    """`config` is the chosen candidate's, under `name`, with the epochs that fill the mixture's processor time.
+    """The chosen candidate's `name` and `config`, with the epochs that fill the mixture's processor time.
 
-    `ndcg_at_10` is every candidate's on validation; `reason` says why it was chosen. `lead` is the best mixture's minus
-    the best dot product's; its interval covers users, not seeds. `cpu_seconds` is what choosing cost.
+    `ndcg_at_10`: every candidate's on validation; `reason` of the choice. `lead`: the best mixture's minus the best dot
+    product's; its interval covers users, not seeds. `cpu_seconds`: cost of the choice.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Choice:
 
 
 def candidates(config: TrainConfig) -> dict[str, TrainConfig]:
-    """What a preset's configuration (with a mixture) may become, by name, best-known losses each."""
+    """Return the candidates of a preset's configuration (with a mixture) by name, each with its best-known loss."""
     sampled = replace(config, loss="corrected-softmax")
     return {
         "mol": sampled,
@@ -63,7 +63,7 @@ def candidates(config: TrainConfig) -> dict[str, TrainConfig]:
 
 
 def microseconds_per_position(config: TrainConfig, interactions: Interactions, device: str = "cpu") -> float:
-    """Processor time of the first batches of a training, all threads, by their positions."""
+    """Return the processor time of a training's first batches, all threads, divided by their positions."""
     users = int(np.count_nonzero(interactions.user_counts()))
     batches = math.ceil(_MEASURED_POSITIONS * users / len(interactions) / config.batch_sequences)
     marks = [(time.process_time(), 0)]
@@ -87,10 +87,10 @@ def choose(
     device: str = "cpu",
     cost: Callable[[TrainConfig, Interactions, str], float] = microseconds_per_position,
 ) -> Choice:
-    """Train every option on all but each user's last event, and rank those as served.
+    """Train every option on all but each user's last event, and rank those events as served.
 
-    The dearest mixture is trained for a third of its epochs, every other option for as many as `cost` (microseconds per
-    position) says that fill the same processor time.
+    The dearest mixture is trained for a third of its epochs, every other option for as many as fill the same processor
+    time, by `cost` (microseconds per position).
     Raises: ValueError if no user has three events of which the last counts.
     """
     parts = leave_one_out_split(interactions)
@@ -142,7 +142,7 @@ def choose(
 def _cheapest_of_the_best(
     options: Mapping[str, TrainConfig], found: Mapping[str, npt.NDArray[np.float64]]
 ) -> tuple[str, str]:
-    """The cheapest to serve of the options that the best is not beyond doubt better than, and why in words."""
+    """Return the cheapest option to serve that the best is not significantly better than, and the reason in words."""
     best = max(options, key=lambda name: found[name].mean())
     # A wide dot product has the mixture's bytes, and no gate to compute.
     order = sorted(
@@ -167,7 +167,7 @@ def _at_least_one(epochs: float) -> int:
 
 
 def _served_gains(ranks: Mapping[float, Ranks]) -> npt.NDArray[np.float64]:
-    """(E,) on each half of the events, with the share of item neighbours that is best on the other."""
+    """Return gains (E,) of each half of the events, with the neighbours' share that is best on the other half."""
     by_share = gains(np.stack(list(ranks.values())), _METRIC)
     is_odd = np.arange(by_share.shape[1]) % 2 == 1
     served: npt.NDArray[np.float64] = by_share[0].copy()

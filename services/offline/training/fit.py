@@ -1,4 +1,4 @@
-"""Trains on a split of the data, chooses the share of item neighbours, and measures on what was held out."""
+"""Train on a split of the data, choose the share of item neighbours, and measure on the held-out events."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -42,7 +42,7 @@ SPLITS = (LEAVE_ONE_OUT, TIME, NONE)
 
 @contextmanager
 def training_progress(console: Console | None, num_epochs: int) -> Iterator[ProgressListener | None]:
-    """A listener that moves a bar with epoch, positions/s and loss; None without a console."""
+    """Yield a listener that moves a bar with epoch, positions/s and loss; None without a console."""
     if console is None:
         yield None
         return
@@ -71,7 +71,7 @@ def training_progress(console: Console | None, num_epochs: int) -> Iterator[Prog
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FitSplit:
-    """What to train on, and which rows of `whole` to predict afterwards (none: no evaluation)."""
+    """The training data, and the rows of `whole` to predict afterwards (none: no evaluation)."""
 
     train: Interactions
     whole: Interactions
@@ -82,11 +82,11 @@ class FitSplit:
 def fit_split(
     interactions: Interactions, split: str, schema: EventSchema, *, max_events: int = 6000, fraction: float = 0.8
 ) -> FitSplit:
-    """Divide data for training.
+    """Split data for training.
 
     "leave-one-out" predicts each user's last event and trains on all others; "time" trains on the first `fraction` of
-    the events and predicts up to `max_events` of the rest, evenly spread; "none" trains on everything.
-    Of what is held out only events that count by the schema are predicted.
+    the events and predicts up to `max_events` of the rest, evenly spread; "none" trains on everything. Of the held-out
+    events only those that count by the schema are predicted.
     Raises: ValueError naming the known splits.
     """
     if split not in SPLITS:
@@ -110,7 +110,7 @@ def fit_split(
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """A trained model and what was measured of it. taken: the interactions that were learned from."""
+    """A trained model and its measurements. taken: the positive interactions of its training data."""
 
     report: TrainReport
     taken: Interactions
@@ -119,7 +119,7 @@ class Fit:
     new_item_length: float | None
 
     def told(self, config: TrainConfig) -> dict[str, Any]:
-        """As plain values."""
+        """Return plain values."""
         report = self.report
         return {
             "encoder": config.encoder.kind,
@@ -149,13 +149,13 @@ def fit_model(
     device: str,
     resume: bool,
 ) -> Fit:
-    """Train, choose the share of item neighbours on what was kept back, and measure on what was held out."""
+    """Train, choose the share of item neighbours on reserved events, and measure on held-out events."""
     with training_progress(console, config.epochs) as listener:
         kept = choosing_rows(divided.train, schema)
         learnt = divided.train.select(np.setdiff1d(np.arange(len(divided.train)), kept, assume_unique=True))
         report = train(config, learnt, out=checkpoints, progress=listener, resume=resume, device=device)
     report.model.to("cpu")
-    # What was turned down is known to the encoder alone.
+    # Only the encoder reads rejections.
     taken = divided.train.encoded(schema)
     neighbours = _neighbours(report, divided.train, kept, learnt.encoded(schema), taken, say)
     return Fit(
@@ -175,8 +175,9 @@ def _neighbours(
     taken: Interactions,
     say: Callable[[str], None],
 ) -> ItemNeighbours | None:
-    """Neighbours of what was taken, with the share that is best, for those of what was learnt, on the events in `kept`
-    of all interactions; None where that is all."""
+    """Return neighbours of the positive interactions, with the best share on the events in `kept`, by neighbours of
+    `learnt`; None if the model's share of a score is 1.
+    """
     if not len(kept):
         return None
     scorer = ModelScorer(report.model, report.user_index)
@@ -190,7 +191,7 @@ def _neighbours(
 def _metrics(
     report: TrainReport, neighbours: ItemNeighbours | None, divided: FitSplit, taken: Interactions
 ) -> dict[str, Any]:
-    """Of the model beside baselines that learnt what was taken; empty where nothing can be predicted."""
+    """Return metrics of the model and of baselines trained on positive interactions; empty without events to predict."""
     if not len(divided.test_rows):
         return {}
     model = ModelScorer(report.model, report.user_index)

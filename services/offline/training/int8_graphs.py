@@ -1,10 +1,10 @@
 """Both encoders of a text bundle with their matrices in int8, for processors that multiply bytes (VNNI).
 
-ONNX Runtime's dynamic quantization: weights by column, activations by the range of each call, so a query has to be
-encoded alone if its answer must not depend on who else asks. Weights have 7 bits, so that the sum of two byte products
-fits into 16 and every processor computes the same graph. The matrix behind the first layer's GELU stays in float32:
-outliers there spread the range of a whole call (docs/decisions/022-int8-encoders.md has the figures). A graph that
-answers unlike the float32 one is left out. It knows neither models nor training.
+ONNX Runtime's dynamic quantization: weights by column, activations by the range of each call. A query must be encoded
+alone, or its answer depends on the other queries. Weights have 7 bits, so that the sum of two byte products fits into
+16 and every processor computes the same graph. The matrix behind the first layer's GELU stays in float32: outliers
+there widen the range of a whole call (docs/decisions/022-int8-encoders.md has the figures). A graph whose outputs
+differ from the float32 one's is omitted. It knows neither models nor training.
 """
 
 import tempfile
@@ -39,10 +39,10 @@ _COMPARED, _COMPARED_LAYERS = 64, 8
 
 
 def add_int8_graphs(path: Path | str) -> TextBundle:
-    """Put int8 graphs into a sealed text bundle: `int8/shared.onnx` where its two encoders have layers in common, else
-    `int8/<part>.onnx` for each; its version stays.
+    """Add int8 graphs to a sealed text bundle: `int8/shared.onnx` if its two encoders have layers in common, else
+    `int8/<part>.onnx` for each; its version does not change.
 
-    The bundle's metric "int8_cosine" says how near each part is to float32; below `LEAST_COSINE` it is left out.
+    The bundle's metric "int8_cosine" is each part's cosine to float32; a part below `LEAST_COSINE` is omitted.
     Raises: BundleError if it is none; ExportError if a package is missing or a graph cannot be read.
     """
     bundle = load_text_bundle(path, verify=False)
@@ -63,7 +63,9 @@ def add_int8_graphs(path: Path | str) -> TextBundle:
 
 
 def _shared(bundle: TextBundle, folder: Path) -> tuple[Path, dict[str, float]] | None:
-    """One int8 graph for both parts and each one's cosine to float32; None where there is none."""
+    """Write one int8 graph for both parts and return it with each part's cosine to float32; None if they share no
+    layer.
+    """
     if set(bundle.parts) != set(_GRAPHS) or bundle.phrases.max_tokens != bundle.text_mol.max_tokens:
         return None
     batches = [_feeds(bundle, part=PHRASES, text=text) for text in ("", *bundle.texts[:_COMPARED_LAYERS])]
@@ -76,7 +78,7 @@ def _shared(bundle: TextBundle, folder: Path) -> tuple[Path, dict[str, float]] |
 
 
 def write_int8(graph: Path, path: Path) -> None:
-    """`graph` with its weight matrices in int8, but for the first that narrows, behind the first layer's GELU.
+    """Write `graph` with its weight matrices in int8, except the first one that narrows, behind the first layer's GELU.
 
     Raises: ExportError if a package is missing or the graph cannot be read.
     """
@@ -87,7 +89,8 @@ def write_int8(graph: Path, path: Path) -> None:
         raise ExportError(f"int8 graphs need the packages onnx and onnxruntime: {exc}") from exc
     try:
         model = onnx.load(str(graph))
-        # The exporter notes shapes of weights before their transposition, on which the quantizer's own inference fails.
+        # The exporter records shapes of weights before their transposition, on which the quantizer's own inference
+        # fails.
         del model.graph.value_info[:]
         sizes = {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
         narrowing = [
@@ -111,8 +114,9 @@ def write_int8(graph: Path, path: Path) -> None:
 
 
 def mean_cosine(bundle: TextBundle, part: str, other: Path, *, output: str | None = None) -> float:
-    """Between the outputs of a part's graph and of another (None: its only one) for the bundle's first documents, each
-    encoded alone."""
+    """Return the mean cosine between the outputs of a part's graph and of another (None: its only one) for the bundle's
+    first documents, each encoded alone.
+    """
     first = _outputs(bundle, part, bundle.file(_GRAPHS[part]), None)
     second = _outputs(bundle, part, other, output)
     lengths = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
@@ -120,7 +124,7 @@ def mean_cosine(bundle: TextBundle, part: str, other: Path, *, output: str | Non
 
 
 def _outputs(bundle: TextBundle, part: str, graph: Path, output: str | None) -> FloatArray:
-    """(rows, width): every output row of every text."""
+    """Return every output row of every text, (rows, width)."""
     run = session(graph)
     known = {each.name for each in run.get_inputs()}
     found = []
@@ -131,7 +135,7 @@ def _outputs(bundle: TextBundle, part: str, graph: Path, output: str | None) -> 
 
 
 def _feeds(bundle: TextBundle, *, part: str, text: str) -> dict[str, npt.NDArray[np.int64]]:
-    """One text as a graph's inputs."""
+    """Return one text as a graph's inputs."""
     max_tokens = (bundle.text_mol if part == TEXT_MOL else bundle.phrases).max_tokens
     ids, mask = bundle.word_pieces.batch([text], max_tokens=max_tokens)
     return {"input_ids": ids, "attention_mask": mask}
@@ -139,14 +143,14 @@ def _feeds(bundle: TextBundle, *, part: str, text: str) -> dict[str, npt.NDArray
 
 Feeds = Mapping[str, npt.NDArray[np.int64]]
 
-# What values may differ by and be the same: float32 products of other shapes.
+# Tolerance for equal values: float32 products of other shapes.
 _TOLERANCE = 1e-4
 _PREFIX = "narrow/"
 
 
 def write_shared(wide: tuple[str, Path], narrow: tuple[str, Path], path: Path, batches: Sequence[Feeds]) -> bool:
-    """One graph with an output for each of two: (name of its output, graph); False if they have no layer in common, or
-    it would not answer as they do.
+    """Write one graph with an output for each of two: (name of its output, graph); False if they have no layer in
+    common, or if its outputs would differ from theirs.
 
     `wide` pads queries inside, `narrow` reads their T tokens alone; inputs input_ids and attention_mask (B, T) int64
     are the same. batches: queries to compare them on. Raises: ExportError if onnx is missing.
@@ -165,11 +169,13 @@ def write_shared(wide: tuple[str, Path], narrow: tuple[str, Path], path: Path, b
 
 
 def _deepest_common(models: Sequence["ModelProto"], batches: Sequence[Feeds]) -> tuple[str, str] | None:
-    """Names of the last layer norms' outputs, one of each graph, whose rows are the same; None if no layer's are."""
+    """Return the names of the last layer norms' outputs with equal rows, one of each graph; None if no layer's are
+    equal.
+    """
     norms = [[node.output[0] for node in model.graph.node if node.op_type == "LayerNormalization"] for model in models]
     found = [_values(model, names, batches) for model, names in zip(models, norms, strict=True)]
     deepest = None
-    # The first is the embeddings'.
+    # The first layer norm is the embeddings'.
     for number, names in enumerate(zip(norms[0], norms[1], strict=False)):
         for feeds, wide, narrow in zip(batches, *found, strict=True):
             rows = wide[number][:, : feeds["input_ids"].shape[1]]
@@ -180,7 +186,7 @@ def _deepest_common(models: Sequence["ModelProto"], batches: Sequence[Feeds]) ->
 
 
 def _values(model: "ModelProto", names: Sequence[str], batches: Sequence[Feeds]) -> list[list[npt.NDArray[np.float32]]]:
-    """What each of `names` holds for each batch."""
+    """Return the value of each of `names` for each batch."""
     import onnx
     import onnxruntime
 
@@ -195,7 +201,7 @@ def _values(model: "ModelProto", names: Sequence[str], batches: Sequence[Feeds])
 
 
 def _joined(wide: "ModelProto", narrow: "ModelProto", common: tuple[str, str], names: tuple[str, str]) -> "ModelProto":
-    """`wide` with the nodes of `narrow` above `common`, which read the first T rows there."""
+    """Return `wide` with the nodes of `narrow` above `common`, which read the first T rows there."""
     import onnx
     from onnx import helper, numpy_helper
 
@@ -241,13 +247,13 @@ def _joined(wide: "ModelProto", narrow: "ModelProto", common: tuple[str, str], n
     for output, name in zip(graph.output, names, strict=True):
         graph.node.append(helper.make_node("Identity", [output.name], [name]))
         output.name = name
-    # Of both graphs, and only of one still true.
+    # They describe both graphs and would be true of one.
     del graph.value_info[:]
     return wide
 
 
 def _above(model: "ModelProto", cut: str) -> list["NodeProto"]:
-    """The nodes that the first output needs and `cut` does not, in the graph's order."""
+    """Return the nodes that the first output needs and `cut` does not, in the graph's order."""
     maker = {value: number for number, node in enumerate(model.graph.node) for value in node.output}
     needed: set[int] = set()
     open_values = [model.graph.output[0].name]
@@ -262,7 +268,7 @@ def _above(model: "ModelProto", cut: str) -> list["NodeProto"]:
 
 
 def _answers_alike(path: Path, graphs: Mapping[str, Path], batches: Sequence[Feeds]) -> bool:
-    """Whether each output is what its own graph gives."""
+    """Whether each output equals its own graph's."""
     together = session(path)
     for name, graph in graphs.items():
         alone = session(graph)

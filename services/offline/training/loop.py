@@ -1,8 +1,8 @@
-"""The training loop: seeded, resumable to the bit, and able to say where its time went.
+"""The training loop: seeded, resumable to the bit, and timed by part.
 
-A step's backward pass is cut at the encoder's output, so that encoder and head are timed apart. Everything random
-comes from the configuration's seed and is part of a checkpoint; the caller's generators are left as they were.
-It knows nothing of bundles, evaluation or terminals.
+A step's backward pass is cut at the encoder's output, so that encoder and head are timed apart. All randomness comes
+from the configuration's seed and is part of a checkpoint; the caller's generators do not change. It knows nothing of
+bundles, evaluation or terminals.
 
 Letters: N positions of a batch, D encoder width.
 """
@@ -32,15 +32,15 @@ from services.offline.training.sequences import Batch, EpochBatches, Histories, 
 
 PARTS = ("data", "encoder", "mol", "optimizer")
 _SECONDS_BETWEEN_CHECKPOINTS = 30.0
-# AdamW's second moment follows within tens of steps: a whole run of `quick` is some thousand.
+# AdamW's second moment adapts within tens of steps: a whole run of `quick` has some thousand.
 _BETAS = (0.9, 0.98)
-# Few positions follow an absence, so a row of one takes few steps.
+# Few positions follow an absence, so a row of one gets few steps.
 _ABSENCE_RATE = 5.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
-    """What a progress display gets after each step. `loss` is the mean ranking loss over the epoch so far."""
+    """Input of a progress display after each step. `loss` is the mean ranking loss over the epoch so far."""
 
     epoch: int
     num_epochs: int
@@ -52,8 +52,9 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainReport:
-    """What training did. `seconds`, `cpu_seconds` (of all threads) and `part_shares` leave checkpoints and evaluation
-    out; memory is the process's. `valid_scores` and `epoch_cpu_seconds` have one entry per finished epoch."""
+    """Result of a training. `seconds`, `cpu_seconds` (of all threads) and `part_shares` exclude checkpoints and
+    evaluation; memory is the process's. `valid_scores` and `epoch_cpu_seconds` have one entry per finished epoch.
+    """
 
     model: SequentialModel
     positions: int
@@ -91,10 +92,10 @@ def train(
 ) -> TrainReport:
     """Train on every event of `interactions` (the training part of a split; vocabularies may be larger).
 
-    Checkpoints go to `out` (none without it); with `resume` the newest one there is taken up, bit for bit as if it
-    had not stopped (same threads and machine). `stop_after_batches` ends early, with a checkpoint. With
-    `validate` every epoch is judged, and the report's model is the best one's; its seconds do not count as training.
-    `build` makes the model that is trained, from what `SequentialModel` takes.
+    Checkpoints go to `out` (none without it). With `resume` training continues from the newest one, with the same bits
+    as without interruption (same threads and machine). `stop_after_batches` ends early, with a checkpoint. With
+    `validate` every epoch is evaluated, and the report's model is the best one's; the evaluation's seconds do not count
+    as training. `build` makes the trained model, from the arguments of `SequentialModel`.
     Raises: ValueError if no user has two events, or if a checkpoint belongs to another configuration or data.
     """
     with seeded(config.seed, device):
@@ -106,7 +107,9 @@ def train(
 
 
 def dense_users(config: TrainConfig, interactions: Interactions) -> IntArray | None:
-    """User code -> dense index of those with training events, -1 for others (U,); None without user-id component."""
+    """Return user code -> dense index of users with training events, -1 for others (U,); None without user-id
+    component.
+    """
     if not config.encoder.uses_user_index:
         return None
     trained = interactions.user_counts() > 0
@@ -241,7 +244,7 @@ class _Run:
         progress = self.progress
         batch = self._timed("data", lambda: batches[progress.next_batch])
         encoded = self._timed("encoder", lambda: self._encode(batch))
-        # The head's gradients stop here, so that its time and the encoder's are told apart.
+        # The head's gradients stop here, so that its time and the encoder's are measured apart.
         cut = encoded.detach().requires_grad_()
         loss = self._timed("mol", lambda: self._head(batch, cut))
         self._timed("encoder", lambda: torch.autograd.backward(encoded, cut.grad))
@@ -274,7 +277,7 @@ class _Run:
         return float(loss.ranking)
 
     def _parameter_groups(self) -> list[dict[str, Any]]:
-        """The model's parameters by the factor of their learning rate."""
+        """Return the model's parameters by the factor of their learning rate."""
         groups: dict[float, list[torch.nn.Parameter]] = {}
         for name, parameter in self.model.named_parameters():
             factor = 1.0 if not name.startswith("head.") else self.config.head_rate
@@ -354,7 +357,9 @@ class WholeBatches(torch.nn.Module):
 
 
 def rate_factor(config: TrainConfig, done: float) -> float:
-    """The learning rate's factor after a share `done` of training: linear warm-up, then half a cosine to the end."""
+    """Return the learning rate's factor after a share `done` of training: linear warm-up, then half a cosine to the
+    end.
+    """
     if done < config.warmup_fraction:
         return max(done / config.warmup_fraction, 1e-3)
     falling = (done - config.warmup_fraction) / max(1.0 - config.warmup_fraction, 1e-9)

@@ -1,7 +1,7 @@
 """The training loss of one batch: a ranking loss, mutual information over the positives, size of user components.
 
-Item states are computed once per distinct item of a step, never per occurrence, and negatives are shared by a group
-of positions drawn from the whole batch, so that scoring them is matrix products over tiles that stay in the cache.
+Item states are computed once per distinct item of a step, never per occurrence. A group of positions drawn from the
+whole batch shares negatives, so that scoring them is matrix products over tiles that stay in the cache.
 
 Letters: N positions, R positions per group, K negatives, M distinct items in the step, P component pairs.
 """
@@ -20,16 +20,16 @@ from services.offline.training.presets import TrainConfig
 from services.offline.training.sampled_objectives import log_q_correction, sampled_softmax
 
 # Positions times negatives of a tile, which is one group unless the configuration divides it. Measured on two EPYC
-# cores, P = 8, G = 64: 8k pairs 11.4, 16k 10.2, 4k 13.4 microseconds per position; larger tiles leave the cache. Which
-# positions share negatives is part of the objective, so a GPU has the same groups.
+# cores, P = 8, G = 64: 8k pairs 11.4, 16k 10.2, 4k 13.4 microseconds per position; larger tiles exceed the cache. The
+# groups of positions that share negatives are part of the objective, so they are the same on a GPU.
 _PAIRS_PER_TILE = 16384
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Loss:
-    """`total` is what is minimised; the parts are for the report. All are means over positions.
+    """`total` is minimised; the parts are for the report. All are means over positions.
 
-    `ranking` is the part that `TrainConfig.loss` names.
+    `ranking` is the loss named by `TrainConfig.loss`.
     """
 
     total: Tensor
@@ -46,7 +46,8 @@ def batch_loss(
     generator: torch.Generator,
     buckets: Tensor | None = None,
 ) -> Loss:
-    """encoded (N, D) states in random order, users (N,) or None, targets (N,) dense items. `generator` draws items.
+    """Return the loss of encoded (N, D) states in random order, users (N,) or None, targets (N,) dense items.
+    `generator` draws items.
 
     buckets (N,): of absence, from each state's last event to its target's; None: the model reads none.
     """
@@ -62,7 +63,7 @@ def batch_loss(
     items, target_rows, negative_rows = _distinct(model.num_items, targets, drawn)
     embedded = model.item_rows if items is None else model.item_embedding(items)
     negatives = Negatives(negative_rows, target_rows, group_size)
-    # The logarithm of Q, the probability of being drawn, which is the same for all items.
+    # The logarithm of Q, the probability of being drawn, equal for all items.
     correction = log_q_correction(model.num_items, config.num_negatives) if config.loss == "corrected-softmax" else 0.0
     if isinstance(model.head, MolHead):
         assert gate is not None
@@ -71,7 +72,7 @@ def batch_loss(
 
 
 def _distinct(num_items: int, targets: Tensor, drawn: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
-    """The step's distinct items, None for the whole catalogue, and the rows of targets and negatives among them."""
+    """Return the step's distinct items, None for the whole catalogue, and rows of targets and negatives among them."""
     if targets.numel() + drawn.numel() >= num_items:
         return None, targets, drawn
     items, rows = torch.unique(torch.cat([targets, drawn.flatten()]), return_inverse=True)
@@ -112,7 +113,9 @@ def _mixture_loss(
 
 
 def mutual_information(weights: Tensor) -> Tensor:
-    """-H(p) + H(p | q, x) of pair weights (N, P): equation 3, low when pairs share the load and each row is decided."""
+    """Return -H(p) + H(p | q, x) of pair weights (N, P): equation 3, low if pairs share the load and each row is
+    decided.
+    """
     mean = weights.mean(dim=0)
     return torch.xlogy(mean, mean).sum() - torch.xlogy(weights, weights.clamp(min=1e-9)).sum(dim=1).mean()
 
@@ -141,7 +144,7 @@ def _plain(ranking: Tensor) -> Loss:
 
 
 class _SampledSoftmax(torch.autograd.Function):
-    """Of logits that autograd made."""
+    """The sampled softmax of logits from autograd."""
 
     @staticmethod
     def forward(ctx: Any, positive: Tensor, negatives: Tensor, correction: float) -> Tensor:

@@ -1,10 +1,9 @@
 """A loss over sampled negatives' mixture-of-logits scores, with its gradients, in one pass over groups of positions.
 
-A position's loss needs its own K + 1 logits and nothing else, so a group of positions can run forward and backward
-at once: nothing of size N * K * G is ever stored. On a CPU, in float32, a kernel does it (`mol_gradients`);
-elsewhere it is PyTorch over tiles, with pairs along the fast axis and components along the slow one, which makes the
-softmax over components a few long vector operations.
-Gradients are accumulated for a sum of losses with equal weight, which is what training asks for.
+A position's loss needs only its own K + 1 logits, so a group of positions can run forward and backward at once: nothing
+of size N * K * G is ever stored. On a CPU, in float32, it is a kernel (`mol_gradients`). Elsewhere it is PyTorch over
+tiles, with pairs along the fast axis and components along the slow one, which makes the softmax over components a few
+long vector operations. Gradients are accumulated for a sum of losses with equal weight, as training needs.
 
 Letters: N positions, R positions per group, g groups of one tile, K negatives, M items, n = g * R * K pairs, P_q, P_x
 components, P = P_q * P_x, d component width, G gate hidden width.
@@ -20,9 +19,8 @@ from torch import Tensor
 from services.offline.training.mol_gradients import INPUTS, SampledSoftmax
 from services.offline.training.sampled_objectives import sampled_softmax
 
-# Groups whose passes run together on a card, which is slow to start and wide: 160 groups of a batch of ML-1M make some
-# 6,000 launches one by one, and at 32 together the host still took 4 times the card's time (H200). At R K = 16,384 and
-# G = 128 a tile takes 6 GB.
+# Groups per pass on a GPU, where launches are slow: 160 groups of a batch of ML-1M make some 6,000 launches one by one,
+# and at 32 together the host still took 4 times the GPU's time (H200). At R K = 16,384 and G = 128 a tile takes 6 GB.
 _GROUPS_ON_A_CARD = 128
 
 
@@ -66,16 +64,16 @@ def mol_sampled_softmax(
     correction: float = 0.0,
     backward_negatives: int = 0,
 ) -> Tensor:
-    """Sum over positions of -log softmax of the positive's logit among itself and its group's negatives'.
+    """Return the sum over positions of -log softmax of the positive's logit among itself and its group's negatives'.
 
-    Shapes: positive (N,) similarities of each position with its target; queries (N, P_q, d) and (N, P); items
-    (M, P_x, d) and (M, P); returns a scalar. Differentiable in all of them and in the gate's weights. `correction` is
-    added to the negatives' logits.
-    Dropout: pair weights are dropped with probability `gate_dropout` and the rest renormalised; of the cosines that the
-    gate's network reads, each is dropped with probability `pair_dropout` and the rest scaled (global generator).
-    backward_negatives: of a position's gradients g over its negatives about so many are kept, each with probability q =
-    min(1, kept |g| / sum |g|), and divided by q: an unbiased estimate; 0: all. The loss is exact either way. Only the
-    CPU's kernel gains by it, so elsewhere all are kept.
+    Shapes: positive (N,) similarities of each position with its target; queries (N, P_q, d) and (N, P); items (M, P_x,
+    d) and (M, P); returns a scalar. Differentiable in all of them and in the gate's weights. `correction` is added to
+    the negatives' logits.
+    Dropout: pair weights are dropped with probability `gate_dropout` and the rest renormalised; cosines of the gate's
+    network are dropped with probability `pair_dropout` and the rest scaled (global generator).
+    backward_negatives: of a position's gradients g over its negatives about so many are used, each with probability q =
+    min(1, used |g| / sum |g|), and divided by q: an unbiased estimate; 0: all. The loss is always exact. Only the CPU's
+    kernel gains by it, so elsewhere all are used.
     Cost: O(N K P (d + G)) time; memory one tile, n * G floats a few times over.
     Raises: ValueError if the groups don't cover the positions.
     """
@@ -152,7 +150,7 @@ class _MolSampledSoftmax(torch.autograd.Function):
 
 
 def _tiles(num_positions: int, group_size: int, together: int) -> Iterator[tuple[int, int, int]]:
-    """First group, groups and positions per group of each tile; a last group of fewer positions has its own."""
+    """Yield first group, groups and positions per group of each tile; a smaller last group is its own tile."""
     whole = num_positions // group_size
     for first in range(0, whole, together):
         yield first, min(together, whole - first), group_size
@@ -182,7 +180,9 @@ def _by_kernel(*args: Any) -> tuple[Tensor, list[Tensor]]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _PairNetwork:
-    """The pair network with its biases as a last column, to meet a last row of ones: no pass for adding a bias."""
+    """The pair network with its biases as a last column, for inputs with a last row of ones: no separate pass adds a
+    bias.
+    """
 
     hidden: Tensor  # (G, P + 1)
     out: Tensor  # (P, G + 1)
@@ -234,7 +234,7 @@ class _TileInputs:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Gradients:
-    """Sums over tiles, in the layout of the inputs; the network's with the bias column still in place."""
+    """Sums over tiles, in the layout of the inputs; the network's include the bias column."""
 
     positive: Tensor
     components: Tensor
@@ -269,7 +269,7 @@ def _score_and_differentiate(
     pair_dropout: float,
     correction: float,
 ) -> Tensor:
-    """One tile's summed loss; its gradients are added to `gradients`."""
+    """Return one tile's summed loss, and add its gradients to `gradients`."""
     num_groups, num_rows, num_negatives = tile.num_groups, tile.num_rows, tile.num_negatives
     shape = (-1, num_rows, num_negatives)  # P g matrices
     query_PRd, item_PKd = _pair_up(inputs.query, inputs.item, num_groups)

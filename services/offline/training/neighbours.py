@@ -1,7 +1,7 @@
-"""Item neighbours from training sequences, and how much of a score they are given: 0 where they do not help.
+"""Item neighbours from training sequences, and their share of a score: 0 if they do not help.
 
-Two items are near where people had them near each other in time; later ones count more than earlier ones. Linear in
-events, and seconds where a model takes minutes. It knows nothing of files.
+Two items are near if users had them near each other in time; later ones count more than earlier ones. Linear in events,
+in seconds where a model takes minutes. It knows nothing of files.
 
 Letters: X items, N neighbours of an item, B events.
 """
@@ -22,27 +22,27 @@ from services.offline.evaluation.engine.metrics import Ranks, gains, target_rank
 from services.offline.evaluation.engine.ranked_events import EventScorer, counting, held_out_batches
 from services.offline.training.sequences import Histories, IntArray
 
-# On validation of ml-latest-small and Amazon Beauty. Co-occurrence alone, NDCG@10: distances up to 30 weighed by their
-# root .054 (up to 10 by themselves .049), a decay of .7 .053 (.9 .050); on Beauty earlier items at a half .067 (whole
+# On validation of ml-latest-small and Amazon Beauty. Co-occurrence alone, NDCG@10: distances up to 30 weighted by their
+# root .054 (up to 10 unweighted .049), a decay of .7 .053 (.9 .050); on Beauty earlier items at a half .067 (whole
 # .060, none of them worse on both), counts to the power of a quarter .067 (halved roots .057).
 _MAX_DISTANCE = 30
 _DISTANCE_POWER = 0.5
 _EARLIER = 0.5
 _COUNT_POWER = 0.25
 _SHAPE = NeighbourShape(num_neighbours=64, decay=0.7, model_share=1.0)
-# lambda: what the model keeps of a score; .95 is a long-trained dot product's.
+# Candidates of lambda, the model's share of a score; .95 is a long-trained dot product's.
 MODEL_SHARES = (1.0, 0.95, 0.9, 0.8, 0.65, 0.5, 0.35, 0.2)
-# Events that choose it, each user's last one, kept from the model: few, so that it loses little.
+# Events that choose it, each user's last one, not in the model's training: few, so that it loses little.
 _MAX_EVENTS, _MAX_SHARE, _MIN_EVENTS = 2_000, 0.01, 100
 _BLOCK_PAIRS = 1 << 23
 
 
 def learn_neighbours(interactions: Interactions) -> ItemNeighbours:
-    """Each item's N nearest: weight = sum over pairs of events of one user, g <= 30 places apart, of g^-1/2, halved for
-    the earlier item as the neighbour, over (n_x n_y)^1/4 of the items' numbers of events.
+    """Return each item's N nearest: weight = sum over pairs of events of one user, g <= 30 places apart, of g^-1/2,
+    halved for the earlier item as the neighbour, over (n_x n_y)^1/4 of the items' numbers of events.
 
-    `model_share` is 1 until it is chosen. Cost: O(60 events) time, and 24 bytes a pair for
-    2^23 pairs, or one item's, at a time.
+    `model_share` is 1 until it is chosen. Cost: O(60 events) time, and 24 bytes a pair for 2^23 pairs, or one item's,
+    at a time.
     """
     histories = Histories.of(interactions)
     users = np.repeat(np.arange(len(histories.offsets) - 1), np.diff(histories.offsets))
@@ -51,7 +51,7 @@ def learn_neighbours(interactions: Interactions) -> ItemNeighbours:
     counts = interactions.item_counts()
     scale = (np.maximum(counts, 1) ** -_COUNT_POWER).astype(np.float32)
     items, weights = np.zeros((num_items, size), np.int32), np.zeros((num_items, size), np.float32)
-    # Where each item's events are: blocks of items whose pairs fit.
+    # Positions of each item's events: blocks of items whose pairs fit.
     places, ends = np.argsort(histories.items, kind="stable"), np.cumsum(counts)
     blocks = np.flatnonzero(np.diff(ends * 2 * _MAX_DISTANCE // _BLOCK_PAIRS, prepend=0)).tolist()
     for begin, end in pairwise([0, *(block for block in blocks if block), num_items]):
@@ -72,7 +72,7 @@ def learn_neighbours(interactions: Interactions) -> ItemNeighbours:
 def _pairs(
     items: IntArray, users: IntArray, here: IntArray
 ) -> Iterator[tuple[IntArray, IntArray, npt.NDArray[np.float32]]]:
-    """(item, its neighbour, weight) of the events at positions `here` with those around them, by distance."""
+    """Yield (item, its neighbour, weight) of the events at positions `here` with those around them, by distance."""
     for distance in range(1, _MAX_DISTANCE + 1):
         for step, factor in ((distance, 1.0), (-distance, _EARLIER)):
             there = here + step
@@ -85,7 +85,7 @@ def _pairs(
 def votes_before(
     neighbours: ItemNeighbours, histories: Histories, events: IntArray, users: IntArray
 ) -> npt.NDArray[np.float64]:
-    """(B, X) votes of what stands before position events[b] of users[b]; seen items get none."""
+    """Return votes (B, X) of the events before position events[b] of users[b]; seen items get none."""
     votes = np.zeros((len(events), len(neighbours.items)))
     for row, (event, user) in enumerate(zip(events, users, strict=True)):
         seen = histories.items[histories.offsets[user] : event][::-1]
@@ -109,8 +109,9 @@ class WithNeighbours:
 
 
 def choosing_rows(interactions: Interactions, schema: EventSchema) -> IntArray:
-    """Rows of the events that choose the model's share: last ones that count of users with three events and more,
-    of items that the other rows have too; none where too few."""
+    """Return rows of the events that choose the model's share: last events that count, of users with three events or
+    more and of items in other rows; empty if there are too few.
+    """
     rows, offsets = interactions.by_user()
     last = counting(interactions, np.sort(rows[offsets[1:][np.diff(offsets) >= 3] - 1]), schema)
     count = min(_MAX_EVENTS, int(_MAX_SHARE * len(interactions)), len(last))
@@ -122,16 +123,16 @@ def choosing_rows(interactions: Interactions, schema: EventSchema) -> IntArray:
 
 
 def with_share(neighbours: ItemNeighbours, model_share: float) -> ItemNeighbours:
-    """The same neighbours, leaving the model that share of a score."""
+    """Return the same neighbours with another model's share of a score."""
     return replace(neighbours, shape=replace(neighbours.shape, model_share=model_share))
 
 
 def ranks_by_share(
     model: EventScorer, learnt: ItemNeighbours, interactions: Interactions, rows: IntArray
 ) -> dict[float, Ranks]:
-    """0-based ranks (E,) by the model's share of a score; each event is scored once.
+    """Return 0-based ranks (E,) by the model's share of a score; each event is scored once.
 
-    rows: of events that neither model nor neighbours learnt. Raises: as `held_out_batches`.
+    rows: of events outside the training data of model and neighbours. Raises: as `held_out_batches`.
     """
     found: dict[float, list[Ranks]] = {share: [] for share in MODEL_SHARES}
     for batch in held_out_batches(interactions, rows):
@@ -145,6 +146,6 @@ def ranks_by_share(
 def shares_tried(
     model: EventScorer, learnt: ItemNeighbours, interactions: Interactions, rows: IntArray
 ) -> dict[float, float]:
-    """NDCG@10 by the model's share on the events of `ranks_by_share`."""
+    """Return NDCG@10 by the model's share on the events of `ranks_by_share`."""
     ranks = ranks_by_share(model, learnt, interactions, rows)
     return {share: float(gains(found, "ndcg@10").mean()) for share, found in ranks.items()}

@@ -1,9 +1,9 @@
-"""How long the state of an item may become that the model never saw, measured on items that it did see.
+"""Measure the largest length of a new item's state, on items in the training data.
 
-Known items are treated as new: their state is the direction of what three people's query states add up to, and it is
-compared with the trained state on the queries of other people who took the item. The length under which both score the
-same is a property of the model (decision 015), so it is measured once, here, and goes into the bundle. It knows nothing
-of bundles or of streams.
+Known items are treated as new: their state is the direction of the sum of three users' query states, and is compared
+with the trained state on the queries of other users who took the item. The length at which both score the same is a
+property of the model (decision 015), so it is measured once, here, and stored in the bundle. It knows nothing of
+bundles or of streams.
 
 Letters: B users, M positions of a history, n interactions, k items, q queries, P_q query components, P pairs, d width.
 """
@@ -25,24 +25,24 @@ from services.offline.training.sequences import Histories, IntArray, windows_bef
 _USERS = 1000
 _POSITIONS = 24
 _USERS_PER_BATCH = 64
-# The operator's default m: from so many people on, an item is served from interactions alone and has to be found.
+# The operator's default m: from so many contributors on, an item is served from interactions alone and must be found.
 _EARLY = 3
 _LATER = 4
-# Of fewer items the ratio says too little.
+# With fewer items the ratio is too uncertain.
 _FEWEST_ITEMS = 20
-# A model that was hardly trained scores its own items no better than any; theirs is no measure then, and what is served
-# where nobody measured is half (policy.NEW_ITEM_SHARE).
+# A poorly trained model scores its own items no better than any others, so their ratio is no measure; without a
+# measurement a half is served (policy.NEW_ITEM_SHARE).
 _LEAST = 0.5
 
 
 def measure_new_item_length(model: SequentialModel, interactions: Interactions) -> float | None:
-    """Length in [.5, 1] of a new item's components under which it scores as a trained item does; None if the data are
-    too few to tell, or if people who take the same items are no more alike than others.
+    """Return the length in [.5, 1] of a new item's components at which it scores like a trained item; None if the data
+    are too few, or if users with the same items are no more similar than others.
 
-    `interactions`: of the model's items, such as training's own. Of each of 1,000 people, drawn by a fixed seed, 24
-    interactions; the items that four of them took, so that items count about as often as they are taken. (Drawn
-    evenly from the catalogue, they would ask for .36 instead of .53 at 8x4x64, which finds nobody.) The user-id
-    component stays out, as for people whom training never saw.
+    `interactions`: of the model's items, such as the training data. Of each of 1,000 users, drawn by a fixed seed, 24
+    interactions; the items that four of them took, so that items count about as often as they are taken. (A uniform
+    draw from the catalogue would give .36 instead of .53 at 8x4x64, too short to be found.) The user-id component is
+    omitted, as for unknown users.
     """
     users, items, queries = _taken(model, Histories.of(interactions))
     early, later, owner = _early_and_later(users, items)
@@ -64,7 +64,7 @@ def measure_new_item_length(model: SequentialModel, interactions: Interactions) 
 
 @torch.no_grad()
 def _taken(model: SequentialModel, histories: Histories) -> tuple[IntArray, IntArray, QueryStates]:
-    """Who took what, each pair once, (n,) and (n,), and the states in which they did (n, P_q, d)."""
+    """Return users (n,) and items (n,) of distinct interactions, and the states before them (n, P_q, d)."""
     rng = np.random.default_rng(0)
     shape, head = model.encoder_shape, model.head_shape
     device = model.item_embedding.weight.device
@@ -76,7 +76,7 @@ def _taken(model: SequentialModel, histories: Histories) -> tuple[IntArray, IntA
     for begin in range(0, len(chosen), _USERS_PER_BATCH):
         batch = chosen[begin : begin + _USERS_PER_BATCH]
         windows = windows_before(histories, histories.offsets[batch + 1], batch, shape.max_history)
-        # The state after the window's last event preceded nothing that is known. A window can hold one event only.
+        # No known event follows the window's last state. A window can have one event only.
         positions = rng.integers(0, np.maximum(windows.lengths - 1, 1)[:, None], (len(batch), _POSITIONS))
         following = np.minimum(positions + 1, windows.items.shape[1] - 1)
         targets = np.take_along_axis(windows.items % STRIDE, following, axis=1)
@@ -100,8 +100,9 @@ def _taken(model: SequentialModel, histories: Histories) -> tuple[IntArray, IntA
 
 
 def _early_and_later(users: IntArray, items: IntArray) -> tuple[IntArray, IntArray, IntArray]:
-    """Of each of k items that four people took: three of the interactions (k, 3), up to four others (q,), and which of
-    the k items these are of (q,). Who is early is drawn by a fixed seed."""
+    """Return, for each of k items that four users took: three of the interactions (k, 3), up to four others (q,), and
+    the number of their item (q,). A fixed seed draws the early ones.
+    """
     shuffled = np.random.default_rng(1).permutation(len(users))
     order = shuffled[np.argsort(items[shuffled], kind="stable")]
     _, starts, counts = np.unique(items[order], return_index=True, return_counts=True)
@@ -112,7 +113,7 @@ def _early_and_later(users: IntArray, items: IntArray) -> tuple[IntArray, IntArr
 
 
 def _directions(model: SequentialModel, early: QueryStates, trained: ItemStates, gate: FloatArray | None) -> ItemStates:
-    """What a refresher would make of k items if they were new, at full length, of 3 k early states, by item.
+    """Return a refresher's states of k items as new ones, at full length, from 3 k early states, by item.
 
     `gate`: a new item's, (P,).
     """

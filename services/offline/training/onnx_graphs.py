@@ -1,4 +1,4 @@
-"""A PyTorch module as an ONNX file, the session that answers from it as serving does, and the check of that file.
+"""Write a PyTorch module as an ONNX file, open it as serving does, and check it.
 
 Letters: B queries, T tokens.
 """
@@ -21,7 +21,7 @@ TEXT_INPUTS = ("input_ids", "attention_mask")
 
 
 class ExportError(RuntimeError):
-    """The exported encoder does not answer as PyTorch does, or cannot be made."""
+    """The exported encoder's outputs differ from PyTorch's, or the export failed."""
 
 
 def write_graph(
@@ -57,7 +57,7 @@ def write_graph(
 
 
 def session(path: Path) -> Any:
-    """An ONNX Runtime session on one thread, as serving uses it. Raises: ExportError if ONNX Runtime is missing."""
+    """Return an ONNX Runtime session on one thread, as in serving. Raises: ExportError if ONNX Runtime is missing."""
     try:
         import onnxruntime
     except ImportError as exc:
@@ -68,16 +68,18 @@ def session(path: Path) -> Any:
 
 
 def refuse_difference(name: str, difference: float) -> None:
-    """Raises: ExportError if a graph's answers differ from PyTorch's by more than TOLERANCE."""
+    """Raises: ExportError if a graph's outputs differ from PyTorch's by more than TOLERANCE."""
     if not difference <= TOLERANCE:
         raise ExportError(f"{name} differs from PyTorch by {difference:.3g}; allowed: {TOLERANCE:g}")
 
 
 def write_text_graph(encoder: nn.Module, path: Path, *, output: str, max_tokens: int) -> None:
-    """A text encoder's graph: inputs TEXT_INPUTS (B, T) int64, B and T dynamic, T at most `max_tokens`; one output."""
+    """Write a text encoder's graph: inputs TEXT_INPUTS (B, T) int64, B and T dynamic, T at most `max_tokens`; one
+    output.
+    """
     batch, columns = torch.export.Dim("batch"), torch.export.Dim("columns", max=max_tokens)
-    # Sizes that are neither 0, 1 nor each other's, so that the exporter takes no axis for a constant or for another.
-    # Two tensors: of one given twice, the exporter makes one input (answers differed by 4).
+    # Sizes that are neither 0, 1 nor equal, so that the exporter does not take an axis for a constant or for another.
+    # Two tensors: of one passed twice, the exporter makes one input (outputs differed by 4).
     sample = {name: torch.ones(3, min(7, max_tokens), dtype=torch.int64) for name in TEXT_INPUTS}
     dynamic = {name: {0: batch, 1: columns} for name in TEXT_INPUTS}
     write_graph(encoder.eval(), sample, dynamic, path, inputs=list(TEXT_INPUTS), outputs=[output])
@@ -85,7 +87,9 @@ def write_text_graph(encoder: nn.Module, path: Path, *, output: str, max_tokens:
 
 @torch.no_grad()
 def max_text_difference(encoder: nn.Module, path: Path, batches: Sequence[tuple[Tokens, Tokens]]) -> float:
-    """Largest absolute difference between a text encoder's graph and the encoder over batches of (ids, mask)."""
+    """Return the largest absolute difference between a text encoder's graph and the encoder over batches of (ids,
+    mask).
+    """
     run, worst = session(path), 0.0
     for ids, mask in batches:
         expected = encoder(torch.from_numpy(ids), torch.from_numpy(mask)).numpy()
@@ -115,7 +119,7 @@ def export_text_encoder(
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Hold back the libraries' own chatter: deprecations inside dependencies, progress and advice on their loggers."""
+    """Suppress the libraries' deprecation warnings, progress and advice."""
     levels = [(logger, logger.level) for logger in map(logging.getLogger, ("torch.onnx", "onnxscript", None))]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -1,7 +1,7 @@
-"""Named training configurations: `quick` for two cores and a few minutes, the authors' three for those with the data.
+"""Named training configurations: `quick` for two cores and a few minutes, and the authors' three.
 
-A configuration is everything that, with the data, fixes the result: shapes, dropouts, loss, optimizer, schedule, seed.
-It knows nothing of files, progress or devices.
+A configuration and the data determine the result: shapes, dropouts, loss, optimizer, schedule, seed. It knows nothing
+of files, progress or devices.
 """
 
 import math
@@ -18,7 +18,7 @@ LOSSES = ("sampled-softmax", "corrected-softmax", "full-softmax")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SasRecSettings:
-    """What `with_sasrec` makes of a configuration where the authors' SASRec is not as deep or wide as their HSTU."""
+    """Settings of `with_sasrec` if the authors' SASRec is not as deep or wide as their HSTU."""
 
     num_blocks: int
     num_heads: int
@@ -35,7 +35,7 @@ class TrainConfig:
     seed: int = 0
     dropouts: Dropouts = Dropouts()  # noqa: RUF009 - frozen
     num_negatives: int
-    # About how many of a position's negatives a mixture's gradient is estimated from on a CPU; 0: all.
+    # About how many of a position's negatives estimate a mixture's gradient on a CPU; 0: all.
     backward_negatives: int = 0
     batch_sequences: int
     learning_rate: float
@@ -44,7 +44,7 @@ class TrainConfig:
     final_rate_fraction: float = 1.0
     mutual_information_weight: float = 0.001
     user_norm_weight: float = 0.0
-    # How often an item of a history is replaced by its hash bucket, so that the buckets' rows are trained.
+    # Probability that an item of a history is replaced by its hash bucket, to train the buckets' rows.
     bucket_probability: float = 0.0
     loss: str = "sampled-softmax"
     # Positions that share their negatives are a tile of logits, or this part of one: more distinct negatives a step.
@@ -54,11 +54,11 @@ class TrainConfig:
     gate_rate: float = 1.0
     # 0: a mixture's query component p starts as item component p mod P_x. Above: all start as one map plus this noise.
     start_noise: float = 0.0
-    # Where nobody says how many epochs: at least this many positions, so that small data is not left half trained.
+    # Least number of positions of the default epochs, so that small data is not undertrained.
     default_min_positions: int = 0
-    # How long somebody has been away, read where the data have times; None: never.
+    # Buckets of absence, read if the data have times; None: never.
     absence: AbsenceShape | None = None
-    # What the baselines change besides encoder or head; None: nothing.
+    # Changes of the baselines besides encoder or head; None: none.
     sasrec: SasRecSettings | None = None
     dot_weight_decay: float | None = None
 
@@ -91,12 +91,12 @@ class TrainConfig:
             raise ValueError(f"seed={self.seed}; allowed: 0 to 2^63 - 1")
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, for a manifest or a checkpoint."""
+        """Return plain values, for a manifest or a checkpoint."""
         return asdict(self)
 
 
 def preset(name: str, *, epochs: int | None = None, seed: int = 0) -> TrainConfig:
-    """A named configuration. Raises: ValueError naming the known ones."""
+    """Return a named configuration. Raises: ValueError naming the known ones."""
     if name not in PRESETS:
         raise ValueError(f"preset={name!r}; allowed: {', '.join(PRESETS)}")
     config = PRESETS[name]
@@ -104,13 +104,13 @@ def preset(name: str, *, epochs: int | None = None, seed: int = 0) -> TrainConfi
 
 
 def default_epochs(config: TrainConfig, positions_per_epoch: int) -> int:
-    """Epochs when none are asked for: the preset's, or more on data too small for them to suffice (at most 10x)."""
+    """Return the default epochs: the preset's, or more on small data (at most 10x)."""
     wanted = -(-config.default_min_positions // max(1, positions_per_epoch))
     return min(max(config.epochs, wanted), 10 * config.epochs)
 
 
 def with_dot_head(config: TrainConfig) -> TrainConfig:
-    """The same training with the cosine baseline head, and so without a user-id component."""
+    """Return the same training with the cosine baseline head, and so without a user-id component."""
     return replace(
         config,
         encoder=replace(config.encoder, uses_user_index=False, output_norm="length"),
@@ -129,7 +129,7 @@ def with_dot_head(config: TrainConfig) -> TrainConfig:
 
 
 def with_wide_dot_head(config: TrainConfig) -> TrainConfig:
-    """The same training with a dot product whose item states take the mixture's bytes, and its query network."""
+    """Return the same training with a dot product whose item states have the mixture's bytes, and its query network."""
     mixture, narrow = config.head, with_dot_head(config)
     width = mixture.num_item_components * mixture.component_width + mixture.num_pairs
     head = replace(
@@ -139,7 +139,9 @@ def with_wide_dot_head(config: TrainConfig) -> TrainConfig:
 
 
 def with_sasrec(config: TrainConfig) -> TrainConfig:
-    """The same training with the SASRec encoder: the authors' depth, heads and weight decay where they are known."""
+    """Return the same training with the SASRec encoder: with the authors' depth, heads and weight decay if they are
+    known.
+    """
     encoder = replace(config.encoder, kind="sasrec", num_time_buckets=0)
     theirs = config.sasrec
     if theirs is None:
@@ -186,7 +188,7 @@ _QUICK = TrainConfig(
     absence=AbsenceShape(),
 )
 
-# The authors' configurations, checked value by value in tests/golden; docs/decisions/024 says where we differ.
+# The authors' configurations, checked value by value in tests/golden; docs/decisions/024 lists the differences.
 _ML_1M = TrainConfig(
     encoder=EncoderShape(
         kind="hstu",

@@ -1,7 +1,7 @@
-"""The whole training job: data, split, training, evaluation, bundle, export; what `freshet train` calls.
+"""The whole training job of `freshet train`: data, split, training, evaluation, bundle, export.
 
-It strings the package's parts together and says in one dictionary what came out. How any part works is its own
-affair, and so is the display.
+It connects the package's parts and returns the results in one dictionary. It knows nothing of the parts' inner work or
+of the display.
 """
 
 import json
@@ -46,7 +46,7 @@ from services.offline.training.sequences import Histories
 
 
 def show_report(console: Console, report: Mapping[str, Any]) -> None:
-    """Speed, where the time went, memory, and quality beside popularity and item-kNN."""
+    """Print speed, time by part, memory, and quality next to popularity and item-kNN."""
     shares = ", ".join(f"{part} {share:.0%}" for part, share in report["part_shares"].items())
     console.print(
         f"{report['positions']:,} positions in {report['seconds']:.1f} s: "
@@ -81,7 +81,7 @@ def configure(
     num_negatives: int | None = None,
     alpha: float | None = None,
 ) -> TrainConfig:
-    """A preset, with another encoder, head or loss where asked for; `alpha` weighs the mutual information.
+    """Return a preset with the requested encoder, head or loss; `alpha` weighs the mutual information.
 
     For the head "auto" it is the mixture's configuration; another head gets the epochs that fill its processor time.
     Raises: ValueError naming what is allowed.
@@ -134,13 +134,13 @@ def run_training(
 ) -> dict[str, Any]:
     """Train a preset and write its bundle to `out`; return a report of plain values.
 
-    `interactions` and `catalogue` replace `dataset` and its file of items. `events`: a file that says what types of
-    events mean, for this bundle; None: the default, with the scales of the data's values. `table`: how to read a table,
-    and the file of items. `actions`: the encoder reads what each event was.
-    `threads` sets PyTorch's for this process. With a console, a progress bar with positions/s and loss runs on it, and
-    a final table. Checkpoints lie beside `out` until the bundle is written.
-    Raises: ValueError for unknown names or unusable data; OSError where `out` cannot be written or is no bundle, before
-    it begins; ExportError.
+    `interactions` and `catalogue` replace `dataset` and its file of items. `events`: a file with the meaning of event
+    types, for this bundle; None: the default, with the scales of the data's values. `table`: how to read a table, and
+    the file of items. `actions`: the encoder reads each event's action.
+    `threads` sets PyTorch's for this process. With a console, it shows a progress bar with positions/s and loss, and a
+    final table. Checkpoints are stored next to `out` until the bundle is written.
+    Raises: ValueError for unknown names or unusable data; OSError if `out` cannot be written or is not a bundle, before
+    training; ExportError.
     """
     config = configure(
         preset_name,
@@ -161,7 +161,7 @@ def run_training(
         catalogue = reading.catalogue
     else:
         reading = Reading.of(interactions)
-    # What actions are named by lies in the bundle, whatever becomes of the default.
+    # The bundle contains its actions' schema, so a later change of the default does not affect it.
     events_yaml = None if events is None and not actions else (events or DEFAULT_EVENTS).read_bytes()
     if events is None and (lines := lines_for_scales(reading.interactions, schema)):
         events_yaml = with_lines(DEFAULT_EVENTS.read_text(encoding="utf-8"), lines).encode()
@@ -216,7 +216,9 @@ def _exported(out: Path, interactions: Interactions, say: Callable[[str], None])
 def _accepted(
     reading: Reading, schema: EventSchema, actions: bool, say: Callable[[str], None]
 ) -> tuple[Interactions, list[str], dict[str, Any]]:
-    """What is trained on, the names of its actions (none unless they are read), and what became of the data's rows."""
+    """Return the training data, the names of its actions (none unless they are read), and the account of the data's
+    rows.
+    """
     for line in reading.told:
         say(line)
     given, names = reading.accepted(for_training=True), list[str]()
@@ -241,7 +243,7 @@ def _chosen(
     *,
     resume: bool,
 ) -> tuple[TrainConfig, Choice | None]:
-    """The head that validates best; where a training goes on, the one that was begun."""
+    """Return the head with the best validation; a resumed training's own head."""
     begun = _begun(candidates(config), checkpoints) if resume else None
     if begun is not None:
         return begun, None
@@ -250,7 +252,7 @@ def _chosen(
 
 
 def _facts(interactions: Interactions, divided: FitSplit, split: str) -> dict[str, Any]:
-    """What the bundle says of its data."""
+    """Return the bundle's facts about its data."""
     return {
         "name": interactions.name,
         "source": interactions.source,
@@ -278,7 +280,7 @@ def _choose(
 
 
 def _begun(options: Mapping[str, TrainConfig], checkpoints: Path) -> TrainConfig | None:
-    """The candidate that a checkpoint belongs to, with its epochs, which a new choice might change; or None."""
+    """Return a checkpoint's candidate, with its epochs, which a new choice might change; or None."""
     found = read_config(checkpoints)
     begun = (replace(config, epochs=found["epochs"]) for config in options.values() if found)
     return next((config for config in begun if json.loads(json.dumps(config.as_dict())) == found), None)

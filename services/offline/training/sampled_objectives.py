@@ -1,6 +1,6 @@
-"""The sampled softmax of a positive logit beside negatives' logits, with its gradients in closed form.
+"""The sampled softmax of a positive logit and negatives' logits, with its gradients in closed form.
 
-One tile of logits at a time: the dot head and the mixture in PyTorch both call it. A negative of minus infinity (the
+One tile of logits at a time, called by the dot head and by the mixture in PyTorch. A negative of minus infinity (the
 position's own target, drawn by chance) adds nothing.
 
 Letters: R positions, K negatives, X items of the catalogue.
@@ -13,7 +13,8 @@ from torch import Tensor
 
 
 def sampled_softmax(positive: Tensor, negatives: Tensor, correction: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Sum of -log softmax of the positive among itself and the negatives, each plus `correction`, and its gradients.
+    """Return the sum of -log softmax of the positive among itself and the negatives, each plus `correction`, and its
+    gradients.
 
     Shapes: positive (R,), negatives (R, K), overwritten -> (), (R,), (R, K). Source: arXiv:2407.15462, section 2.
     """
@@ -23,8 +24,9 @@ def sampled_softmax(positive: Tensor, negatives: Tensor, correction: float) -> t
 
 
 def log_q_correction(num_items: int, num_negatives: int) -> float:
-    """What makes the sampled softmax over K uniform negatives an estimate of the softmax over all X items.
+    """Return the correction that makes the sampled softmax over K uniform negatives an estimate of that over all X
+    items.
 
-    Each negative stands for (X - 1) / K items (Bengio and Senecal, 2008, with a constant proposal distribution).
+    Each negative represents (X - 1) / K items (Bengio and Senecal, 2008, with a constant proposal distribution).
     """
     return math.log(max(num_items - 1, 1) / num_negatives)

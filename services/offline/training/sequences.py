@@ -1,12 +1,10 @@
-"""Histories as training batches: which events of whom go into a step, in which order, with nothing padded in vain.
+"""Histories as training batches: the events of each step, their order, and little padding.
 
-Each epoch cuts every user's history into windows that start on the grid of the window rule (multiples of L/4, at a
-fresh offset per epoch), so that each event but a user's first is predicted exactly once. Windows of similar length
-share a batch. Everything follows from (seed, epoch), so an epoch can be taken up again at any batch.
-
-Of the inputs, never of what is to be predicted, a small share is replaced by hash buckets: the rows that will stand
-for items nobody has seen yet. Of the actions, a tenth is replaced by row 0, which will stand for those that training
-did not see.
+Each epoch cuts every user's history into windows that start on the grid of the window rule (multiples of L/4, at a new
+offset per epoch), so that each event but a user's first is predicted exactly once. Windows of similar length share a
+batch. (seed, epoch) determines everything, so an epoch can be resumed at any batch. A small share of the inputs, never
+of the targets, is replaced by hash buckets: the rows for items unknown to training. A tenth of the actions is replaced
+by row 0, the row for actions unknown to training.
 
 Letters: B windows in a batch, L longest window in it, N positions to predict.
 """
@@ -23,10 +21,10 @@ from services.offline.training.models.sequential import PADDING
 
 IntArray = npt.NDArray[np.int64]
 
-# How often an action is replaced by row 0.
+# Probability that an action is replaced by row 0.
 _NO_ACTION = 0.1
 
-# Batches sorted by length together: enough for little padding, few enough to keep steps mixed.
+# Batches sorted by length together: enough for little padding, few enough to mix steps.
 _BATCHES_PER_POOL = 16
 
 
@@ -34,7 +32,7 @@ _BATCHES_PER_POOL = 16
 class Histories:
     """Every user's events, oldest first, one user after the other: user u's are [offsets[u], offsets[u + 1]).
 
-    actions (N,) and outcomes (N,) as `Interactions` has them, or None.
+    actions (N,) and outcomes (N,) as in `Interactions`, or None.
     """
 
     items: IntArray
@@ -55,16 +53,16 @@ class Histories:
         )
 
     def read(self, rows: IntArray) -> IntArray:
-        """What the encoder reads of these events: their items and actions as one number."""
+        """Return the encoder's input for these events: items and actions as one number."""
         return self.items[rows] if self.actions is None else self.items[rows] + self.actions[rows] * STRIDE
 
     def gaps(self, rows: IntArray) -> IntArray:
-        """Seconds from the event before each of these, which must be of the same user, to its own time."""
+        """Return seconds from the previous event to each of these; both must be the same user's."""
         return self.times[rows] - self.times[rows - 1]
 
     @property
     def num_positions(self) -> int:
-        """Events to predict in one epoch: all but each user's first."""
+        """Number of events to predict in one epoch: all but each user's first."""
         lengths = np.diff(self.offsets)
         return int((lengths - 1).clip(min=0).sum())
 
@@ -72,8 +70,7 @@ class Histories:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batch:
     """Shapes: items (as `Histories.read`), times (B, L), left-aligned, items -1 beyond a window's end; users (B,).
-
-    positions (N,) are flat indices into (B, L) in random order, targets (N,) the item that followed each, gaps (N,) the
+    positions (N,) are flat indices into (B, L) in random order, targets (N,) the next item of each, gaps (N,) the
     seconds until then, outcomes (N,) that event's, or None.
     """
 
@@ -97,7 +94,7 @@ class PaddedWindows:
 
 
 def windows_before(histories: Histories, events: IntArray, users: IntArray, max_history: int) -> PaddedWindows:
-    """What the encoder sees before each of the positions `events` in users' histories, by the window rule.
+    """Return the encoder's input before each of the positions `events` in users' histories, by the window rule.
 
     A user's end, offsets[u + 1], is the position after the last event. Every position must have an event before it.
     """
@@ -112,7 +109,7 @@ def windows_before(histories: Histories, events: IntArray, users: IntArray, max_
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StandIns:
-    """rows (X,): what each item is replaced by, with this probability at each of its occurrences."""
+    """rows (X,): each item's replacement, used with this probability at each of its occurrences."""
 
     rows: IntArray
     probability: float
@@ -169,9 +166,9 @@ class EpochBatches:
 
 
 def _windows(offsets: IntArray, max_history: int, rng: np.random.Generator) -> tuple[IntArray, IntArray, IntArray]:
-    """Starts (rows of `Histories`), numbers of inputs, and users of one epoch's windows.
+    """Return starts (rows of `Histories`), numbers of inputs, and users of one epoch's windows.
 
-    A window of inputs [s, s + m) predicts [s + 1, s + m], so windows that follow each other cover every event once.
+    A window of inputs [s, s + m) predicts [s + 1, s + m], so successive windows cover every event once.
     """
     predicted = (np.diff(offsets) - 1).clip(min=0)
     users = np.flatnonzero(predicted)

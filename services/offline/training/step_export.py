@@ -1,10 +1,11 @@
-"""The encoder's step as ONNX: one history's new events after kept ones, beside the graph that encodes whole histories.
+"""The encoder's step as ONNX: one history's new events after cached ones, next to the graph that encodes whole
+histories.
 
 Inputs item_index, event_time, place (S,), position (M,) counted from the first new event, past_time and past_place
-(C,), per block keys_i (H, C, d_qk) and values_i (H, C, d_v), and user_index (1,) where the model has it; outputs
+(C,), per block keys_i (H, C, d_qk) and values_i (H, C, d_v), and user_index (1,) if the model has it; outputs
 components (M, P_q, d), gate (M, P) for a mixture, and of all blocks new_keys (N H, S, d_qk) and new_values (N H, S,
-d_v). S, C and M are dynamic. What keeps the arrays is `algorithms.encoding.incremental_encoding`, and the check here
-runs it: over histories that grow, slide, and lose or gain an event in their middle.
+d_v). S, C and M are dynamic. `algorithms.encoding.incremental_encoding` caches the arrays, and the check here runs it:
+over histories that grow, slide, and lose or gain an event in their middle.
 
 Letters: S new events, C kept events, M positions wanted, H heads, N blocks, d_qk and d_v widths per head.
 """
@@ -27,12 +28,12 @@ _CHECKED_BYTES = 1 << 26
 
 
 def can_step(model: SequentialModel) -> bool:
-    """Whether the encoder can go on from a past."""
+    """Whether the encoder can continue from a past."""
     return isinstance(model.encoder, HstuEncoder)
 
 
 def write_step_onnx(model: SequentialModel, path: Path) -> None:
-    """The step graph. Raises: ExportError if a package is missing."""
+    """Write the step graph. Raises: ExportError if a package is missing."""
     sample, dynamic, inputs, outputs = _signature(model)
     write_graph(_StepGraph(model.eval()), sample, dynamic, path, inputs=inputs, outputs=outputs)
 
@@ -65,10 +66,10 @@ class _StepGraph(nn.Module):
 
 
 def _signature(model: SequentialModel) -> tuple[dict[str, Any], dict[str, Any], list[str], list[str]]:
-    """Example inputs, their dynamic axes, and the names of inputs and outputs in the graph's order."""
+    """Return example inputs, their dynamic axes, and the names of inputs and outputs in the graph's order."""
     shape = model.encoder_shape
     blocks = range(shape.num_blocks)
-    # Sizes all different, none of them 0 or 1, so that the exporter takes no axis for a constant or for another.
+    # Different sizes, none of them 0 or 1, so that the exporter does not take an axis for a constant or for another.
     new, wanted, kept_events = 5, 2, 7
     events, states, past = (torch.export.Dim(name) for name in ("events", "positions", "kept"))
     # Per input an example and its dynamic axes.
@@ -95,9 +96,9 @@ def _signature(model: SequentialModel) -> tuple[dict[str, Any], dict[str, Any], 
 
 @torch.no_grad()
 def max_step_difference(model: SequentialModel, session: Any, *, seed: int = 0, histories: int = 4) -> float:
-    """Largest absolute difference of the incremental computation to PyTorch's full one.
+    """Return the largest absolute difference of the incremental computation to PyTorch's full one.
 
-    Random histories of 2.5 windows grow by 1 to 7 events at a time, and now and then gain or lose one inside.
+    Random histories of 2.5 windows grow by 1 to 7 events at a time, and sometimes gain or lose one inside.
     """
     shape, rng = model.encoder_shape, np.random.default_rng(seed)
     encoder = IncrementalEncoder(session, max_bytes=_CHECKED_BYTES)

@@ -1,8 +1,7 @@
 """A text bundle for a model bundle's catalogue: both models trained on titles, categories and pseudo queries.
 
-What `freshet train-text` does; data with real queries is trained by `train_phrases` and `train_text_mol` themselves.
-Each step adds its part to the folder and keeps the other's. It knows no terminal beyond the progress bar that it is
-given.
+The job of `freshet train-text`; `train_phrases` and `train_text_mol` train on data with real queries. Each step writes
+its part to the folder and preserves the other's. It knows no terminal beyond a given progress bar.
 """
 
 import tempfile
@@ -32,10 +31,9 @@ _TEXT_MOL_OUTPUT = "components"
 def write_text_mol(
     path: Path | str, fit: TextFit, *, item_ids: Sequence[str], texts: Sequence[str], queries: Sequence[str]
 ) -> TextBundle:
-    """A text bundle with this fit as its text MoL.
+    """Write a text bundle with this fit as its text MoL.
 
-    The phrases of a text bundle there are kept where it stands over the same documents.
-
+    Phrases of an existing text bundle are preserved if its documents are the same.
     `item_ids`, `texts`: of the documents that the fit encoded, in their order.
     Raises: ExportError if the graph's answers to `queries` differ by more than 1e-4; ValueError if the body reads no
     word pieces, or `queries` is empty.
@@ -85,9 +83,10 @@ def write_phrases(
     queries: Sequence[str],
     data: Mapping[str, Any],
 ) -> TextBundle:
-    """A text bundle with this model as its phrases (its text MoL is kept where it stands over the same documents).
+    """Write a text bundle with this model as its phrases; the text MoL of an existing one is preserved if its documents
+    are the same.
 
-    `item_ids`, `texts`: the documents in the order of the training's rows; `data`: where its queries came from.
+    `item_ids`, `texts`: the documents in the order of the training's rows; `data`: origin of its queries.
     Raises: ExportError if the graph's answers to `queries` differ by more than 1e-4; ValueError if `queries` is empty,
     or the target tokenizer is a baseline.
     """
@@ -114,20 +113,20 @@ def write_phrases(
     return add_int8_graphs(path)
 
 
-# What a bar shows: what is done, how much of how much, and the loss where there is one.
+# Called with the stage, the amount done, the total, and the loss if there is one.
 Progress = Callable[[str, int, int, float], None]
 
 _CHECKED_QUERIES = 64
-# Phrases that occur less often are no better learnt than their words (the paper: 20, of 80 million identifiers).
+# Rarer phrases are learnt no better than their words (the paper: 20, of 80 million identifiers).
 _MIN_COUNT = 3
 
 
 def train_phrases_part(
     bundle: Path, out: Path, *, vocabulary: int, settings: PhraseSettings, seed: int, progress: Progress
 ) -> dict[str, Any]:
-    """Phrase vocabulary, phrase model and shortlist of a catalogue, into the text bundle `out`; what was done.
+    """Train phrase vocabulary, phrase model and shortlist of a catalogue into the text bundle `out`; return a report.
 
-    Raises: BundleError, ValueError, ExportError as the steps do.
+    Raises: BundleError, ValueError, ExportError as the steps.
     """
     require_target(out)
     texts = _texts(load_bundle(bundle), seed)
@@ -148,7 +147,7 @@ def train_phrases_part(
 def train_text_mol_part(
     bundle: Path, out: Path, *, settings: TextMolSettings, seed: int, progress: Progress
 ) -> dict[str, Any]:
-    """The text MoL of a catalogue, into the text bundle `out`; what was done. Raises: as `train_phrases_part`."""
+    """Train the text MoL of a catalogue into the text bundle `out`; return a report. Raises as `train_phrases_part`."""
     require_target(out)
     texts = _texts(load_bundle(bundle), seed)
     fit = train_text_mol(

@@ -1,4 +1,4 @@
-"""Anisotropic (score-aware) quantization: codebooks that keep the high scores, handed to FAISS for the scan.
+"""Anisotropic (score-aware) quantization: codebooks that preserve high scores, passed to FAISS for the scan.
 
-arXiv:1908.10396, corrected where docs/decisions/007-anisotropic-quantization.md says.
+arXiv:1908.10396, corrected as docs/decisions/007-anisotropic-quantization.md says.
 """

@@ -1,10 +1,12 @@
-"""The codebook step: all codewords of all subspaces at once, codes held fixed (arXiv:1908.10396, appendix 7.5).
+"""The codebook step: all codewords of all subspaces at once for fixed codes (arXiv:1908.10396, appendix 7.5).
 
 With B_i the 0/1 matrix that picks point i's codewords out of the stacked codebooks c (d k numbers), minimise
+
     sum_i w_i (|x_i - B_i c|^2 + s_i <x_i - B_i c, u_i>^2),
+
 a convex quadratic. The paper inverts its (d k) x (d k) matrix (9.7e9 entries at d = 384, k = 256) and prints B_i x_i in
-the last factor where B_i^T x_i belongs. Here it is solved by conjugate gradients that only ever apply B_i and B_i^T:
-O(X d) per step, started from the present codebooks, so that any number of steps lowers the loss.
+the last factor instead of B_i^T x_i. This module uses conjugate gradients, which apply only B_i and B_i^T: O(X d) per
+step, started from the present codebooks, so that any number of steps lowers the loss.
 
 Letters: X points, d width, m subspaces, k codewords each.
 """
@@ -20,10 +22,10 @@ _BLOCK_POINTS = 8_192
 def solve_codebooks(
     targets: Targets, codes: Tensor, codebooks: Tensor, *, max_steps: int = 3, tolerance: float = 1e-3
 ) -> Tensor:
-    """Codebooks (m, k, d / m) float32 of least loss for codes (X, m), begun from `codebooks`.
+    """Return codebooks (m, k, d / m) float32 of least loss for codes (X, m), starting from `codebooks`.
 
-    Stops after `max_steps`, or when the preconditioned gradient is `tolerance` times its first length. A codeword that
-    no point of positive weight uses stays as it is.
+    Stops after `max_steps`, or when the preconditioned gradient is `tolerance` times its first length. A codeword
+    without points of positive weight does not change.
     """
     num_subspaces, num_codewords, sub_width = codebooks.shape
     flat_codes = codes + torch.arange(num_subspaces) * num_codewords

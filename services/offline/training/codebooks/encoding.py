@@ -1,4 +1,4 @@
-"""Encoding of training's points: serving's coordinate descent on targets, and back.
+"""Encode training's points with serving's coordinate descent, and decode them.
 
 Letters: X points, d width, m subspaces, k codewords each.
 """
@@ -11,10 +11,9 @@ from services.offline.training.codebooks.targets import Targets
 
 
 def encode(targets: Targets, codebooks: Tensor, start: Tensor | None = None) -> Tensor:
-    """Codes (X, m) int64 of X targets with codebooks (m, k, d / m).
+    """Return codes (X, m) int64 of X targets with codebooks (m, k, d / m).
 
-    Starts from `start` (X, m), or from the nearest codewords by l2, and never ends with a larger loss than it started
-    from.
+    Starts from `start` (X, m), or from the nearest codewords by l2, and never ends with a larger loss than the start's.
     """
     vectors, directions, stiffness = (one.numpy() for one in (targets.vectors, targets.directions, targets.stiffness))
     present = None if start is None else start.numpy()
@@ -22,6 +21,6 @@ def encode(targets: Targets, codebooks: Tensor, start: Tensor | None = None) -> 
 
 
 def decode(codes: Tensor, codebooks: Tensor) -> Tensor:
-    """Vectors (X, d) that codes (X, m) stand for, in the codebooks' dtype."""
+    """Return the vectors (X, d) of codes (X, m), in the codebooks' dtype."""
     num_subspaces = len(codebooks)
     return codebooks[torch.arange(num_subspaces), codes].flatten(1)

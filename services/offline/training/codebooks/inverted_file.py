@@ -1,8 +1,8 @@
 """Coarse cells with product-quantized residuals: the codebooks of an IVF index.
 
-A point is its cell's centre plus a decoded residual. The residual is what the codes reproduce, but an error's direction
-is judged against the whole point: a query's score is <q, centre> + <q, residual>, and being high or low is a property
-of the sum. It knows no search.
+A point is its cell's centre plus a decoded residual. Codes reproduce the residual, but an error's direction is relative
+to the whole point: a query's score is <q, centre> + <q, residual>, and the sum decides whether it is high. It knows no
+search.
 
 Letters: X points, d width, C cells, m subspaces, k codewords each.
 """
@@ -25,18 +25,20 @@ from services.offline.training.codebooks.targets import checked_points
 from services.offline.training.codebooks.vector_quantizer import train_vector_quantizer
 
 _TRAINING_POINTS = 100_000
-_STEPS = 1024  # of the stiffness, which is then right to six digits
-_COORDINATES, _CODE_BITS = 2, 4  # of what `anisotropic` scans: two bits a coordinate
+_STEPS = 1024  # of the stiffness table, precise to six digits
+_COORDINATES, _CODE_BITS = 2, 4  # of codes for `anisotropic`: two bits per coordinate
 
 
 def catalogue_codebooks(items: ItemStates, pair_gate: PairGate | None, *, seed: int = 0) -> Codebooks | None:
-    """What `anisotropic` codes these X items by, None without any. Learned from at most 100,000, drawn by seed."""
+    """Return codebooks of these X items for `anisotropic`, None without items. Learned from at most 100,000, drawn by
+    seed.
+    """
     if not len(items):
         return None
     slopes = Slopes(MolScorer(items.take(_sample(len(items), seed)), pair_gate))
     vectors = slopes.vectors()
     vectors = np.pad(vectors, ((0, 0), (0, -vectors.shape[1] % _COORDINATES)))
-    # A catalogue smaller than a codebook repeats itself; one of zeros, whose codes say nothing, learns others'.
+    # A catalogue smaller than a codebook is repeated; one of zeros, whose codes are useless, is replaced by others.
     points = np.resize(vectors, (max(len(vectors), 1 << _CODE_BITS), vectors.shape[1]))
     with _one_thread():
         return train_inverted_file(
@@ -64,8 +66,8 @@ def train_inverted_file(
 ) -> Codebooks:
     """Learn C cells and the residuals' codebooks for points (X, d), from at most 100,000 of them, drawn by seed.
 
-    threshold and errors as `train_product_quantizer`; rotate as there, off here so that FAISS's inverted index is not
-    wrapped in a transform unless asked for. gate_scale is kept with them.
+    threshold and errors as `train_product_quantizer`; rotate as there, off by default so that FAISS's inverted index is
+    not wrapped in a transform. gate_scale is stored with them.
     """
     chosen = _sample(len(points), seed)
     checked = checked_points(points if len(chosen) == len(points) else points[chosen])
@@ -93,8 +95,9 @@ def train_inverted_file(
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """PyTorch's threads wait for one another after each small tensor: on two busy cores two of them take 3,706 items
-    57 s where one takes 4 s."""
+    """Use one PyTorch thread: threads wait for one another after each small tensor, and two on two busy cores take 57 s
+    for 3,706 items where one takes 4 s.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -108,7 +111,7 @@ def _sample(num_points: int, seed: int) -> npt.NDArray[np.int64]:
 
 
 def _stiffness(width: int) -> npt.NDArray[np.float64]:
-    """`Codebooks.stiffness` of this width; its ends are limits, 0 and d + 1."""
+    """Return `Codebooks.stiffness` of this width; its ends are limits, 0 and d + 1."""
     ratio = np.linspace(0, 1, _STEPS + 1)[1:-1]
     inner = (threshold_weights(1 / ratio, width, 1.0).ratio - 1) * (1 - ratio**2)
     return np.concatenate([[0.0], inner, [width + 1.0]])

@@ -40,12 +40,11 @@ _SETTLED = 1e-3
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProductQuantizer:
-    """Codebooks, and the threshold under which they encode.
+    """Codebooks, and their threshold for encoding.
 
     Shapes: codebooks (m, k, d / m) float32, k = 16 (4-bit codes) or 256 (8-bit codes). `threshold` is T as a share of
-    `scale`, the root mean square norm of the training points: 0.2 means the paper's T = .2 for unit vectors, and any
-    other unit of length gives the same codes. rotation (d, d), where there is one, is orthogonal: what the codebooks
-    stand for is x @ rotation.
+    `scale`, the root mean square norm of the training points: 0.2 means the paper's T = .2 for unit vectors, and codes
+    do not depend on the unit of length. rotation (d, d), if any, is orthogonal: the codebooks then encode x @ rotation.
     """
 
     codebooks: FloatArray
@@ -80,10 +79,10 @@ class ProductQuantizer:
         *,
         centres: FloatArray | None = None,
     ) -> CodeArray:
-        """Codes (X, m), one uint8 per subspace whatever the width of the code, of points (X, d).
+        """Return codes (X, m) of points (X, d), one uint8 per subspace for any width of the code.
 
-        centres (X, d), where given, are each point's coarse centre: the codes then stand for point - centre, while
-        errors still weigh by the point's own direction. Zero vectors and points no longer than T are encoded by l2.
+        centres (X, d), if given, are each point's coarse centre: the codes then encode point - centre, while errors
+        still weigh by the point's own direction. Zero vectors and points no longer than T are encoded by l2.
         Raises: ValueError for another width, non-finite values, or centres of another length.
         """
         checked = checked_points(points, width=self.width)
@@ -96,7 +95,7 @@ class ProductQuantizer:
         return encode(targets, torch.from_numpy(self.codebooks)).to(torch.uint8).numpy()
 
     def decode(self, codes: CodeArray) -> FloatArray:
-        """What codes (X, m) stand for, (X, d) float32 (without the coarse centre)."""
+        """Return the vectors (X, d) float32 of codes (X, m), without the coarse centre."""
         if codes.ndim != 2 or codes.shape[1] != self.num_subspaces:
             raise ValueError(f"codes has shape {codes.shape}; expected (X, {self.num_subspaces})")
         if codes.size and int(codes.max()) >= self.codebooks.shape[1]:
@@ -118,14 +117,14 @@ def train_product_quantizer(
 ) -> ProductQuantizer:
     """Learn codebooks for points (X, d).
 
-    threshold is T as a share of the points' root mean square norm; 0 gives plain l2. `centres` (X, d) as
-    in `encode`, which then wants them too.
-    `rotate` first turns the points so that subspaces share the variance (MiniLM at 192 bits: recall 1@10 .95 in place
+    threshold is T as a share of the points' root mean square norm; 0 gives plain l2. `centres` (X, d) as in `encode`,
+    which then needs them too.
+    `rotate` first rotates the points so that subspaces share the variance (MiniLM at 192 bits: recall 1@10 .95 instead
     of .91); it costs d^2 multiplications per query.
-    `on_step` hears the mean loss after each step ("encode", "solve"). Equal points and seed give equal codebooks on one
+    `on_step` gets the mean loss after each step ("encode", "solve"). Equal points and seed give equal codebooks on one
     machine. At most max(8,192, 128 k) points, drawn by seed, are used.
-    Raises: ValueError for d not divisible by m, code_bits other than 4 or 8, fewer points than codewords, non-finite
-    or only zero vectors, T < 0, or no point longer than T.
+    Raises: ValueError for d not divisible by m, code_bits other than 4 or 8, fewer points than codewords, non-finite or
+    only zero vectors, T < 0, or no point longer than T.
     """
     checked = checked_points(points)
     width = checked.shape[1]
@@ -168,7 +167,7 @@ def _refined(targets: Targets, codebooks: Tensor, on_step: Callable[[str, float]
         before = loss
         solved = solve_codebooks(targets, codes, codebooks)
         solved_losses = targets.losses(decode(codes, solved))
-        # Rounding to float32 can cost more than the last solve gained; then training has arrived.
+        # Rounding to float32 can cost more than the last solve gained; then training has converged.
         if float(solved_losses.mean()) > loss:
             break
         codebooks, losses = solved, solved_losses
@@ -184,7 +183,7 @@ def _refined(targets: Targets, codebooks: Tensor, on_step: Callable[[str, float]
 
 
 def _reseeded(targets: Targets, codes: Tensor, codebooks: Tensor, losses: Tensor) -> Tensor:
-    """Unused codewords moved onto the parts of the points with the largest losses; no present code changes meaning."""
+    """Move unused codewords to the parts of the points with the largest losses; no present code changes its meaning."""
     num_subspaces, num_codewords, _ = codebooks.shape
     flat = codes + torch.arange(num_subspaces) * num_codewords
     used = torch.bincount(flat.reshape(-1), minlength=num_subspaces * num_codewords).view(num_subspaces, -1) > 0

@@ -1,8 +1,8 @@
 """A rotation before product quantization that gives every subspace its share of the variance.
 
-Principal directions dealt out so that the products of the variances within the subspaces are as equal as can be: the
-parametric solution of optimized product quantization (Ge et al., TPAMI 2014, section 3.3), one eigenvalue problem in
-place of an alternation. Inner products do not change. It knows no codebook.
+Principal directions are assigned so that the products of the variances within the subspaces are as equal as possible:
+the parametric solution of optimized product quantization (Ge et al., TPAMI 2014, section 3.3), one eigenvalue problem
+instead of an alternation. Inner products do not change. It knows no codebook.
 
 Letters: X points, d width, m subspaces.
 """
@@ -15,19 +15,19 @@ _SMALLEST_SHARE = 1e-9
 
 
 def balancing_rotation(vectors: Tensor, num_subspaces: int) -> Tensor:
-    """An orthogonal matrix R (d, d) float32, to be applied as x @ R, from vectors (X, d)."""
+    """Return an orthogonal matrix R (d, d) float32, to be applied as x @ R, from vectors (X, d)."""
     exact = vectors.double()
     centred = exact - exact.mean(dim=0)
     variances, directions = torch.linalg.eigh(centred.T @ centred)
     logs = variances.clamp(min=max(float(variances[-1]) * _SMALLEST_SHARE, 1e-300)).log()
-    # Shifted so that none is negative: then every direction added makes a subspace fuller.
+    # Shifted so that none is negative: each direction then increases its subspace's load.
     order = dealt((logs - logs.min()).tolist(), num_subspaces)
     rotation: Tensor = directions[:, order].float()
     return rotation.contiguous()
 
 
 def dealt(sizes: list[float], num_groups: int) -> list[int]:
-    """Numbers of the d sizes, group after group of d / m, each dealt (largest first) to the lightest with room."""
+    """Return numbers of the d sizes in groups of d / m; each (largest first) goes to the lightest group with room."""
     room = len(sizes) // num_groups
     groups: list[list[int]] = [[] for _ in range(num_groups)]
     loads = [0.0] * num_groups

@@ -1,12 +1,14 @@
-"""The score-aware loss: how much an error of a quantized vector matters to the scores that are high.
+"""The score-aware loss: the effect of a quantized vector's error on high scores.
 
 For a query q drawn uniformly from the unit sphere, E[w(<q, x>) <q, x - x~>^2] is a weighted sum of the squared parts of
 the residual along x and across it (arXiv:1908.10396, Theorem 3.2). For w(t) = 1[t >= T] both weights are incomplete
-beta functions; here they come from one continued fraction, exact and stable for every width. It knows no codebook.
+beta functions, computed here by one continued fraction, exact and stable for every width. It knows no codebook.
 
 With I_d = the integral of sin^d over angles from 0 to a = arccos(T / |x|), one integration by parts gives
+
     h_across = I_d,    h_along = I_d + cos(a) sin^(d-1)(a),    eta = h_along / h_across = 1 + cos(a) sin^(d-1)(a) / I_d,
-so eta >= 1 can be read off (Theorem 3.3), and no difference of nearly equal numbers is ever taken.
+
+so eta >= 1 is evident (Theorem 3.3), and nearly equal numbers are never subtracted.
 
 Letters: X points, d width.
 """
@@ -25,11 +27,11 @@ _FRACTION_STEPS = 500
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ErrorWeights:
-    """Weights of the two parts of each point's residual, per point, as expectations over the unit sphere.
+    """Weights of the two parts of each point's residual, as expectations over the unit sphere.
 
-    Shapes: log_across (X,), the logarithm of h_across (at d = 1,024 and T = .9 |x| it is about 1e-370, no double);
-    ratio (X,), eta = h_along / h_across. A point whose weights are empty (no unit query scores it above T) has
-    log_across = -inf and ratio = 1: whatever stands for it, the loss is 0.
+    Shapes: log_across (X,), the logarithm of h_across (at d = 1,024 and T = .9 |x| it is about 1e-370, below any
+    double); ratio (X,), eta = h_along / h_across. A point with empty weights (no unit query scores it above T) has
+    log_across = -inf and ratio = 1: its loss is always 0.
     """
 
     log_across: Float64Array
@@ -53,13 +55,12 @@ class ErrorWeights:
 
 
 def threshold_weights(norms: FloatsArray, width: int, threshold: float) -> ErrorWeights:
-    """Exact weights for w(t) = 1[t >= T].
+    """Return exact weights for w(t) = 1[t >= T].
 
     Shapes: norms (X,) are |x_i|; `width` is d, `threshold` T is in units of <q, x> with |q| = 1.
-    A point with |x| <= T gets empty weights (ErrorWeights): the integral is over nothing, for no unit query can lift
-    its score above T.
-    Raises: ValueError for norms that are negative or not finite, d < 2 (no direction is left across), or T < 0 (then
-    w is positive below zero, and Theorem 3.3 does not speak of it).
+    A point with |x| <= T gets empty weights (ErrorWeights): no unit query scores it above T.
+    Raises: ValueError for norms that are negative or not finite, d < 2 (no direction across exists), or T < 0 (w is
+    then positive below zero, which Theorem 3.3 does not cover).
     """
     lengths = _checked_norms(norms, width)
     if not (np.isfinite(threshold) and threshold >= 0):
@@ -75,7 +76,7 @@ def threshold_weights(norms: FloatsArray, width: int, threshold: float) -> Error
 
 
 def eta(threshold: float, width: int) -> float:
-    """eta of a unit vector: how many times more an error along it weighs than one across (both per squared length)."""
+    """Return eta of a unit vector: the weight of an error along it over that of one across (per squared length)."""
     if not 0 <= threshold < 1:
         raise ValueError(f"threshold is {threshold}; a unit vector has weights for 0 <= T < 1")
     return float(threshold_weights(np.ones(1), width, threshold).ratio[0])
@@ -90,9 +91,9 @@ def eta_limit(threshold: float, width: int) -> float:
 
 
 def residual_parts(points: FloatsArray, decoded: FloatsArray) -> tuple[Float64Array, Float64Array]:
-    """Squared lengths (X,), (X,) of each residual x - x~ along x and across it.
+    """Return squared lengths (X,), (X,) of each residual x - x~ along x and across it.
 
-    Shapes: points (X, d), decoded (X, d). Where x = 0 there is no direction: all of the residual counts as across.
+    Shapes: points (X, d), decoded (X, d). For x = 0 all of the residual counts as across.
     """
     if points.shape != decoded.shape:
         raise ValueError(f"decoded has shape {decoded.shape}; expected {points.shape} as points")
@@ -122,20 +123,21 @@ def _checked_norms(norms: FloatsArray, width: int) -> Float64Array:
 
 
 def _log_sphere(width: int) -> float:
-    """Logarithm of (d - 1) times the integral of sin^(d-2) from 0 to pi: what turns h into an expectation.
+    """Return the logarithm of (d - 1) times the integral of sin^(d-2) from 0 to pi, which normalises h to an
+    expectation.
 
-    E[1[..] sin^2] / (d - 1) is the weight across and E[1[..] cos^2] the one along; I_d carries the (d - 1) of
-    Theorem 3.2's main text, which its appendix leaves out.
+    E[1[..] sin^2] / (d - 1) is the weight across and E[1[..] cos^2] the one along; I_d includes the (d - 1) of Theorem
+    3.2's main text, which its appendix omits.
     """
     return log(width - 1) + 0.5 * log(pi) + lgamma((width - 1) / 2) - lgamma(width / 2)
 
 
 def _log_sine_integral(cosine: Float64Array, width: int) -> tuple[Float64Array, Float64Array]:
-    """Logarithms of I_d and of cos(a) sin^(d-1)(a), with cos(a) given in [0, 1).
+    """Return logarithms of I_d and of cos(a) sin^(d-1)(a), with cos(a) given in [0, 1).
 
-    I_d is half the incomplete beta function of sin^2(a) at ((d + 1) / 2, 1 / 2). In the tail it is its prefactor over
-    a continued fraction; near the equator, where that converges slowly, half a sphere less the same from the other
-    end, which there is no difference of near equals.
+    I_d is half the incomplete beta function of sin^2(a) at ((d + 1) / 2, 1 / 2). In the tail it is its prefactor over a
+    continued fraction. Near the equator the fraction converges slowly; there it is half a sphere minus the part from
+    the other end, which are not nearly equal.
     """
     a, b = (width + 1) / 2, 0.5
     squared_sine = (1 - cosine) * (1 + cosine)

@@ -1,9 +1,9 @@
-"""What a codebook is asked to reproduce: vectors, and per point how errors along its own direction weigh.
+"""A codebook's targets: vectors, and per point the weight of errors along its own direction.
 
 The loss of a code is, up to constants, sum_i w_i (|r_i|^2 + s_i <r_i, u_i>^2) with r_i the residual of vector i, u_i
 the unit direction of the *datapoint*, s_i = eta_i - 1 and w_i = h_across,i. The vectors are the datapoints themselves,
-or what is left of them after a coarse centre; the directions are the datapoints' in both cases, because a query's
-score is an inner product with the whole point.
+or their residuals after a coarse centre. The directions are the datapoints' in both cases, because a query's score is
+an inner product with the whole point.
 
 Letters: X points, d width.
 """
@@ -18,7 +18,7 @@ from torch import Tensor
 from services.algorithms.scoring.states import FloatArray
 from services.offline.training.codebooks.score_aware import ErrorWeights, threshold_weights
 
-# Next to |x| = T eta has a pole, where float32 costs would lose the part across; such points hardly weigh anything.
+# At |x| = T eta has a pole, where float32 costs would lose the part across; such points have almost no weight.
 _MAX_STIFFNESS = 1e4
 
 
@@ -47,20 +47,20 @@ class Targets:
         )
 
     def rotated(self, rotation: Tensor | None) -> "Targets":
-        """The same targets seen after x @ rotation (d, d); losses do not change."""
+        """Return the targets after x @ rotation (d, d); losses do not change."""
         if rotation is None:
             return self
         return replace(self, vectors=self.vectors @ rotation, directions=self.directions @ rotation)
 
     def losses(self, decoded: Tensor) -> Tensor:
-        """Weighted loss (X,) of stand-ins (X, d), in float64."""
+        """Return the weighted loss (X,) of approximations (X, d), in float64."""
         residual = self.vectors.double() - decoded.double()
         along = (residual * self.directions.double()).sum(dim=1)
         return self.weights.double() * (residual.square().sum(dim=1) + self.stiffness.double() * along.square())
 
 
 def checked_points(points: npt.NDArray[np.floating], *, name: str = "points", width: int | None = None) -> FloatArray:
-    """`points` as C-contiguous float32 (X, d); ValueError that names what is wrong."""
+    """Return `points` as C-contiguous float32 (X, d). Raises: ValueError naming the defect."""
     if points.ndim != 2 or points.shape[1] == 0:
         raise ValueError(f"{name} has shape {points.shape}; expected (X, d) with d of at least 1")
     if width is not None and points.shape[1] != width:
@@ -72,7 +72,7 @@ def checked_points(points: npt.NDArray[np.floating], *, name: str = "points", wi
 
 
 def root_mean_square_norm(points: FloatArray) -> float:
-    """The unit in which thresholds are stated: 1 for unit vectors; ValueError when every point is zero."""
+    """Return the unit of thresholds: 1 for unit vectors. Raises: ValueError if every point is zero."""
     scale = float(np.sqrt(np.mean(np.einsum("xd,xd->x", points, points, dtype=np.float64))))
     if scale == 0:
         raise ValueError("every point is the zero vector; there is nothing to quantize")
@@ -80,11 +80,11 @@ def root_mean_square_norm(points: FloatArray) -> float:
 
 
 def score_aware_targets(points: FloatArray, weights: ErrorWeights, *, centres: FloatArray | None = None) -> Targets:
-    """Targets of the score-aware loss for points (X, d) whose errors weigh as `weights` say.
+    """Return targets of the score-aware loss for points (X, d) with these weights.
 
     centres (X, d) are each point's coarse centre, or None. A point with empty weights (|x| <= T) can never score above
-    T: it has weight 0 in training, and what stands for it is chosen by plain l2 (stiffness 0), which keeps a point that
-    cannot matter from being overrated.
+    T: it has weight 0 in training, and its code is chosen by plain l2 (stiffness 0), so that its score is not
+    overestimated.
     """
     heaviest = weights.log_across.max(initial=-np.inf)
     relative = np.exp(weights.log_across - heaviest) if np.isfinite(heaviest) else np.zeros(len(points))
@@ -113,9 +113,9 @@ def training_targets(
     generator: torch.Generator,
     centres: FloatArray | None = None,
 ) -> tuple[Targets, float]:
-    """At most `most` targets, drawn by `generator`, with the threshold's weights, and the points' scale.
+    """Return at most `most` targets, drawn by `generator`, with the threshold's weights, and the points' scale.
 
-    Raises: ValueError when every point is zero, or no point has a weight, because none is longer than T.
+    Raises: ValueError if every point is zero, or if no point is longer than T and so none has a weight.
     """
     scale = root_mean_square_norm(points)
     weights = relative_weights(points, threshold=threshold, scale=scale)

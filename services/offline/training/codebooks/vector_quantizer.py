@@ -1,8 +1,8 @@
-"""Vector quantization under the score-aware loss: k whole-width centres, each point given to one.
+"""Vector quantization under the score-aware loss: k whole-width centres, each point assigned to one.
 
-The centre update is closed form (arXiv:1908.10396, Theorem 4.2, with h_along in its last sum, as its proof and the
-gradient say; the main text prints the weight across). Its centres serve as the coarse cells of an inverted file. It
-knows no codes.
+The centre update is closed form (arXiv:1908.10396, Theorem 4.2, with h_along in its last sum, as in its proof and
+gradient; the main text prints the weight across). Its centres are the coarse cells of an inverted file. It knows no
+codes.
 
 Letters: X points, d width, k centres.
 """
@@ -34,7 +34,7 @@ _SETTLED = 1e-3
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VectorQuantizer:
-    """Centres (k, d) float32, and the threshold (a share of `scale`) under which points choose among them."""
+    """Centres (k, d) float32, and the threshold (a share of `scale`) of the assignment."""
 
     centres: FloatArray
     threshold: float
@@ -59,9 +59,9 @@ def train_vector_quantizer(
 ) -> VectorQuantizer:
     """Learn centres for points (X, d) from k-means by alternating assignment and the closed-form update.
 
-    threshold as in `train_product_quantizer`; 0 is k-means. `on_step` hears the mean loss after "assign" and "update",
+    threshold as in `train_product_quantizer`; 0 is k-means. `on_step` gets the mean loss after "assign" and "update",
     which never rises. At most max(16,384, 128 k) points, drawn by seed, are used.
-    Raises: ValueError for fewer points than centres, and as `train_product_quantizer` does.
+    Raises: ValueError for fewer points than centres, and as `train_product_quantizer`.
     """
     checked = checked_points(points)
     if not 1 <= num_centres <= len(checked):
@@ -95,10 +95,10 @@ def _refined(targets: Targets, centres: Tensor, report: Callable[[str, float], N
 
 
 def updated_centres(targets: Targets, cells: Tensor, centres: Tensor) -> Tensor:
-    """Theorem 4.2: the centres (k, d) of least loss for points in `cells` (X,); a centre without weight stays.
+    """Theorem 4.2: return the centres (k, d) of least loss for points in `cells` (X,); a centre without weight stays.
 
-    Per centre the matrix is (sum w) I + V V^T with one column of V per point; below d points in the cell it is solved
-    in the points' space (Woodbury), O(d n^2) in place of O(d^3).
+    Per centre the matrix is (sum w) I + V V^T with one column of V per point; with fewer than d points it is solved in
+    the points' space (Woodbury), O(d n^2) instead of O(d^3).
     """
     result = centres.clone()
     order = cells.argsort(stable=True)

@@ -1,1 +1,1 @@
-"""What training fits: encoders over histories, heads, and the models over texts."""
+"""Training's models: encoders over histories, heads, and models over texts."""

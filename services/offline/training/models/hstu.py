@@ -1,13 +1,13 @@
-"""HSTU: a causal sequence encoder with pointwise SiLU attention, gated by u (arXiv:2402.17152, as the design has it).
+"""HSTU: a causal sequence encoder with pointwise SiLU attention, gated by u (arXiv:2402.17152).
 
 Attention weights are SiLU(q k^T + position bias + time bias) / L with L the *constant* maximum history, not a softmax:
-intensity counts, and a state never depends on events after it. Where we differ from the authors' code: the time of
-position i is its own event's time (serving does not know the next one), and there are no absolute positions, so that
-a state depends on the events of its window alone and appending is exact: `step` encodes new events from the keys and
-values of those before them, and is the same computation.
+intensity counts, and a state never depends on events after it. Differences from the authors' code: the time of position
+i is its own event's time (serving does not know the next one), and there are no absolute positions, so that a state
+depends on the events of its window alone and appending is exact. `step` encodes new events from the keys and values of
+the earlier ones, by the same computation.
 
-Letters: B batch, L history length, C kept events, S new events, T = C + S, D model width, H heads, N blocks,
-d_qk and d_v widths per head.
+Letters: B batch, L history length, C kept events, S new events, T = C + S, D model width, H heads, N blocks, d_qk and
+d_v widths per head.
 """
 
 from collections.abc import Sequence
@@ -27,14 +27,14 @@ _LOG_SECONDS_PER_BUCKET = 0.301
 def time_buckets(event_time: Tensor, num_buckets: int) -> Tensor:
     """Bucket of |t_i - t_j| for every pair: event_time (B, L) int64 seconds -> (B, L, L) int64 in [0, num_buckets).
 
-    Logarithms in float64: a bucket's edge is then never close enough to an integer number of seconds for two
-    libraries to disagree about it (PyTorch and ONNX Runtime differ by one in the last place in float32).
+    Logarithms in float64: then no bucket's edge is so close to an integer number of seconds that two libraries disagree
+    about it (PyTorch and ONNX Runtime differ by one in the last place in float32).
     """
     return elapsed_buckets(event_time.unsqueeze(2) - event_time.unsqueeze(1), num_buckets)
 
 
 def elapsed_buckets(elapsed: Tensor, num_buckets: int) -> Tensor:
-    """`time_buckets` of differences (...) that are at hand."""
+    """Return `time_buckets` of given differences (...)."""
     elapsed = elapsed.abs().clamp(min=1)
     buckets = (elapsed.to(torch.float64).log() / _LOG_SECONDS_PER_BUCKET).to(torch.int64)
     return buckets.clamp(max=num_buckets - 1)
@@ -42,10 +42,10 @@ def elapsed_buckets(elapsed: Tensor, num_buckets: int) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Past:
-    """What is kept of the events before the new ones, of one history.
+    """The cached values of one history's events before the new ones.
 
     Shapes: time (C,) int64 seconds, place (C,) int64 in the window, per block keys (H, C, d_qk) and values (H, C, d_v).
-    What has a place that is not before a new event's is not seen by it: room that holds nothing has one beyond all.
+    A new event sees only earlier places; empty slots have a place beyond all.
     """
 
     time: Tensor
@@ -76,7 +76,7 @@ class HstuBlock(nn.Module):
         q = q.view(batch, length, self.num_heads, self.d_qk).transpose(1, 2)
         k = k.view(batch, length, self.num_heads, self.d_qk).permute(0, 2, 3, 1)
         v = v.view(batch, length, self.num_heads, self.d_v).transpose(1, 2)
-        # On a CPU the gradient of one (L, L) matrix costs next to nothing.
+        # On a CPU the gradient of one (L, L) matrix is almost free.
         positions = _lookup(self.position_bias, distance) if x.is_cuda else self.position_bias[distance]
         bias = _lookup(self.time_bias, buckets) + positions
         weights = functional.silu(q @ k + bias.unsqueeze(1)) * causal
@@ -85,11 +85,11 @@ class HstuBlock(nn.Module):
     def step(
         self, x: Tensor, past: tuple[Tensor, Tensor], bias: Tensor, visible: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """New events alone: x (S, D), past keys (H, C, d_qk) and values (H, C, d_v), bias and visible (1, S, T) ->
-        x (S, D), their keys (H, S, d_qk) and values (H, S, d_v).
+        """Encode new events alone: x (S, D), past keys (H, C, d_qk) and values (H, C, d_v), bias and visible (1, S, T)
+        -> x (S, D), their keys (H, S, d_qk) and values (H, S, d_v).
 
-        Written for few operations rather than few multiplications: with one new event a run is all overhead. As
-        `forward` is written, and with a batch, the exported graph had 310 operations; so, about 240.
+        Optimized for few operations, not few multiplications: with one new event a run is all overhead. Written like
+        `forward`, with a batch, the exported graph had 310 operations; this one has about 240.
         """
         of_u, of_v, of_q, of_k = torch.split(self.uvqk, self.split, dim=1)
         normed = functional.layer_norm(x, (x.shape[-1],), eps=self.norm_epsilon)
@@ -116,7 +116,7 @@ class HstuBlock(nn.Module):
 
 
 class HstuEncoder(nn.Module):
-    """A stack of blocks over embedded items. States at padding positions are meaningless, and touch no other."""
+    """A stack of blocks over embedded items. States at padding positions are meaningless, and affect no other."""
 
     def __init__(self, shape: EncoderShape, *, dropout: float = 0.0) -> None:
         super().__init__()
@@ -132,7 +132,7 @@ class HstuEncoder(nn.Module):
         The result has unit root mean square per state: the heads read directions, not lengths.
         """
         positions = torch.arange(embedded.shape[1], device=embedded.device)
-        # Clamped at both ends: rows padded beyond L still look up something, and are never read.
+        # Clamped at both ends: rows padded beyond L still look up a value, and are never read.
         distance = (positions.unsqueeze(1) - positions.unsqueeze(0)).clamp(min=0, max=self.max_history - 1)
         causal = (positions.unsqueeze(0) <= positions.unsqueeze(1)).to(embedded.dtype) / self.max_history
         buckets = self.buckets(event_time)
@@ -142,12 +142,14 @@ class HstuEncoder(nn.Module):
         return self._scaled(x)
 
     def buckets(self, event_time: Tensor) -> Tensor:
-        """What each position knows of the times of those before it: event_time (B, L) -> buckets (B, L, L)."""
+        """Return buckets (B, L, L) of the times between positions: event_time (B, L)."""
         return time_buckets(event_time, self.num_time_buckets)
 
     def step(self, embedded: Tensor, event_time: Tensor, place: Tensor, past: Past) -> tuple[Tensor, Tensor, Tensor]:
-        """Only the new events: embedded (S, D), event_time and place (S,) -> states (S, D) as `forward` has them in
-        these places, and all blocks' new keys (N H, S, d_qk) and values (N H, S, d_v), to be put behind the past's."""
+        """Encode only the new events: embedded (S, D), event_time and place (S,) -> states (S, D), equal to those of
+        `forward` in these places, and all blocks' new keys (N H, S, d_qk) and values (N H, S, d_v), to be appended to
+        the past's.
+        """
         before = place.unsqueeze(1) - torch.cat([past.place, place])
         visible = (before >= 0).to(embedded.dtype) / self.max_history
         elapsed = event_time.unsqueeze(1) - torch.cat([past.time, event_time])
@@ -172,14 +174,14 @@ class HstuEncoder(nn.Module):
 
 
 def normalized_states(x: Tensor, output_norm: str) -> Tensor:
-    """x (..., D) -> (..., D) with unit root mean square: by "length", or by "layer" (its mean subtracted before)."""
+    """Scale x (..., D) to unit root mean square: by "length", or by "layer" (after subtracting the mean)."""
     if output_norm == "layer":
         return functional.layer_norm(x, (x.shape[-1],), eps=1e-6)
     return unit_rows(x) * x.shape[-1] ** 0.5  # type: ignore[no-any-return]
 
 
 def unit_rows(x: Tensor) -> Tensor:
-    """x (..., d) over its rows' lengths, at least 1e-6; with a backward pass in closed form (3 times as fast)."""
+    """Divide x (..., d) by its rows' lengths, at least 1e-6; the backward pass has closed form (3 times as fast)."""
     if torch.is_grad_enabled() and x.requires_grad:
         unit: Tensor = _UnitRows.apply(x)
         return unit
@@ -196,14 +198,15 @@ class _UnitRows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        # Of a row shorter than 1e-6 too, where it should be the gradient over 1e-6: there the difference is nothing.
+        # Also for a row shorter than 1e-6, whose gradient should be divided by 1e-6: there the difference is
+        # negligible.
         unit, length = ctx.saved_tensors
         along = (unit * grads[0]).sum(-1, keepdim=True)
         return torch.addcmul(grads[0], unit, along, value=-1).div_(length)
 
 
 def _lookup(table: Tensor, buckets: Tensor) -> Tensor:
-    """table[buckets], with a backward pass that counts (10x on a CPU) or scatters by row (on a card), not by bucket.
+    """Return table[buckets]; the backward pass counts (10x on a CPU) or scatters by row (on a GPU), not by bucket.
 
     PyTorch's own took half of an ML-1M step on an H200: 200 x 200 places of 200 position biases, one after the other.
     """

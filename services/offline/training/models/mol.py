@@ -1,10 +1,9 @@
-"""Heads: how an encoder's output and an item's embedding become states, and how two states are scored.
+"""Heads: they make states of an encoder's output and of an item's embedding, and score two states.
 
 Mixture of Logits (arXiv:2407.15462, equation 2 and appendix A.3): P_q query and P_x item components, l2-normalised;
-pair weights pi = softmax(SiLU(query gate * item gate + MLP of the P cosines)). Scores are similarities
-s = sum_p pi_p c_p in [-1, 1]; a logit is s / tau. The dot product is the special case of one component and no gate.
-The gate's MLP is trained on logits, cosines / tau, as the authors' is, and handed out for cosines: its first layer
-absorbs tau.
+pair weights pi = softmax(SiLU(query gate * item gate + MLP of the P cosines)). Scores are similarities s = sum_p pi_p
+c_p in [-1, 1]; a logit is s / tau. The dot product is the special case of one component and no gate. The gate's MLP is
+trained on logits, cosines / tau, like the authors', and exported for cosines: its first layer absorbs tau.
 
 Letters: N rows, P_q, P_x components, P = P_q * P_x, d component width, D encoder width, G gate hidden width.
 """
@@ -18,7 +17,7 @@ from services.offline.training.models.hstu import unit_rows
 
 
 class SwiGlu(nn.Module):
-    """Linear, activation(a) * b, linear. (N, in) -> (N, out). `gelu` for SiLU makes it the GeGLU."""
+    """Linear, activation(a) * b, linear. (N, in) -> (N, out). With `gelu` instead of SiLU it is the GeGLU."""
 
     def __init__(self, width_in: int, hidden: int, width_out: int, *, activation: str = "silu") -> None:
         super().__init__()
@@ -37,7 +36,7 @@ class SwiGlu(nn.Module):
 
 
 def _projection(width_in: int, hidden: int, width_out: int, *, activation: str = "silu") -> nn.Module:
-    # No bias, where the authors have one: it would be a direction that all rows share before they are normalised.
+    # No bias, unlike the authors: all rows would share its direction before they are normalised.
     if hidden:
         return SwiGlu(width_in, hidden, width_out, activation=activation)
     linear = nn.Linear(width_in, width_out, bias=False)
@@ -47,14 +46,12 @@ def _projection(width_in: int, hidden: int, width_out: int, *, activation: str =
 
 @torch.no_grad()
 def _align(query: nn.Module, item: nn.Module, component_width: int, noise: float = 0.0) -> None:
-    """Start query component p and item component p mod P_x as one orthogonal map, where both projections are linear.
+    """Initialise query component p and item component p mod P_x as one orthogonal map, if both projections are linear.
 
-    With `noise` all components start as one such map plus Gaussian noise, rows of about this length beside rows of
-    length 1: so no two query components are the same.
-
-    A dot product of the encoder's output with the item's own embedding begins by knowing that people go on with items
-    like those they had; random projections have to learn it. On Amazon Beauty (docs/decisions/026) it is most of what
-    a mixture lost against a dot product.
+    With `noise` all components start as one such map plus Gaussian noise, rows of about this length next to rows of
+    length 1: so no two query components are equal. A dot product of the encoder's output with the item's own embedding
+    knows from the start that people continue with similar items; random projections have to learn it. On Amazon Beauty
+    (docs/decisions/026) it is most of a mixture's loss against a dot product.
     """
     if not (isinstance(query, nn.Linear) and isinstance(item, nn.Linear)):
         return
@@ -84,9 +81,9 @@ class GateMlp(nn.Sequential):
 class PairGateMlp(nn.Module):
     """W2 SiLU(W1 c / tau + b1) + b2 of a pair's P cosines c, whose logits are c / tau.
 
-    Trained is `logit_weight` W1 (G, P), which reads logits: at tau = .05 that is 20 times the slope of a weight that
-    reads cosines, at initialisation and under an optimizer whose steps do not depend on a gradient's size. Everything
-    outside reads cosines: `hidden_weight` = W1 / tau, and the others are named as in `states.PairGate`.
+    The trained weight is `logit_weight` W1 (G, P), which reads logits: at tau = .05 that is 20 times the slope of a
+    weight that reads cosines, at initialisation and under an optimizer whose steps do not depend on a gradient's size.
+    All other code reads cosines: `hidden_weight` = W1 / tau; the other names are those of `states.PairGate`.
     """
 
     def __init__(self, pairs: int, hidden: int, *, tau: float) -> None:
@@ -102,7 +99,7 @@ class PairGateMlp(nn.Module):
 
     @property
     def hidden_weight(self) -> Tensor:
-        """The first layer as it reads cosines (G, P); gradients pass to `logit_weight`."""
+        """The first layer for cosines (G, P); gradients pass to `logit_weight`."""
         return self.logit_weight / self.tau
 
     def forward(self, cosines: Tensor) -> Tensor:
@@ -110,7 +107,7 @@ class PairGateMlp(nn.Module):
         return functional.linear(hidden, self.out_weight, self.out_bias)
 
     def tensors(self) -> dict[str, Tensor]:
-        """The network of cosines under the names of `states.PairGate`, detached."""
+        """Return the network of cosines under the names of `states.PairGate`, detached."""
         names = ("hidden_weight", "hidden_bias", "out_weight", "out_bias")
         return {name: getattr(self, name).detach() for name in names}
 
@@ -118,10 +115,10 @@ class PairGateMlp(nn.Module):
 class MolHead(nn.Module):
     """Query states and item states of a mixture of logits, and the score of aligned pairs.
 
-    With `num_users` > 0 the last query component is a user-id embedding; it is zero for an unknown user (-1), and
+    With `num_users` > 0 the last query component is a user-id embedding. It is zero for an unknown user (-1), and
     training zeroes it per row with probability `user_dropout`, so that the model knows the case. The authors' training
-    drops single elements before the component is normalised instead: `user_element_dropout`.
-    `pair_dropout` drops single cosines that the pair network reads.
+    drops single elements before the normalisation instead: `user_element_dropout`. `pair_dropout` drops single cosines
+    that the pair network reads.
     """
 
     def __init__(
@@ -165,13 +162,13 @@ class MolHead(nn.Module):
 
     def item_states(self, embedded: Tensor) -> tuple[Tensor, Tensor]:
         """embedded (N, D) -> components (N, P_x, d), gate (N, P)."""
-        # The gate reads the embedding as it is: dropout is the projection's alone, as in the authors' code.
+        # The gate reads the embedding without dropout, as in the authors' code; the projection has it.
         dropped = functional.dropout(embedded, self.item_dropout, self.training)
         components = self.item(dropped).unflatten(-1, (-1, self.shape.component_width))
         return unit_rows(components), self.item_gate(embedded)
 
     def score_pairs(self, query: tuple[Tensor, Tensor], item: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """Row by row: similarity s (N,) and pair weights pi (N, P) of N query states with N item states."""
+        """Return, row by row, similarity s (N,) and pair weights pi (N, P) of N query states with N item states."""
         cosines = (query[0] @ item[0].transpose(-1, -2)).flatten(-2)
         read = functional.dropout(cosines, self.pair_dropout, self.training)
         weights = functional.silu(query[1] * item[1] + self.pair_gate(read)).softmax(dim=-1)
@@ -196,7 +193,7 @@ class DotHead(nn.Module):
     """The cosine of one query and one item component: P_q = P_x = 1, no gate.
 
     At the encoder's width (d = D) the components are the encoder's output and the item's embedding, and the head has no
-    weights. At any other width they are projections: a query network as the mixture's, a linear map of the embedding.
+    weights. At any other width they are projections: a query network like the mixture's, a linear map of the embedding.
     """
 
     def __init__(self, shape: HeadShape, width: int, *, item_dropout: float = 0.0) -> None:

@@ -1,10 +1,10 @@
-"""PIXAR's model: a transformer encoder that says a whole identifier in one pass (arXiv:2406.06739, section 4.2).
+"""PIXAR's model: a transformer encoder that predicts a whole identifier in one pass (arXiv:2406.06739, section 4.2).
 
-BERT's layers, begun from MiniLM's weights; no head: the output layer W (V, D) lies beside it, since serving never
-multiplies by all of it. The query is read as [CLS] pieces [SEP] [PAD] ...; outputs are taken at the input's positions
-0..s, as in the paper. Position 0 ([CLS]) is x_0, the shortlist embedding; x_1..x_s are the output positions, whether a
-word of the query or padding stands there; a query of fewer than 1+s columns is padded to that inside. Padding attends
-to the query and is never attended to: a longer padding changes no answer. It knows no vocabulary, no loss and no trie.
+BERT's layers, initialised with MiniLM's weights, without a head: the output layer W (V, D) is separate, since serving
+never multiplies by all of it. The input is [CLS] pieces [SEP] [PAD] ...; outputs are read at its positions 0..s, as in
+the paper. Position 0 ([CLS]) is x_0, the shortlist embedding; x_1..x_s are the output positions, for words of the query
+and padding alike. A query of fewer than 1+s columns is padded to that inside. Padding attends to the query and is never
+attended to: a longer padding changes no answer. It knows no vocabulary, no loss and no trie.
 
 Letters: B queries, T input columns, s output positions, D width, V vocabulary.
 """
@@ -23,7 +23,7 @@ _EPSILON = 1e-12  # of BERT's layer norms
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PhraseShape:
-    """Everything that fixes the encoder's weights. `positions` is s, `max_tokens` the longest input."""
+    """All that determines the encoder's weights' shapes. `positions` is s, `max_tokens` the longest input."""
 
     positions: int
     max_tokens: int = 64
@@ -55,21 +55,21 @@ class PhraseEncoder(nn.Module):
         self.layers = nn.ModuleList(_Layer(shape) for _ in range(shape.num_layers))
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """input_ids, attention_mask (B, T), 0 in both where padded, T at most `max_tokens` -> (B, 1+s, D)."""
+        """input_ids, attention_mask (B, T), 0 in both for padding, T at most `max_tokens` -> (B, 1+s, D)."""
         input_ids, attention_mask = self.widened(input_ids, attention_mask)
         return self.upper(self.lower(input_ids, attention_mask), attention_mask)
 
     def widened(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Both (B, T), padded to 1+s columns where they have fewer. Raises: ValueError if T exceeds `max_tokens`."""
+        """Return both (B, T), padded to at least 1+s columns. Raises: ValueError if T exceeds `max_tokens`."""
         columns, least = input_ids.shape[1], self.shape.positions + 1
-        # While a graph is exported the axis has no number: a comparison would make it a constant.
+        # During an export the axis has no number: a comparison would make it a constant.
         if not torch.compiler.is_exporting() and columns > self.shape.max_tokens:
             raise ValueError(f"input_ids has {columns} columns; allowed: at most {self.shape.max_tokens} (max_tokens)")
         wanted = torch.sym_max(columns, least)
         return pad(input_ids, (0, least))[:, :wanted], pad(attention_mask, (0, least))[:, :wanted]
 
     def lower(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Embeddings and the first layers of a widened input: (B, T) -> (B, T, D); the default training leaves them."""
+        """Embeddings and first layers of a widened input: (B, T) -> (B, T, D); the default training freezes them."""
         hidden = self.pieces(input_ids) + self.places.weight[: input_ids.shape[1]] + self.segment
         hidden = self.norm(hidden)
         for layer in self.layers[: -self.num_upper]:
@@ -78,14 +78,16 @@ class PhraseEncoder(nn.Module):
         return lower
 
     def upper(self, hidden: Tensor, attention_mask: Tensor) -> Tensor:
-        """The last layers: (B, T, D) -> (B, 1+s, D). The very last one is computed where it is read."""
+        """The last layers: (B, T, D) -> (B, 1+s, D). The very last one is computed only for the positions that are
+        read.
+        """
         for layer in self.layers[-self.num_upper : -1]:
             hidden = layer(hidden, attention_mask)
         found: Tensor = self.layers[-1](hidden, attention_mask, self.shape.positions + 1)
         return found
 
     def trained(self, *, all_layers: bool) -> list[nn.Parameter]:
-        """The weights that training moves: everything, or the upper half."""
+        """Return the trained weights: all, or the upper half's."""
         modules: list[nn.Module] = [self] if all_layers else list(self.layers[-self.num_upper :])
         return [weight for module in modules for weight in module.parameters()]
 
@@ -121,7 +123,8 @@ class _Layer(nn.Module):
 
 
 def from_minilm(folder: Path, *, positions: int, max_tokens: int = 64, num_upper: int = 2) -> PhraseEncoder:
-    """MiniLM's (or another six-layer BERT's of its width) weights in a model folder of the usual format.
+    """Return an encoder with MiniLM's (or another six-layer BERT's of its width) weights from a model folder of the
+    usual format.
 
     Raises: ValueError if a weight is missing or has another shape.
     """

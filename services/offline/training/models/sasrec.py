@@ -1,11 +1,10 @@
 """SASRec: a causal Transformer over the items of a history (arXiv:1808.09781), the baseline encoder.
 
-Two forms of the block. The older: pre-normalised, with trained norms and a residual around each half. The authors'
-(`residual_of_norm`): the query alone is normalised, attention is added to the normalised query, and what the
-feed-forward layer reads is normalised and is its residual; norms have no weights.
-
-Absolute positions and softmax attention; event times are accepted and not used, so that both encoders have one
-signature. Absolute positions count from the start of the window.
+The block has two forms. The older is pre-normalised, with trained norms and a residual around each half. In the
+authors' (`residual_of_norm`) only the query is normalised, attention is added to the normalised query, and the
+normalised input of the feed-forward layer is its residual; norms have no weights. Absolute positions and softmax
+attention; event times are accepted and not used, so that both encoders have one signature. Absolute positions count
+from the start of the window.
 
 Letters: B batch, L history length, D model width, H heads.
 """
@@ -73,8 +72,8 @@ class SasRecEncoder(nn.Module):
     def __init__(self, shape: EncoderShape, *, dropout: float = 0.0) -> None:
         super().__init__()
         self.dropout, self.input_scale, self.output_norm = dropout, shape.width**0.5, shape.output_norm
-        # The authors' positions begin as large as scaled items. Before the older block they drown the items: a walk
-        # through 50 items was predicted at HR@1 .18 after 8 epochs, and at .57 with .02.
+        # The authors' initial positions are as large as scaled items. Before the older block they drown the items: a
+        # walk through 50 items was predicted at HR@1 .18 after 8 epochs, and at .57 with .02.
         spread = shape.width**-0.5 if shape.residual_of_norm else 0.02
         self.positions = nn.Parameter(torch.empty(shape.max_history, shape.width))
         nn.init.trunc_normal_(self.positions, std=spread, a=-2 * spread, b=2 * spread)

@@ -1,6 +1,6 @@
 """The whole model: item embeddings, an encoder over histories, a head over both. Built from a bundle's shapes.
 
-Everything that training, export and evaluation share about the model is here; it knows nothing of losses or files.
+It contains all that training, export and evaluation share about the model; it knows nothing of losses or files.
 
 Letters: B batch, L history length, D width, X items, M positions per history, P_q, P_x components, P = P_q * P_x.
 """
@@ -25,7 +25,7 @@ PADDING = -1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Dropouts:
-    """What training drops, each as a probability. Serving drops nothing.
+    """Training's dropouts, each as a probability. Serving drops nothing.
 
     `user` drops the user-id component whole, `user_element` single elements of it; `gate` drops pair weights, `pair`
     single cosines that the pair network reads.
@@ -60,11 +60,11 @@ class SequentialModel(nn.Module):
             raise ValueError("a dot head has no user-id component; allowed: num_users=0")
         self.encoder_shape, self.head_shape, self.num_items = encoder, head, num_items
         self.absence_shape = absence
-        # Buckets for items that training never saw lie behind the items.
+        # Buckets for items that training never saw follow the items.
         self.item_embedding = nn.Embedding(num_items + encoder.num_item_buckets, encoder.width)
         nn.init.trunc_normal_(self.item_embedding.weight, std=0.02, a=-0.04, b=0.04)
-        # Zeros, and row 0 for good: untrained it is the model without. An action is read with its item. The outcome of
-        # what is predicted though it does not speak for its item moves the state, in training alone.
+        # Initially zero, and row 0 always: untrained, the model equals the one without. An action is read with its
+        # item. The outcome of a target that is not positive moves the state, in training alone.
         self.action_embedding: nn.Embedding | None = None
         self.outcome_embedding: nn.Embedding | None = None
         if encoder.actions:
@@ -89,7 +89,7 @@ class SequentialModel(nn.Module):
             )
         else:
             self.head = DotHead(head, encoder.width, item_dropout=dropouts.item)
-        # Zeros, and nothing reads row 0.
+        # Initially zero; row 0 is never read.
         if absence is not None:
             rows = (absence.num_buckets, head.num_query_components, head.component_width)
             self.absence_components = nn.Parameter(torch.zeros(rows))
@@ -105,7 +105,7 @@ class SequentialModel(nn.Module):
         return encoded
 
     def embedded(self, item_index: Tensor) -> Tensor:
-        """What the encoder reads: item_index (B, L) as `encode` takes it -> (B, L, D), zeros for padding."""
+        """The encoder's input: item_index (B, L) as `encode` takes it -> (B, L, D), zeros for padding."""
         return self._embedded(item_index.clamp(min=0)) * (item_index >= 0).unsqueeze(-1)
 
     def _embedded(self, item_index: Tensor) -> Tensor:
@@ -119,8 +119,9 @@ class SequentialModel(nn.Module):
     def query_states(
         self, encoded: Tensor, user_index: Tensor | None, bucket: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """The head's states of encoded (N, D), user_index (N,) or None, as of requests in the absence `bucket` (N,):
-        components (N, P_q, d), gate (N, P) or None. Bucket 0, or None, leaves a state as the head makes it."""
+        """Return the head's states of encoded (N, D), user_index (N,) or None, for requests in the absence `bucket`
+        (N,): components (N, P_q, d), gate (N, P) or None. Bucket 0, or None, does not change a state.
+        """
         components, gate = self.head.query_states(encoded, user_index)
         if bucket is None or self.absence_shape is None:
             return components, gate
@@ -151,11 +152,12 @@ class SequentialModel(nn.Module):
         position: Tensor,
         past: Past,
     ) -> tuple[tuple[Tensor, Tensor | None], Tensor, Tensor]:
-        """`states_at` for the S events after `past` alone, of one history, and their keys and values.
+        """`states_at` for only the S events after `past` of one history, with their keys and values.
 
         item_index, event_time, place (S,), without padding; user_index (1,); position (M,) counts from the first of
         them -> components (M, P_q, d), gate (M, P) or None.
-        Raises: ValueError for an encoder that cannot go on from a past (SASRec's positions count from the window's).
+        Raises: ValueError for an encoder that cannot continue from a past (SASRec's positions count from the window's
+        start).
         """
         if not isinstance(self.encoder, HstuEncoder):
             raise ValueError(f"encoder.kind={self.encoder_shape.kind!r} encodes whole histories only; allowed: 'hstu'")
@@ -165,13 +167,14 @@ class SequentialModel(nn.Module):
 
     @property
     def item_rows(self) -> Tensor:
-        """The items' embeddings (X, D), without the buckets': what can be recommended."""
+        """The embeddings (X, D) of the items, without the buckets': the recommendable ones."""
         return self.item_embedding.weight[: self.num_items]
 
     @torch.no_grad()
     def fill_absences(self) -> None:
-        """Give a bucket that training never saw, whose row is still zero, the row of the bucket below it: somebody away
-        for longer than anybody before is no one in the middle of a sitting."""
+        """Give a bucket that training never saw, whose row is still zero, the row of the bucket below it: zero would
+        mean no absence, and the longest absence is nearest to the one below.
+        """
         for bucket in range(1, 0 if self.absence_shape is None else self.absence_shape.num_buckets):
             if not self.absence_components[bucket].any():
                 self.absence_components[bucket] = self.absence_components[bucket - 1]
@@ -180,7 +183,7 @@ class SequentialModel(nn.Module):
 
     @torch.no_grad()
     def absence_rows(self) -> AbsenceRows | None:
-        """What the model learnt of absences; None where it knows of none."""
+        """Return the rows learnt for absences; None if the model has none."""
         if self.absence_shape is None:
             return None
         return AbsenceRows(
@@ -191,13 +194,13 @@ class SequentialModel(nn.Module):
 
     @torch.no_grad()
     def all_item_states(self) -> ItemStates:
-        """The catalogue's states, in dense-index order."""
+        """Return the catalogue's states, in dense-index order."""
         components, gate = self.head.item_states(self.item_rows)
         return ItemStates(components=_array(components), gate=None if gate is None else _array(gate))
 
     @torch.no_grad()
     def pair_gate(self) -> PairGate | None:
-        """The gate's pair network, None for a dot head."""
+        """Return the gate's pair network, None for a dot head."""
         if not isinstance(self.head, MolHead):
             return None
         return PairGate(**{name: _array(value) for name, value in self.head.pair_gate.tensors().items()})

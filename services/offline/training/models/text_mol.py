@@ -1,10 +1,10 @@
 """Mixture of Logits over a language model (arXiv:2407.15462, section 2.2, appendices A.2.2 and A.3).
 
-P_q aggregation tokens stand before a query's tokens, P_x before a document's, and are trained with the body; they join
-at layer `joined` (0: they are rows of the vocabulary; higher: what the lower, frozen layers give of a text can be kept
-while training). Parameterized pooling: the first position's output says, per component, a distribution over all
-positions, and the component is that mean of the outputs, l2-normalised; d is the body's width. The gate reads the P
-cosines alone. Query and document share the body. The dot product is the same body, mean-pooled.
+P_q aggregation tokens precede a query's tokens, P_x a document's, and are trained with the body. They join at layer
+`joined` (0: they are rows of the vocabulary; higher: the output of the lower, frozen layers can be cached while
+training). Parameterized pooling: the first position's output gives, per component, a distribution over all positions,
+and the component is that mean of the outputs, l2-normalised; d is the body's width. The gate reads the P cosines alone.
+Query and document share the body. The dot product is the same body, mean-pooled.
 
 Letters: B texts, L tokens, P_q, P_x components, P = P_q * P_x, D width, d = D, G gate hidden width.
 """
@@ -30,7 +30,7 @@ class Aggregation(nn.Module):
 
     def prepend(self, hidden: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
         """hidden (B, L, D), real (B, L) -> the same with K tokens before: (B, K + L, D), (B, K + L)."""
-        # Not len(hidden): the exporter would take this batch's size for every batch's.
+        # Not len(hidden): the exporter would take this batch's size as a constant.
         own = self.tokens.expand(hidden.shape[0], -1, -1).to(hidden.dtype)
         always = real.new_ones((real.shape[0], len(self.tokens)))
         return torch.cat([own, hidden], dim=1), torch.cat([always, real], dim=1)
@@ -45,8 +45,8 @@ class Aggregation(nn.Module):
 class TextMol(nn.Module):
     """Components of queries and documents, and the similarity of a pair.
 
-    `body` is trained from layer `joined` on; what it gave below may be handed in (`from_kept`).
-    Raises: ValueError if `joined` is no layer, or the head's component width is not the body's.
+    `body` is trained from layer `joined` on; the lower layers' output may be passed in (`from_kept`).
+    Raises: ValueError if `joined` is not a layer, or if the head's component width is not the body's.
     """
 
     def __init__(self, body: BertBody, head: HeadShape, *, joined: int, max_tokens: int) -> None:
@@ -63,16 +63,16 @@ class TextMol(nn.Module):
         if head.is_mixture:
             self.query = Aggregation(head.num_query_components, width, max_tokens)
             self.document = Aggregation(head.num_item_components, width, max_tokens)
-            # Trained on cosines: nobody has measured a text model whose gate begins 1 / tau times as steep.
+            # Trained on cosines: a text model whose gate starts 1 / tau times as steep was not measured.
             self.gate = PairGateMlp(head.num_pairs, head.gate_hidden, tau=1.0)
             self._begin_as_mean()
 
     def lower(self, ids: Tensor, real: Tensor) -> Tensor:
-        """ids (B, L), real (B, L) true at tokens -> what layer `joined` reads (B, L, D)."""
+        """ids (B, L), real (B, L) true at tokens -> input of layer `joined` (B, L, D)."""
         return self.body.run(self.body.embed(ids), real, 0, self.joined)
 
     def from_kept(self, hidden: Tensor, real: Tensor, side: Aggregation | None) -> Tensor:
-        """What layer `joined` reads (B, L, D), real (B, L) -> components (B, K, D); side None: mean-pooled, K = 1."""
+        """Input of layer `joined` (B, L, D), real (B, L) -> components (B, K, D); side None: mean-pooled, K = 1."""
         layers = self.body.shape.layers
         if side is None:
             mean = mean_of_tokens(self.body.run(hidden, real, self.joined, layers).float(), real)
@@ -97,16 +97,16 @@ class TextMol(nn.Module):
         return (weights * cosines).sum(dim=-1), weights
 
     def pair_gate(self) -> PairGate | None:
-        """The gate's network, None for a dot product."""
+        """Return the gate's network, None for a dot product."""
         if self.gate is None:
             return None
         return PairGate(**{name: value.numpy().copy() for name, value in self.gate.tensors().items()})
 
     def _begin_as_mean(self) -> None:
-        """Begin beside the mean-pooled body: pooling nearly even, hardly any of it on the new tokens.
+        """Initialise near the mean-pooled body: pooling almost even, with little weight on the new tokens.
 
-        A body that pools by the mean loses what it knows where pooling begins at random; noise tells the components
-        apart, or all would have the same gradient for good.
+        A body that pools by the mean loses its knowledge if pooling starts at random. Noise separates the components;
+        otherwise all would always have the same gradient.
         """
         for side in (self.query, self.document):
             assert side is not None

@@ -1,7 +1,7 @@
 """The sampled softmax over mixture-of-logits scores, and its gradients: training's inner loop on the CPU.
 
-Groups of positions share their negatives. The pass from cosines to scores stays in the cache, and is computed again for
-the negatives that have a gradient.
+Groups of positions share their negatives. The pass from cosines to scores stays in the cache, and is recomputed for
+negatives with a gradient.
 
 Letters: N positions, K negatives per group, M items, P_q, P_x components, P = P_q * P_x, d component width, G hidden
 width.
@@ -47,10 +47,10 @@ class _Gradients(ctypes.Structure):
 class SampledSoftmax:
     """The arguments of `mol_sampled_softmax`, C-contiguous.
 
-    float32: positive (N,), query (N, P_q, d), query_gate (N, P), items (M, P_x, d), item_gate (M, P), hidden_weight
-    (G, P), hidden_bias (G,), out_weight (P, G), out_bias (P,); int64: rows (groups, K), targets (N,).
-    About `backward_negatives` of a position's negatives (0: all) have a gradient, chosen by uniforms (N,) in [0, 1).
-    What is dropped depends on `seed` alone. The same threads give the same bits.
+    float32: positive (N,), query (N, P_q, d), query_gate (N, P), items (M, P_x, d), item_gate (M, P), hidden_weight (G,
+    P), hidden_bias (G,), out_weight (P, G), out_bias (P,); int64: rows (groups, K), targets (N,). About
+    `backward_negatives` of a position's negatives (0: all) have a gradient, chosen by uniforms (N,) in [0, 1). Dropouts
+    depend on `seed` alone. The same number of threads gives the same bits.
     """
 
     positive: Array
@@ -75,10 +75,10 @@ class SampledSoftmax:
     threads: int = 1
 
     def loss_and_gradients(self, *, kernels: ctypes.CDLL | None = None) -> tuple[float, dict[str, Array]]:
-        """The loss, summed over positions, and its gradients by `INPUTS`. `kernels`: another library than this
+        """Return the loss, summed over positions, and its gradients by `INPUTS`. `kernels`: another library than this
         processor's.
 
-        Cost: N K P (d + 2 G) products, and three times those of the negatives that have a gradient.
+        Cost: N K P (d + 2 G) products, and three times those of the negatives with a gradient.
         """
         (positions, num_query, width), (num_items, num_item, _) = self.query.shape, self.items.shape
         pairs, hidden, negatives = num_query * num_item, len(self.hidden_bias), self.rows.shape[1]

@@ -1,1 +1,1 @@
-"""Training the phrase model: its losses, its examples, the shortlist, and the `phrases/` part of a text bundle."""
+"""Train the phrase model: its losses, its examples, the shortlist, and the `phrases/` part of a text bundle."""

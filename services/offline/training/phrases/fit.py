@@ -1,11 +1,11 @@
-"""Training a phrase model: from questions with documents to an encoder, an output layer and a shortlist.
+"""Train a phrase model: from questions with documents to an encoder, an output layer and a shortlist.
 
-As in arXiv:2406.06739, A.3 (Adam, linear warm-up, linear decay), scaled down: on a CPU the last two layers are
-trained over kept activations of the others, on a GPU all of them. The output layer begins from scratch, as there, and
-learns at a rate of its own: with tens of steps where the paper has tens of thousands, 5e-5 would leave it where it
-began. It begins at the tokens' frequencies along the mean output, so that the partition sum is 1 before the first step;
-from zero, log^2 V of l3 would be all that the first hundred steps see. Equal seeds train equal models on one machine
-and number of threads. It knows no bundle and no terminal.
+As in arXiv:2406.06739, A.3 (Adam, linear warm-up, linear decay), scaled down: on a CPU the last two layers are trained
+over cached activations of the others, on a GPU all of them. The output layer is new, as in the paper, and has its own
+learning rate: with tens of steps instead of tens of thousands, 5e-5 would hardly move it. It starts at the tokens'
+frequencies along the mean output, so that the partition sum is 1 before the first step; from zero, the first hundred
+steps would only reduce log^2 V of l3. Equal seeds train equal models on one machine and number of threads. It knows no
+bundle and no terminal.
 
 Letters: N questions, B of a batch, s positions, D width, V vocabulary.
 """
@@ -38,7 +38,7 @@ from services.offline.training.seeded import seeded
 FloatArray = npt.NDArray[np.float32]
 Precision = Literal["int8", "float16"]
 
-# A handful of held-out questions would end training by chance.
+# Too few held-out questions would end training by chance.
 _HELD_OUT_SHARE, _FEWEST_HELD_OUT, _MOST_HELD_OUT = 0.05, 50, 256
 _WAITED_EPOCHS = 2
 _SMALL_NOISE = 0.02  # BERT's own spread of fresh weights
@@ -46,10 +46,11 @@ _SMALL_NOISE = 0.02  # BERT's own spread of fresh weights
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PhraseSettings:
-    """What a person may choose. `positions`, `shortlist` None: from the data. `least_steps`: few questions are gone
-    through more often than `epochs` says, until there were so many. `exact_limit`: above that many logits of a step
-    (rows times V) l1 and l2 are sampled with `drawn_tokens`, and l3 is exact on `drawn_rows` rows. `seconds`: training
-    ends there at the latest, the rate decaying towards it."""
+    """The user's options. `positions`, `shortlist` None: from the data. `least_steps`: with few questions training
+    exceeds `epochs` until it has so many steps. `exact_limit`: above that many logits of a step (rows times V) l1 and
+    l2 are sampled with `drawn_tokens`, and l3 is exact on `drawn_rows` rows. `seconds`: the longest training; the rate
+    decays towards its end.
+    """
 
     positions: int | None = None
     max_tokens: int = 64
@@ -82,7 +83,7 @@ class PhraseSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PhraseStep:
-    """What a progress display gets. `stage`: questions, training or shortlist; `done` of `total` in its own units."""
+    """Input of a progress display. `stage`: questions, training or shortlist; `done` of `total` in its own units."""
 
     stage: str
     done: int
@@ -92,7 +93,7 @@ class PhraseStep:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainedPhrases:
-    """A trained model with what it was trained for. weights (V, D), centers (m, D) float32; sets (m, r) int32."""
+    """A trained model with its identifiers and tokenizer. weights (V, D), centers (m, D) float32; sets (m, r) int32."""
 
     encoder: PhraseEncoder
     pieces: WordPieces
@@ -106,7 +107,7 @@ class TrainedPhrases:
 
     @torch.no_grad()
     def encode(self, texts: Sequence[str]) -> FloatArray:
-        """x (B, 1+s, D) of B queries; a text without words is answered, too."""
+        """Return x (B, 1+s, D) of B queries; a text without words has one, too."""
         if not texts:
             return np.zeros((0, self.encoder.shape.positions + 1, self.encoder.shape.width), dtype=np.float32)
         ids, mask = self.pieces.batch(texts, max_tokens=self.encoder.shape.max_tokens)
@@ -115,7 +116,7 @@ class TrainedPhrases:
         return np.ascontiguousarray(x.cpu().numpy(), dtype=np.float32)
 
     def generator(self, settings: GeneratorSettings | None = None, *, precision: Precision = "float16") -> Generator:
-        """What answers with the identifiers: item rows are document rows. The k of the shortlist by default."""
+        """Return a generator of the identifiers: item rows are document rows. The k of the shortlist by default."""
         trie = IdentifierTrie.build(
             self.identifiers.tokens,
             range(len(self.identifiers)),
@@ -181,7 +182,7 @@ class _Training:
         self.rng = np.random.default_rng(seed)
         held_out = min(_MOST_HELD_OUT, int(len(pairs) * _HELD_OUT_SHARE))
         held_out = held_out if held_out >= _FEWEST_HELD_OUT else 0
-        # For each text of each document, the identifier that it is, or -1.
+        # For each text of each document, its identifier, or -1.
         texts = [text for each in documents for text in each]
         sequences = tokenizer.encode_all(texts)
         own = {text: identifiers.row_of.get(tuple(seq), -1) for text, seq in zip(texts, sequences, strict=True)}
@@ -318,7 +319,7 @@ class _Training:
 
     @torch.no_grad()
     def _held_out(self, targets: npt.NDArray[np.int64]) -> float:
-        """Mean l1 of the held-out questions."""
+        """Return the mean l1 of the held-out questions."""
         total = 0.0
         for rows in self.aside_inputs.batches(self.settings.batch, np.random.default_rng(0)):
             wanted = torch.from_numpy(targets[rows]).to(self.device)
@@ -344,7 +345,7 @@ class _Training:
 
     @torch.no_grad()
     def _first_weights(self) -> Tensor:
-        """Rows (V, D): log frequency of the tokens over all positions along the mean output, and small noise."""
+        """Return rows (V, D): log frequency of the tokens over all positions along the mean output, and small noise."""
         counts = torch.ones(len(self.tokenizer))
         drawn = torch.from_numpy(drawn_targets(self.questions, self.identifiers, np.random.default_rng(self.seed)))
         counts += torch.bincount(drawn.flatten(), minlength=len(counts))

@@ -1,9 +1,9 @@
 """Document identifiers as token sequences, each of which fits the decoder's s positions.
 
 A document has several identifiers (title, keywords, real or pseudo queries) and an identifier may name several
-documents. One that is longer than s is left out, and counted; a document that would have none left keeps its shortest
-one cut to s tokens, counted apart, so that every document can be generated. Equal token sequences are one identifier.
-It knows no trie.
+documents. One that is longer than s is omitted and counted. A document without any left gets its shortest one cut to s
+tokens, counted separately, so that every document can be generated. Equal token sequences are one identifier. It knows
+no trie.
 
 Letters: X documents, I identifiers, s positions.
 """
@@ -16,34 +16,35 @@ import numpy as np
 
 from services.algorithms.ops.trie_search import MAX_POSITIONS
 
-# Every position costs at every query, and a search over assignments grows with 2^s.
+# Each position has a cost per query, and a search over assignments grows with 2^s.
 _MOST_POSITIONS = MAX_POSITIONS
 _COVERED = 0.97
 
 
 class TargetTokenizer(Protocol):
-    """What the phrase model writes its answers in. Token 0 is [PAD], phrase(0) == ""."""
+    """The phrase model's tokenizer of its outputs. Token 0 is [PAD], phrase(0) == ""."""
 
     @property
     def fingerprint(self) -> str:
-        """Equal for equal tokenizers; a model and its identifiers carry it."""
+        """Equal for equal tokenizers; a model and its identifiers have it."""
         ...
 
     def __len__(self) -> int: ...
 
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
-        """Each text's tokens; [] for a text with nothing in it."""
+        """Return each text's tokens; [] for an empty text."""
         ...
 
     def phrase(self, token: int) -> str:
-        """What a token stands for, for people."""
+        """Return a token's text, for people."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Identifiers:
     """tokens[i], texts[i], documents[i]: sequence, text and document rows (ascending) of identifier i; of_document[x]:
-    identifiers of document x. `row_of`: sequence -> i. `left_out`, `cut`: how many did not fit s = `positions`."""
+    identifiers of document x. `row_of`: sequence -> i. `left_out`, `cut`: how many did not fit s = `positions`.
+    """
 
     positions: int
     texts: list[str]
@@ -61,9 +62,9 @@ class Identifiers:
 def identifiers_of(
     documents: Sequence[Sequence[str]], tokenizer: TargetTokenizer, *, positions: int | None = None
 ) -> Identifiers:
-    """Tokenize the identifiers of X documents; texts that tokenize to nothing are passed over.
+    """Tokenize the identifiers of X documents; texts without tokens are ignored.
 
-    positions: s; by default the 97th percentile of the lengths, at most what a trie takes (12).
+    positions: s; by default the 97th percentile of the lengths, at most a trie's maximum (12).
     Raises: ValueError naming the document if one has no identifier, or if positions is out of range.
     """
     if not documents:

@@ -1,13 +1,11 @@
 """The losses of the phrase model (arXiv:2406.06739, section 4.2): l1 + lambda2 l2 + lambda3 l3.
 
 l1 is the cross entropy at each position, l2 that of the same tokens from x_0, l3 = log^2 of the partition sum, which
-lets serving leave the sum out. Each is the paper's sum divided by B s, so that learning rates do not depend on either.
-Targets are filled up with [PAD] = 0. l1 counts every position, as decoding counts the [PAD] of the positions that an
-identifier leaves; l2 counts real tokens alone, since [PAD] is in every shortlist anyway.
-
-Where V s does not fit, `Sampling` draws: l1 and l2 then use an estimate of the partition sum from drawn tokens, which
-is unbiased as a sum and biased under its logarithm, as every sampled softmax; l3 stays exact per row, on drawn rows,
-and is unbiased.
+lets serving omit the sum. Each is the paper's sum divided by B s, so that learning rates do not depend on either.
+Targets are padded with [PAD] = 0. l1 counts every position, as decoding counts the [PAD] after an identifier; l2 counts
+real tokens alone, since [PAD] is in every shortlist anyway. If V s does not fit, `Sampling` draws: l1 and l2 then use
+an estimate of the partition sum from drawn tokens, which is unbiased as a sum and biased under its logarithm, like
+every sampled softmax; l3 stays exact per row, on drawn rows, and is unbiased.
 
 Letters: B queries, s positions, D width, V vocabulary, S drawn tokens, R drawn rows.
 """
@@ -23,10 +21,10 @@ CHUNK = 1024  # vocabulary rows at a time; 2,304 x 1,024 logits stay near the co
 
 
 def log_partition(x: Tensor, weights: Tensor, *, chunk: int = CHUNK, half: bool = False) -> Tensor:
-    """log sum over v of exp(x_i . w_v): x (N, D), weights (V, D) -> (N,), differentiable once in both.
+    """Return log sum over v of exp(x_i . w_v): x (N, D), weights (V, D) -> (N,), differentiable once in both.
 
-    half: products in bfloat16 (sums and exponentials stay in float32); the vector units that have it are several
-    times faster. Raises: ValueError if the widths differ or there is no row of weights.
+    half: products in bfloat16 (sums and exponentials stay in float32), several times faster on vector units that
+    support it. Raises: ValueError if the widths differ or there is no row of weights.
     """
     if x.ndim != 2 or weights.ndim != 2 or x.shape[1] != weights.shape[1] or not len(weights):
         raise ValueError(
@@ -70,7 +68,7 @@ PAD = 0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LossSettings:
-    """lambda2 and lambda3 of the paper; how the exact partition sum is computed."""
+    """lambda2 and lambda3 of the paper, and the computation of the exact partition sum."""
 
     shortlist_weight: float = 0.25
     normalisation_weight: float = 1.0
@@ -80,8 +78,9 @@ class LossSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sampling:
-    """tokens (S,): drawn independently with probabilities `chances` (V,), all above 0. rows (R,): different rows of
-    the B s that l3 is computed on, drawn uniformly."""
+    """tokens (S,): drawn independently with probabilities `chances` (V,), all above 0. rows (R,): distinct rows of the
+    B s for l3, drawn uniformly.
+    """
 
     tokens: Tensor
     chances: Tensor
@@ -90,7 +89,7 @@ class Sampling:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Losses:
-    """`total` carries gradients; the three terms are detached and not weighted."""
+    """`total` has gradients; the three terms are detached and not weighted."""
 
     total: Tensor
     positions: Tensor
@@ -101,7 +100,8 @@ class Losses:
 def phrase_losses(
     x: Tensor, weights: Tensor, targets: Tensor, settings: LossSettings, sampling: Sampling | None = None
 ) -> Losses:
-    """x (B, 1+s, D), weights (V, D), targets (B, s) of token ids, [PAD] where the identifier ended.
+    """Return the losses of x (B, 1+s, D), weights (V, D), targets (B, s) of token ids, [PAD] after the identifier's
+    end.
 
     Raises: ValueError if the shapes do not fit.
     """
@@ -136,9 +136,10 @@ def phrase_losses(
 def log_sampled_partition(
     x: Tensor, weights: Tensor, targets: Tensor, target_logits: Tensor, sampling: Sampling
 ) -> Tensor:
-    """log of an unbiased estimate of each row's partition sum: x (N, D), targets, target_logits (N,) -> (N,).
+    """Return the log of an unbiased estimate of each row's partition sum: x (N, D), targets, target_logits (N,) ->
+    (N,).
 
-    The target's own term is exact; every drawn token v other than it counts exp(x . w_v) / (S chance_v).
+    The target's own term is exact; every other drawn token v counts exp(x . w_v) / (S chance_v).
     """
     drawn = sampling.tokens
     corrections = torch.log(sampling.chances[drawn] * len(drawn))

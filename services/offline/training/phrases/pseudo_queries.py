@@ -1,9 +1,9 @@
 """Documents, identifiers and pseudo queries of a catalogue that has titles and categories and no queries of its own.
 
-A pseudo query is a few of a title's words with some of its categories, in drawn order: what somebody might type who
-half remembers. No person typed them; outputs call them pseudo. Identifiers are the title, the title as spoken ("The
-Usual Suspects" for "Usual Suspects, The (1995)"), and the categories with the decade where the title has a year, which
-name several items. Both models of a text bundle train on these. It knows no tokenizer.
+A pseudo query is a few of a title's words with some of its categories, in drawn order, like a search from a vague
+memory. No person typed them; outputs call them pseudo. Identifiers are the title, the title as spoken ("The Usual
+Suspects" for "Usual Suspects, The (1995)"), and the categories, with the decade if the title has a year, which name
+several items. Both models of a text bundle train on these. It knows no tokenizer.
 
 Letters: X items.
 """
@@ -20,7 +20,7 @@ _ARTICLE = re.compile(r"^(.*), (The|A|An|Le|La|Les|Das|Der|Die|El|Il)$")
 _ALSO_KNOWN = re.compile(r"\s*\([^()]*\)")
 _WORD = re.compile(r"\w+(?:'\w+)?")
 _NO_CATEGORY = "(no genres listed)"
-# Words that say nothing alone; a title of nothing else keeps them.
+# Words without meaning alone; a title of only such words has all of them.
 _COMMON = frozenset(
     ("a", "an", "and", "at", "by", "for", "from", "in", "is", "it", "of", "on", "or", "the", "to", "with")
 )
@@ -28,7 +28,7 @@ _COMMON = frozenset(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CatalogueTexts:
-    """texts (X,): what a document says; identifiers (X lists); pairs of (pseudo query, item row)."""
+    """texts (X,): of the documents; identifiers (X lists); pairs of (pseudo query, item row)."""
 
     item_ids: list[str]
     texts: list[str]
@@ -39,7 +39,7 @@ class CatalogueTexts:
 def catalogue_texts(
     item_ids: Sequence[str], titles: Sequence[str], categories: Sequence[Sequence[str]], *, seed: int = 0
 ) -> CatalogueTexts:
-    """An item without a title is called by its id. Raises: ValueError if the columns' lengths differ."""
+    """An item without a title is named by its id. Raises: ValueError if the columns' lengths differ."""
     if not len(item_ids) == len(titles) == len(categories):
         raise ValueError(f"{len(item_ids)} item ids, {len(titles)} titles, {len(categories)} categories; equally many")
     rng = np.random.default_rng(seed)
@@ -54,7 +54,7 @@ def catalogue_texts(
 
 
 def spoken(title: str) -> str:
-    """A title as people say it: without year and other names, its article in front."""
+    """Return a title as spoken: without year and other names, its article in front."""
     plain = _ALSO_KNOWN.sub("", _YEAR.sub("", title)).strip()
     article = _ARTICLE.match(plain)
     return (f"{article[2]} {article[1]}" if article else plain) or title

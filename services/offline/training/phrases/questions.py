@@ -1,8 +1,8 @@
-"""Questions with the documents they ask for, and which identifier each is to say this time.
+"""Questions with their documents, and the target identifier of each in an epoch.
 
-A question's target is one of its document's identifiers, drawn again every epoch; its own text only where there is no
+A question's target is one of its document's identifiers, drawn again every epoch; its own text only if there is no
 other (arXiv:2406.06739, A.2: pseudo queries map to the other pseudo queries of the same passage). Identifiers are
-questions too, up to 20 of a document. The lower layers' activations of every question are computed once and kept in
+questions too, up to 20 of a document. The lower layers' activations of every question are computed once and stored in
 float16: by default nothing below the last two layers is trained.
 
 Letters: N questions, T columns, s positions, D width.
@@ -23,13 +23,13 @@ from services.offline.training.phrases.identifiers import Identifiers
 Ints = npt.NDArray[np.int64]
 
 MOST_OF_A_DOCUMENT = 20  # A.2 of the paper
-_SORTED_BATCHES = 16  # of that many batches, questions of equal length come together: hardly any padding is computed
+_SORTED_BATCHES = 16  # batches sorted by question length together: this avoids almost all padding
 _ENCODED_AT_ONCE = 128
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Questions:
-    """texts[i] asks for document `documents[i]` and is itself identifier `own[i]`, -1 if it is none."""
+    """texts[i] asks for document `documents[i]` and is itself identifier `own[i]`, or -1."""
 
     texts: list[str]
     documents: Ints
@@ -39,7 +39,7 @@ class Questions:
         return len(self.texts)
 
     def chosen(self, rows: npt.NDArray[np.integer]) -> "Questions":
-        """The questions of these rows."""
+        """Return the questions of these rows."""
         return Questions(texts=[self.texts[row] for row in rows], documents=self.documents[rows], own=self.own[rows])
 
 
@@ -51,9 +51,9 @@ def training_questions(
     held_out: int,
     seed: int,
 ) -> tuple[Questions, Questions]:
-    """(to train on, held out): `held_out` of the pairs, drawn, and nothing of their texts is trained on.
+    """Return (training questions, held-out ones): `held_out` of the pairs, drawn; no text of theirs is in the training.
 
-    own_row: the identifier that a text is, or -1. Raises: ValueError if a pair names no row of `documents`.
+    own_row: a text's identifier, or -1. Raises: ValueError if a pair names no row of `documents`.
     """
     wrong = next(((text, row) for text, row in pairs if not 0 <= row < len(documents)), None)
     if wrong is not None:
@@ -73,7 +73,7 @@ def training_questions(
 
 
 def drawn_targets(questions: Questions, identifiers: Identifiers, rng: np.random.Generator) -> Ints:
-    """One identifier for each question, as token ids filled up with [PAD]: (N, s)."""
+    """Return one identifier for each question, as token ids padded with [PAD]: (N, s)."""
     targets = np.zeros((len(questions), identifiers.positions), dtype=np.int64)
     draws = rng.random(len(questions))
     for row, (document, own) in enumerate(zip(questions.documents, questions.own, strict=True)):
@@ -85,7 +85,7 @@ def drawn_targets(questions: Questions, identifiers: Identifiers, rng: np.random
 
 
 class EncodedQuestions:
-    """Word pieces of N questions, and with `keep_lower` what the encoder's lower half makes of them."""
+    """Word pieces of N questions, and with `keep_lower` the outputs of the encoder's lower half."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class EncodedQuestions:
         return len(self._ids)
 
     def batches(self, size: int, rng: np.random.Generator) -> Iterator[Ints]:
-        """Every row once, in drawn order, batches of near-equal lengths."""
+        """Yield every row once, in drawn order, batches of near-equal lengths."""
         order = rng.permutation(len(self))
         span = size * _SORTED_BATCHES
         groups: list[Ints] = []
@@ -126,12 +126,12 @@ class EncodedQuestions:
             yield groups[position]
 
     def inputs(self, rows: Ints) -> tuple[Tensor, Tensor]:
-        """Ids and mask (B, T) of some questions."""
+        """Return ids and mask (B, T) of some questions."""
         ids, mask = padded([self._ids[row] for row in rows])
         return torch.from_numpy(ids), torch.from_numpy(mask)
 
     def outputs(self, encoder: PhraseEncoder, rows: Ints, device: torch.device) -> Tensor:
-        """x (B, 1+s, D) of some questions, with gradients for what is trained."""
+        """Return x (B, 1+s, D) of some questions, with gradients for the trained weights."""
         if self._lower is None:
             ids, mask = self.inputs(rows)
             answer: Tensor = encoder(ids.to(device), mask.to(device))

@@ -1,11 +1,11 @@
 """The shortlist's vectors c_1 .. c_m and token sets W_1 .. W_m, fitted to a trained model (arXiv:2406.06739, 4.2).
 
 e_i = argmax_j <x_0(q_i), c_j>; minimise -sum_i sum_t log P_c(e_i)(d_i^t) with P_c = softmax(c^T w) over the whole
-vocabulary; W_j is the r most probable tokens of P_c_j. With the e_i fixed the sum needs of a question only its tokens'
-summed output rows, so a step costs m V D and no pass over tokens; e_i and c_j are improved in turns. Vectors begin at
-the means of x_0's clusters; one that no question chooses is put onto the question that its own vector serves worst. An
-inner product favours long vectors and nothing holds their lengths, so a turn may make the choice worse: the turn whose
-sets hold most of the tokens is kept. It knows no encoder.
+vocabulary; W_j is the r most probable tokens of P_c_j. For fixed e_i the sum needs only each question's summed output
+rows of its tokens, so a step costs m V D and no pass over tokens; e_i and c_j are improved in turns. Vectors start at
+the means of x_0's clusters. One that no question chooses moves to the question that its own vector serves worst. An
+inner product favours long vectors and their lengths are not bounded, so a turn may make the choice worse: the turn
+whose sets contain the most tokens is used. It knows no encoder.
 
 Letters: N questions, m vectors, r tokens of a set, V vocabulary, D width.
 """
@@ -23,8 +23,8 @@ from services.offline.training.phrases.losses import log_partition
 
 _STEPS_OF_A_TURN = 5
 _RATE = 0.02
-_MEASURED = 1000  # questions that turns are compared by
-_MOST_CLUSTERED = 1024  # seeding costs m^2 D: above, vectors begin at drawn x_0
+_MEASURED = 1000  # questions for comparing turns
+_MOST_CLUSTERED = 1024  # seeding costs m^2 D: above, vectors start at drawn x_0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +42,7 @@ class ShortlistSize:
 
     @classmethod
     def of(cls, questions: int, vocabulary: int) -> "ShortlistSize":
-        """From N and V: a vector for 32 questions (8 to 4096), sets of a twentieth of V (512 to 20,000)."""
+        """Return sizes for N and V: a vector for 32 questions (8 to 4096), sets of a twentieth of V (512 to 20,000)."""
         vectors = min(4096, max(8, 2 ** round(math.log2(max(1, questions) / 32))))
         return cls(vectors=vectors, tokens=min(vocabulary, 20_000, max(512, vocabulary // 20)))
 
@@ -57,7 +57,8 @@ def fit_shortlist(
     half: bool = False,
     seed: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """Centers (m, D) float32 and sets (m, r) int32, most probable first, from x0 (N, D) and N lists of real tokens.
+    """Return centers (m, D) float32 and sets (m, r) int32, most probable first, from x0 (N, D) and N lists of real
+    tokens.
 
     m is at most N, r at most V. Raises: ValueError if the lengths differ or there is no question.
     """
@@ -94,7 +95,7 @@ def fit_shortlist(
 
 
 def covered(x0: Tensor, targets: Sequence[Sequence[int]], centers: Tensor, sets: Tensor, joined: int) -> float:
-    """Share of the questions' tokens that lie in the union of the sets of their `joined` nearest vectors."""
+    """Return the share of the questions' tokens in the union of the sets of their `joined` nearest vectors."""
     nearest = (x0 @ centers.T).topk(min(joined, len(centers)), dim=1).indices.cpu().numpy()
     members = [set(row) for row in sets.cpu().numpy().tolist()]
     found = total = 0
@@ -122,7 +123,7 @@ def _chosen(x0: Tensor, centers: Tensor) -> Tensor:
 
 
 def _reseed(centers: Tensor, chosen: Tensor, x0: Tensor, sums: Tensor, counts: Tensor) -> None:
-    """Put vectors that nobody chose where the questions are that their own vector scores lowest."""
+    """Move vectors without questions to the questions that their own vector scores lowest."""
     empty = torch.nonzero(torch.bincount(chosen, minlength=len(centers)) == 0).flatten()
     if len(empty):
         gain = ((x0 - centers[chosen]) * sums).sum(dim=1) / counts.clamp(min=1.0)

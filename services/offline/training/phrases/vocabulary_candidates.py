@@ -1,10 +1,9 @@
-"""What could be worth a token: the frequent phrases of whole words, words, and parts of words of a set of texts.
+"""Candidates of tokens: the frequent phrases of whole words, words, and parts of words of a set of texts.
 
-The first stage of PIXAR's section 4.1 (TokenMonster): all substrings up to a length, kept where they respect word
-boundaries and character classes and occur often enough. Counted one length at a time over sorted keys of (number of
-the shorter substring, next symbol), and only behind substrings that are frequent themselves, so nothing is spilled and
-what is held at once is bounded: about 80 bytes per word of the distinct texts, and per letter of the distinct words.
-It knows no vocabulary and no size.
+The first stage of PIXAR's section 4.1 (TokenMonster): all substrings up to a length that respect word boundaries and
+character classes and occur often enough. Counted one length at a time over sorted keys of (number of the shorter
+substring, next symbol), and only after frequent substrings, so nothing is spilled and memory is bounded: about 80 bytes
+per word of the distinct texts, and per letter of the distinct words. It knows no vocabulary and no size.
 
 Letters: T distinct texts, N words (or letters) of all of them, C candidates.
 """
@@ -30,16 +29,16 @@ from services.algorithms.generation.vocabulary_text import (
     word_ends,
 )
 
-MOST_WORDS = 12  # marks among them: "what is (are)" has five
+MOST_WORDS = 12  # including marks: "what is (are)" has five
 MOST_CHARACTERS = 64
 LONGEST_PART = 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Corpus:
-    """Distinct normalised texts in sorted order, so that nothing depends on the order they came in.
-
-    Shapes: weights (T,) how often each came; cut.symbols (N,) as in vocabulary_text."""
+    """Distinct normalised texts in sorted order, so that nothing depends on the input's order. Shapes: weights (T,)
+    each text's count; cut.symbols (N,) as in vocabulary_text.
+    """
 
     texts: list[str]
     words: Words
@@ -48,7 +47,7 @@ class Corpus:
 
     @classmethod
     def of(cls, texts: Iterable[str]) -> "Corpus":
-        """Texts that normalise to nothing are left out. Raises: ValueError if none is left."""
+        """Return the corpus without texts that normalise to "". Raises: ValueError if none is left."""
         often: dict[str, int] = {}
         for text in texts:
             plain = normalised(text)
@@ -71,7 +70,7 @@ class Corpus:
         return np.repeat(self.weights, np.diff(self.cut.starts))
 
     def forms(self) -> tuple[list[Piece], Integers]:
-        """Distinct words with their flags, and how often each came."""
+        """Return distinct words with their flags, and their counts."""
         symbols, form_of = np.unique(self.cut.symbols, return_inverse=True)
         forms = [(self.words.name(symbol >> 1), bool(symbol & 1)) for symbol in symbols.tolist()]
         often = np.bincount(form_of, weights=self.word_weights, minlength=len(forms)).astype(np.int64)
@@ -79,10 +78,10 @@ class Corpus:
 
 
 def candidates(corpus: Corpus, *, min_count: int) -> dict[Piece, int]:
-    """Phrases, words and parts of words that come at least `min_count` times, with how often, sorted.
+    """Return phrases, words and parts of words with at least `min_count` occurrences, with counts, sorted.
 
-    Phrases that differ only in number ("brain tumor", "brain tumors"), in marks or in spaces count as one: the one that
-    stands for most characters stays (its count times its length; of equals the first in the alphabet).
+    Phrases that differ only in number ("brain tumor", "brain tumors"), in marks or in spaces are one: the one with the
+    most characters in all (its count times its length), or the first in the alphabet of equals.
     """
     forms, often = corpus.forms()
     found = _parts(forms, often, min_count)
@@ -99,9 +98,9 @@ def frequent(
     min_count: int,
     allowed: Callable[[int, Integers], npt.NDArray[np.bool_]],
 ) -> Iterable[tuple[int, Integers, Integers]]:
-    """For n = 1, 2, …: (n, positions, counts), one position for each sequence of n symbols that comes `min_count` times
-    at positions where it is `allowed(n, positions)`. Longer ones begin only where the shorter one is frequent, allowed
-    or not.
+    """For n = 1, 2, …: yield (n, positions, counts), one position for each sequence of n symbols with `min_count`
+    occurrences at positions that are `allowed(n, positions)`. A longer one starts only where the shorter one is
+    frequent, allowed or not.
 
     Shapes: symbols, weights (N,).
     """
@@ -152,7 +151,7 @@ def _phrases(corpus: Corpus, min_count: int) -> dict[str, int]:
 
 
 def _parts(forms: Sequence[Piece], often: Integers, min_count: int) -> dict[Piece, int]:
-    """Substrings of words, whole words of any length among them; the flag is set for those not at a word's begin."""
+    """Return substrings of words, also whole words of any length; the flag marks those not at a word's beginning."""
     letters = spelled(forms)
     symbols, starts = letters.symbols, letters.starts
     found: dict[Piece, int] = {}
@@ -187,5 +186,5 @@ def _distinct(phrases: dict[str, int]) -> dict[str, int]:
 
 
 def _singular(word: str) -> str:
-    """Without the -s of a plural or a genitive; "diabetes" loses one too, which only has to be done everywhere."""
+    """Remove the -s of a plural or a genitive; "diabetes" loses one too, which only has to be consistent."""
     return word[:-1] if len(word) > 3 and word.endswith("s") and not word.endswith("ss") else word

@@ -1,4 +1,4 @@
-"""Fine-tuning a text encoder: text MoL, and the mean-pooled dot product at the same budget."""
+"""Fine-tune a text encoder: text MoL, and the mean-pooled dot product at the same budget."""
 
 from services.offline.training.text_mol.fit import Step, TextFit, TextMolSettings, train_text_mol
 

@@ -1,7 +1,7 @@
-"""Fine-tuning text MoL, or the mean-pooled dot product, on pairs of a query and its document.
+"""Fine-tune text MoL, or the mean-pooled dot product, on pairs of a query and its document.
 
 In-batch negatives, AdamW, linear warm-up and decay, the mutual-information loss over the positives' pair weights
-(arXiv:2407.15462, appendix A.4.2 and equation 3). The lower layers are frozen and what they give is kept, so one
+(arXiv:2407.15462, appendix A.4.2 and equation 3). The lower layers are frozen and their output is cached, so one
 preparation serves several fits over the same texts. It knows no files but the body's folder.
 
 Letters: B pairs of a batch, X documents, P component pairs.
@@ -37,9 +37,9 @@ class TextMolSettings:
     """Raises ValueError naming field, value and allowed range.
 
     `kind` "dot" is the baseline: the same body, steps and loss, mean-pooled. `components` is P_q = P_x (the paper's
-    grid: 2, 4, 8, 16). `trained_layers`: as many of the body's last layers, None for all of it. `learning_rate` is
-    the peak: linear warm-up over a tenth of the steps, then linear decay. `half_precision` multiplies in bfloat16,
-    5 times as fast on a processor made for it (AMX: 88 against 16 GFLOP/s measured on two shared cores).
+    grid: 2, 4, 8, 16). `trained_layers`: number of the body's last layers, None for all. `learning_rate` is the peak:
+    linear warm-up over a tenth of the steps, then linear decay. `half_precision` multiplies in bfloat16, 5 times as
+    fast on a processor with AMX (88 against 16 GFLOP/s measured on two shared cores).
     """
 
     kind: str = "mol"
@@ -72,7 +72,7 @@ class TextMolSettings:
             raise ValueError(f"warmup_fraction={self.warmup_fraction}; allowed: 0 to 1")
 
     def head(self, width: int) -> HeadShape:
-        """The head over a body of that width."""
+        """Return the head over a body of that width."""
         if self.kind == "dot":
             return HeadShape(
                 kind="dot", num_query_components=1, num_item_components=1, component_width=width, tau=self.tau
@@ -87,7 +87,7 @@ class TextMolSettings:
         )
 
     def rate_factor(self, step: int) -> float:
-        """The learning rate's factor at a step counted from 0."""
+        """Return the learning rate's factor at a step counted from 0."""
         done, warm = (step + 1) / self.steps, self.warmup_fraction
         if done < warm:
             return done / warm
@@ -100,7 +100,7 @@ Rows = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
-    """Where training is: `part` is "lower layers", "training" or "documents"; the loss is the mean of the last 20."""
+    """Progress of a training: `part` is "lower layers", "training" or "documents"; loss is the mean of the last 20."""
 
     part: str
     done: int
@@ -112,7 +112,7 @@ Listener = Callable[[Step], None]
 
 
 class Prepared:
-    """Queries and documents of the pairs, as the trained layers read them."""
+    """Queries and documents of the pairs, as inputs of the trained layers."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class Prepared:
     ) -> None:
         """`folder`: the body's, MiniLM's if None.
 
-        Raises: ValueError for no pairs or documents, a pair's document that is none, or what `load_body` refuses.
+        Raises: ValueError without pairs or documents, for a pair's unknown document, or as `load_body`.
         """
         if not pairs or not documents:
             raise ValueError(f"{len(pairs)} pairs and {len(documents)} documents; allowed: at least 1 of each")
@@ -155,7 +155,7 @@ class Prepared:
         )
 
     def keep(self, texts: Sequence[str], progress: Callable[[int], None] | None = None) -> KeptTexts:
-        """Texts as the trained layers read them."""
+        """Return texts as inputs of the trained layers."""
         return KeptTexts(
             texts, self.tokenizer, self.body, joined=self.joined, max_tokens=self.max_tokens, progress=progress
         )
@@ -174,7 +174,7 @@ class TextFit:
     seconds: float
 
     def query_states(self, texts: Sequence[str]) -> QueryStates:
-        """States (n, P_q, D) of queries, as serving has them."""
+        """Return states (n, P_q, D) of queries, as in serving."""
         ids, mask = self.tokenizer.batch(texts, max_tokens=self.model.max_tokens)
         with torch.no_grad():
             parts = [
@@ -198,8 +198,8 @@ def train_text_mol(
 ) -> TextFit:
     """Fine-tune on pairs (query text, row of its document) and encode all documents.
 
-    `prepared`: of the same pairs, documents and settings as far as tokens and layers go, where several fits share it.
-    Raises: ValueError as `Prepared` does, or if fewer than two pairs are there to tell apart.
+    `prepared`: of the same pairs, documents, tokens and layers, to be shared by several fits.
+    Raises: ValueError as `Prepared`, or if all pairs have one document.
     """
     listener = listener or (lambda step: None)
     data = prepared or Prepared(pairs, documents, settings, folder=folder, listener=listener)
@@ -239,7 +239,7 @@ def train_text_mol(
 
 @torch.no_grad()
 def encoded(model: TextMol, kept: KeptTexts, side: Aggregation | None, listener: Listener | None = None) -> FloatArray:
-    """Components (n, K, D) of kept texts, in their order."""
+    """Return components (n, K, D) of cached texts, in their order."""
     count = 1 if side is None else len(side.tokens)
     components = np.empty((len(kept), count, model.body.shape.width), dtype=np.float32)
     done = 0
@@ -253,7 +253,7 @@ def encoded(model: TextMol, kept: KeptTexts, side: Aggregation | None, listener:
 
 
 def _trained(model: TextMol) -> list[nn.Parameter]:
-    """Everything that is not frozen: the body's upper layers, and all that the mixture added."""
+    """Return the trained weights: the body's upper layers, and those that the mixture added."""
     upper = model.body.layers_from(model.joined)
     for parameter in upper:
         parameter.requires_grad_(True)
@@ -262,7 +262,7 @@ def _trained(model: TextMol) -> list[nn.Parameter]:
 
 
 def _batches(pairs: Rows, settings: TextMolSettings, seed: int) -> Iterator[Rows]:
-    """Pairs (B, 2) of each step: one shuffled pass after the other, a batch being never more than all pairs."""
+    """Yield pairs (B, 2) of each step: one shuffled pass after the other; a batch never exceeds all pairs."""
     rng = np.random.default_rng(seed)
     size, order, at = min(settings.batch, len(pairs)), np.zeros(0, dtype=np.int64), 0
     for _ in range(settings.steps):
@@ -273,7 +273,7 @@ def _batches(pairs: Rows, settings: TextMolSettings, seed: int) -> Iterator[Rows
 
 
 def _loss(model: TextMol, data: Prepared, rows: Rows, settings: TextMolSettings) -> Tensor:
-    """Softmax over the batch's distinct documents; another document that belongs to the query is no negative."""
+    """Softmax over the batch's distinct documents; another document of the query is not a negative."""
     asked, own = rows[:, 0], rows[:, 1]
     documents, target = np.unique(own, return_inverse=True)
     queries = model.from_kept(*data.kept_queries.batch(asked, model.body), model.query)

@@ -1,4 +1,4 @@
-"""What the frozen lower layers give of a set of texts, computed once and held in half precision.
+"""The frozen lower layers' output for a set of texts, computed once and cached in half precision.
 
 Training the last two of MiniLM's six layers reads each text many times; the four below would be two thirds of every
 step. It knows neither loss nor heads.
@@ -21,7 +21,7 @@ _TEXTS_AT_ONCE = 4096
 
 
 class KeptTexts:
-    """Texts as the layer `joined` reads them. With joined = 0 the ids are kept, and embedded again (with gradients)."""
+    """Texts as inputs of the layer `joined`. With joined = 0 the ids are stored and embedded again, with gradients."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class KeptTexts:
         max_tokens: int,
         progress: Callable[[int], None] | None = None,
     ) -> None:
-        """`progress` is called with the number of texts done. Held: 2 T D bytes (joined > 0) and 8 T."""
+        """`progress` is called with the number of texts done. Memory: 2 T D bytes (joined > 0) and 8 T."""
         parts, lengths = [], []
         for begin in range(0, len(texts), _TEXTS_AT_ONCE):
             ids, mask = tokenizer.batch(texts[begin : begin + _TEXTS_AT_ONCE], max_tokens=max_tokens)
@@ -50,9 +50,9 @@ class KeptTexts:
         return len(self.lengths)
 
     def batch(self, rows: npt.NDArray[np.int64], body: BertBody) -> tuple[Tensor, Tensor]:
-        """rows (B,) -> what layer `joined` reads (B, L, D), float32, and which positions are tokens (B, L).
+        """rows (B,) -> inputs of layer `joined` (B, L, D), float32, and which positions are tokens (B, L).
 
-        `body` embeds where joined = 0: the one in training, not the one that this was made with.
+        With joined = 0 `body`, the one in training, embeds.
         """
         flat, real = self._positions(rows)
         if self._hidden is None:
@@ -60,7 +60,7 @@ class KeptTexts:
         return torch.from_numpy(self._hidden[flat].astype(np.float32)), torch.from_numpy(real)
 
     def by_length(self, batch_tokens: int = _BATCH_TOKENS) -> list[npt.NDArray[np.int64]]:
-        """Rows of all texts in groups of similar length, each of at most so many padded tokens."""
+        """Return rows of all texts in groups of similar length, each of at most so many padded tokens."""
         order = np.argsort(self.lengths, kind="stable")
         groups, start = [], 0
         while start < len(order):
