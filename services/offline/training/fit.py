@@ -191,7 +191,7 @@ def _neighbours(
 def _metrics(
     report: TrainReport, neighbours: ItemNeighbours | None, divided: FitSplit, taken: Interactions
 ) -> dict[str, Any]:
-    """Return metrics of the model and of baselines trained on positive interactions; empty without events to predict."""
+    """Return metrics of the model and of baselines trained on positive interactions; empty without test events."""
     if not len(divided.test_rows):
         return {}
     model = ModelScorer(report.model, report.user_index)
