@@ -1,1 +1,1 @@
-"""Folders of a model and of a search by words: what files they hold, how they are read and put into place."""
+"""Directories of a model and of a text search: their files, and how they are read and written."""

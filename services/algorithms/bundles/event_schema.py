@@ -1,8 +1,8 @@
-"""What each type of event means to a recommender: `events.yaml` of a bundle.
+"""The meaning of each type of event: `events.yaml` of a bundle.
 
-A type has a role, and by it three consequences that the file may change one by one: whether its item counts as seen,
-whether the event enters the user's history, and what it teaches about the item (PEFA). Training, stream, requests and
-import ask here, and nobody else states the rule.
+A type has a role. The role has three consequences, which the file may override one by one: whether the item counts as
+seen, whether the event enters the user's history, and its weight in the item's state (PEFA). Training, stream, requests
+and import all use this module.
 """
 
 import math
@@ -22,12 +22,12 @@ EVENTS_YAML = "events.yaml"
 DEFAULT_EVENTS = Path(__file__).with_name(EVENTS_YAML)
 MAX_TYPES = 256
 MAX_BYTES = 64 << 10
-# Of so many last events it is asked what was turned down: more than item neighbours vote from.
+# Number of last events searched for rejected items: more than item neighbours vote from.
 TURNED_DOWN_EVENTS = 100
 
 
 class SchemaError(ValueError):
-    """An event schema that can't be read; the message names the file, the type, the field and what is allowed."""
+    """An unreadable event schema; the message has the file, the type, the field and what is allowed."""
 
 
 class Role(StrEnum):
@@ -41,7 +41,7 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EventType:
-    """seen: the item counts as had. history: the event enters the user's. weight: what PEFA takes it for."""
+    """seen: the item counts as seen. history: the event enters the user's history. weight: its weight in PEFA."""
 
     role: Role
     seen: bool
@@ -49,7 +49,7 @@ class EventType:
     weight: TypeWeight
 
     def __post_init__(self) -> None:
-        """Raises: ValueError for what contradicts itself."""
+        """Raises: ValueError for contradicting fields."""
         if self.history and not self.seen:
             raise ValueError("seen=false with history=true; allowed: what is in a history counts as seen")
         if self.role is Role.EXPOSURE and (self.history or self.weight.slope):
@@ -57,13 +57,14 @@ class EventType:
 
     @property
     def is_encoded(self) -> bool:
-        """Whether an encoder without `actions` reads it: it does not know what an event was, so what was turned down is
-        left out."""
+        """Whether an encoder without `actions` reads the event. It cannot tell types apart, so negative events are left
+        out.
+        """
         return self.history and self.role is not Role.NEGATIVE
 
     @property
     def is_attributed(self) -> bool:
-        """Whether the refresher hears of it. Its own policy may weigh what is neutral here."""
+        """Whether the refresher gets the event. The refresher's own policy may weigh a type that is neutral here."""
         return self.role is not Role.EXPOSURE
 
 
@@ -75,37 +76,37 @@ _FIELDS = {"role": str, "seen": bool, "history": bool, "weight": float, "centre"
 
 @dataclass(frozen=True, kw_only=True)
 class EventSchema:
-    """`types` by name, and `other` for every type that is not named."""
+    """`types` by name; `other` for every other type."""
 
     types: Mapping[str, EventType]
     other: EventType
 
     def of(self, name: str) -> EventType:
-        """What an event of this type means."""
+        """Return the meaning of an event type."""
         return self.types.get(name, self.other)
 
     def speaks_for(self, name: str, value: float) -> bool:
-        """Whether an event of this type and value is positive, and where its value counts, is more than nothing."""
+        """Whether an event of this type and value is positive, with a weight above 0 if its value counts."""
         means = self.of(name)
         return means.role is Role.POSITIVE and (means.weight.centre is None or self.feedback.weight(name, value) > 0)
 
     def weight_for(self, name: str, value: float) -> float:
-        """How much an event of this type and value speaks for its item: its weight, or 0."""
+        """Return an event's weight for its item, at least 0."""
         return max(0.0, self.feedback.weight(name, value)) if self.of(name).role is Role.POSITIVE else 0.0
 
     @cached_property
     def can_speak_against(self) -> frozenset[str]:
-        """The named types of which an event can weigh less than 0."""
+        """The named types whose events can have a negative weight."""
         return frozenset(
             name for name, one in self.types.items() if one.weight.centre is not None or one.weight.slope < 0
         )
 
     def speaks_against(self, name: str, value: float) -> bool:
-        """Whether an event of this type, which the schema names, and value weighs less than 0."""
+        """Whether an event of this type, which the schema names, and value has a negative weight."""
         return name in self.can_speak_against and self.feedback.weight(name, value) < 0
 
     def turned_down(self, events: Sequence[tuple[str, tuple[str, float]]]) -> list[str]:
-        """The items that their newest event speaks against; what histories do not keep counts for nothing.
+        """Return the items whose newest event is negative; events outside histories are ignored.
 
         events: (item id, (type, value)), oldest first.
         """
@@ -116,13 +117,13 @@ class EventSchema:
 
     @cached_property
     def feedback(self) -> FeedbackPolicy:
-        """What PEFA takes events for."""
+        """The weights of events in PEFA."""
         weights = {name: one.weight for name, one in self.types.items()}
         return FeedbackPolicy(MappingProxyType(weights), self.other.weight)
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Raises: SchemaError."""
+        """Read a schema file. Raises: SchemaError."""
         try:
             text = path.read_bytes()
         except OSError as error:
@@ -131,7 +132,7 @@ class EventSchema:
 
     @classmethod
     def parse(cls, text: bytes, source: str) -> Self:
-        """Raises: SchemaError, naming `source`."""
+        """Parse a schema. Raises: SchemaError with `source`."""
         if len(text) > MAX_BYTES:
             raise SchemaError(f"{source} holds {len(text)} bytes; allowed: at most {MAX_BYTES}")
         try:
@@ -150,19 +151,19 @@ class EventSchema:
 
 @cache
 def default_schema() -> EventSchema:
-    """Ratings, commerce and media, as `services/algorithms/bundles/events.yaml` says."""
+    """Return the default schema, `services/algorithms/bundles/events.yaml`: ratings, commerce and media."""
     return EventSchema.read(DEFAULT_EVENTS)
 
 
 def with_lines(text: str, lines: Mapping[str, str]) -> str:
-    """The text of an `events.yaml` with other lines for some of the types that it names, by name."""
+    """Return the text of an `events.yaml` with other lines for some of its types, by name."""
     kept = [line for line in text.splitlines() if line.strip().partition(":")[0] not in lines]
     begin = kept.index("types:") + 1
     return "\n".join([*kept[:begin], *(f"  {line}" for line in lines.values()), *kept[begin:], ""])
 
 
 class _OnceLoader(yaml.SafeLoader):
-    """A key that comes twice is an error, not the last one's."""
+    """A loader that rejects repeated keys."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]

@@ -1,8 +1,8 @@
 """The model bundle: one directory that training writes and every process loads.
 
-It knows the files, their checksums and their shapes, and refuses what disagrees, naming file and both values. It needs
-NumPy, Arrow and the safetensors format alone: no PyTorch, no ONNX, so a process that only carries item ids stays
-light. Arrays are read when first asked for; large ones are memory-mapped (`tensor_file.py`).
+It checks files, checksums and shapes; a mismatch is an error with the file and both values. It needs only NumPy, Arrow
+and safetensors, no PyTorch or ONNX, so processes that need only item ids stay small. Arrays are read on first use;
+large ones are memory-mapped (`tensor_file.py`).
 
 Letters: X items, P_q, P_x query and item components, P = P_q * P_x, d component width, G gate hidden width.
 """
@@ -87,7 +87,7 @@ _USER_SCHEMA = pa.schema([("user_id", pa.string())])
 
 @dataclass(frozen=True)
 class Bundle:
-    """A bundle whose checksums and shapes agree. Columns and arrays are read when first asked for."""
+    """A bundle with matching checksums and shapes. Columns and arrays are read on first use."""
 
     path: Path
     manifest: Manifest
@@ -98,7 +98,7 @@ class Bundle:
 
     @property
     def encoder(self) -> EncoderShape:
-        """Raises: BundleError where the embeddings were brought from elsewhere."""
+        """The encoder's shape. Raises: BundleError for imported embeddings."""
         if self.manifest.encoder is None:
             raise BundleError(
                 f"bundle {self.path} holds embeddings brought from elsewhere and no encoder: candidates and reranker "
@@ -128,7 +128,7 @@ class Bundle:
 
     @property
     def item_ids(self) -> Strings:
-        """Item id of each dense index."""
+        """The item id of each dense index."""
         return self._items.ids.strings
 
     @property
@@ -151,30 +151,32 @@ class Bundle:
 
     @cached_property
     def untrained(self) -> frozenset[str]:
-        """Items that training never saw: their states say nothing. Empty where the bundle counts no interactions."""
+        """Items unknown to training: their states are meaningless. Empty if the bundle has no counts."""
         counts = self.counts
         return frozenset(self.item_ids.take(np.flatnonzero(counts == 0))) if counts.any() else frozenset()
 
     @cached_property
     def user_index(self) -> dict[str, int]:
-        """Dense index of each user that has a user-id component; empty where the model has none."""
+        """The dense index of each user with a user-id component; empty if the model has none."""
         user_ids = read_table(self.path / USERS).column("user_id").to_pylist()
         return {user_id: index for index, user_id in enumerate(user_ids)}
 
     @cached_property
     def item_states(self) -> ItemStates:
-        """Components (X, P_x, d) and gate (X, P), memory-mapped; the gate is None for a dot product. Raises:
-        BundleError for values that are not allowed."""
+        """Components (X, P_x, d) and gate (X, P), memory-mapped; gate None for a dot product. Raises: BundleError for
+        values
+        that are not allowed.
+        """
         return self.item_states_of(None)
 
     def item_states_of(self, rows: Indices | None) -> ItemStates:
-        """The same of some rows, copied; only these are checked."""
+        """Return copied states of some rows; only these are checked."""
         longest = MAX_OWN_LENGTH if self.manifest.encoder is None else MAX_LENGTH
         return read_item_states(self.path / ITEM_STATES, longest=longest, rows=rows)
 
     @property
     def items_digest(self) -> str:
-        """Of ids, titles, categories and states, by their checksums (8 hex digits)."""
+        """Digest of ids, titles, categories and states, from their checksums (8 hex digits)."""
         files = self.manifest.files
         return hashlib.sha256(f"{files[ITEMS].sha256} {files[ITEM_STATES].sha256}".encode()).hexdigest()[:8]
 
@@ -184,7 +186,9 @@ class Bundle:
 
     @cached_property
     def neighbours(self) -> ItemNeighbours | None:
-        """Memory-mapped; None where the model scores alone. Raises: BundleError for values that are not allowed."""
+        """Item neighbours, memory-mapped; None if the model scores alone. Raises: BundleError for values that are not
+        allowed.
+        """
         shape = self.manifest.neighbours
         if shape is None:
             return None
@@ -195,9 +199,9 @@ class Bundle:
 
     @cached_property
     def codebooks(self) -> Codebooks | None:
-        """What item vectors are coded by for `anisotropic`; None where none were learned.
+        """The codebooks of `anisotropic`; None if none were learned.
 
-        Raises: BundleError for arrays that are not allowed, or that code other vectors than this model's items make.
+        Raises: BundleError for arrays that are not allowed, or of another shape than this model's item vectors.
         """
         if CODEBOOKS not in self.manifest.files:
             return None
@@ -215,7 +219,7 @@ class Bundle:
 
     @cached_property
     def absence(self) -> AbsenceRows | None:
-        """What the model learnt of the time since a user's last event; None where it learnt nothing of it.
+        """The learned effect of the time since a user's last event; None without one.
 
         Raises: BundleError for weights that are missing, of another shape, or not allowed.
         """
@@ -241,12 +245,12 @@ class Bundle:
 
     @property
     def attributes(self) -> AttributeTable:
-        """Those that the bundle declares."""
+        """The declared attributes."""
         return self._items.attributes
 
     @cached_property
     def event_schema(self) -> EventSchema:
-        """What each type of event means: the bundle's word, else the default. Raises: BundleError."""
+        """The bundle's event schema, else the default. Raises: BundleError."""
         if EVENTS_YAML not in self.manifest.files:
             return default_schema()
         try:
@@ -259,7 +263,7 @@ class Bundle:
         return read_tensors(self.path / WEIGHTS)
 
     def file(self, name: str) -> Path:
-        """Path of a file that the manifest lists. Raises: BundleError if it lists none of that name."""
+        """Return the path of a listed file. Raises: BundleError for an unlisted name."""
         if name not in self.manifest.files:
             made = f"; `freshet export --bundle {self.path}` makes it" if name == ENCODER_ONNX else ""
             raise BundleError(
@@ -270,10 +274,10 @@ class Bundle:
 
 @dataclass(frozen=True, kw_only=True)
 class BundleContent:
-    """What training hands over to be written: shapes, arrays and columns, in dense-index order.
+    """Training's output to be written: shapes, arrays and columns, in dense-index order.
 
-    `encoder` is None, and `weights` empty, for embeddings brought from elsewhere. `events_yaml`: the event schema where
-    it is not the default. `attributes`: columns of `attributes.ARROW_TYPES`.
+    encoder None and weights empty: imported embeddings. events_yaml: the event schema unless it is the default.
+    attributes: columns of `attributes.ARROW_TYPES`.
     """
 
     encoder: EncoderShape | None
@@ -297,10 +301,10 @@ class BundleContent:
 
 
 def load_bundle(path: Path | str, *, verify: bool = True) -> Bundle:
-    """Open a bundle, checking format, every listed file's size and SHA-256, the content hash, and all shapes.
+    """Open a bundle; check format, every listed file's size and SHA-256, the content hash, and all shapes.
 
-    `verify=False` skips the checksums alone (for a reader that opened the same bundle before).
-    Raises: BundleError naming the file, what was found and what was expected.
+    verify=False: skip the checksums (for a reader that opened the same bundle before).
+    Raises: BundleError with the file, what was found and what was expected.
     """
     root = Path(path)
     manifest = Manifest.read(root / MANIFEST)
@@ -315,9 +319,9 @@ def load_bundle(path: Path | str, *, verify: bool = True) -> Bundle:
 
 
 def write_bundle(path: Path | str, content: BundleContent) -> Bundle:
-    """Write a bundle aside and rename it into place, replacing an older bundle there; return it, loaded.
+    """Write a bundle, rename it into place, replacing an older one, and return it loaded.
 
-    Raises: BundleError if `path` exists and is no bundle, or if the content's shapes disagree.
+    Raises: BundleError if `path` exists and is not a bundle, or if the content's shapes disagree.
     """
     target = Path(path)
     aside = folder_aside(target)
@@ -331,10 +335,11 @@ def write_bundle(path: Path | str, content: BundleContent) -> Bundle:
 
 
 def add_files(path: Path | str, sources: Mapping[str, Path]) -> Bundle:
-    """Put derived files (the exported encoder, the inference server's folder) into a bundle and list them.
+    """Add derived files (the exported encoder, the inference server's folder) to a bundle and list them.
 
-    Each is written aside and renamed; the manifest follows last. The model version stays: it names the model, and
-    these files are derived from it.
+    Each is written under another name and renamed, then the manifest. The model version does not change, since the
+    files
+    are derived from the model.
     """
     root = Path(path)
     manifest = Manifest.read(root / MANIFEST)
@@ -366,7 +371,7 @@ def _check_shapes(bundle: Bundle) -> None:
 
 
 def _content_files(head: HeadShape, neighbours: NeighbourShape | None) -> tuple[str, ...]:
-    """The files whose content is the model, and so its version."""
+    """Return the files that determine the model version."""
     optional = (*((PAIR_GATE,) if head.is_mixture else ()), *((NEIGHBOURS,) if neighbours is not None else ()))
     return (WEIGHTS, ITEM_STATES, *optional, ITEMS, USERS)
 

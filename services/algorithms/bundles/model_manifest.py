@@ -1,7 +1,7 @@
-"""The manifest of a model bundle: what the model is, in shapes, and which files hold it.
+"""The manifest of a model bundle: the model's shapes and its files.
 
-Typed on both sides: an unknown, missing or out-of-range field is an error that names it, because a process that guesses
-about shapes fails later and further away. It knows nothing of the files' content.
+Strictly typed: an unknown, missing or out-of-range field is an error with its name, because a process that guesses
+shapes fails later, elsewhere. The files' content is not known here.
 """
 
 import json
@@ -20,7 +20,7 @@ HEAD_KINDS = ("mol", "dot")
 OUTPUT_NORMS = ("length", "layer")
 QUERY_ACTIVATIONS = ("silu", "gelu")
 
-# What JSON has for the type of a field; a whole number is a float, too, and true is no number.
+# The JSON types of a field's type; an integer is a float, too; true is not a number.
 _JSON_TYPES: dict[Any, tuple[type, ...]] = {
     int: (int,),
     float: (int, float),
@@ -34,7 +34,7 @@ Part = TypeVar("Part")
 
 
 class BundleError(ValueError):
-    """A bundle, or something in it, is not what its manifest says."""
+    """A bundle, or a part of it, contradicts its manifest."""
 
 
 def _require_positive(owner: str, values: Mapping[str, float]) -> None:
@@ -45,14 +45,14 @@ def _require_positive(owner: str, values: Mapping[str, float]) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EncoderShape:
-    """Everything that fixes the encoder's weights and its inputs. `width` is D, `d_qk` and `d_v` are per head.
+    """The encoder's weights and inputs. width: D; d_qk, d_v: per head.
 
-    `num_item_buckets` rows of the item embedding, behind the items', stand for items that training never saw
-    (`algorithms.encoding.item_buckets` says which); 0 where the model has none.
-    `norm_epsilon` is added to a variance inside a block. `output_norm`: states divided by their "length", or "layer"
-    normalised. `residual_of_norm`: a SASRec block in the authors' form, which normalises the query alone and adds the
+    num_item_buckets: rows of the item embedding, after the items', for items unknown to training
+    (`algorithms.encoding.item_buckets` assigns them); 0 without.
+    norm_epsilon: added to a variance inside a block. output_norm: states are divided by their "length", or "layer"
+    normalised. residual_of_norm: a SASRec block in the authors' form, which normalises only the query and adds the
     attention to it. The authors' models have 1e-6, "layer" for a mixture, and true.
-    `actions`: what the rows of the action embedding are, from row 1 (`algorithms.encoding.actions`); none without.
+    actions: names of the action embedding's rows, from row 1 (`algorithms.encoding.actions`); none without.
     """
 
     kind: str
@@ -91,9 +91,9 @@ class EncoderShape:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeadShape:
-    """Everything that fixes the head's weights: P_q, P_x, d, and for a mixture the gate's and the MLPs' widths.
+    """The head's weights: P_q, P_x, d, and for a mixture the widths of gate and MLPs.
 
-    `query_activation` is that of the query projection's hidden layer: "silu" (SwiGLU) or "gelu" (GeGLU).
+    query_activation: of the query projection's hidden layer: "silu" (SwiGLU) or "gelu" (GeGLU).
     """
 
     kind: str
@@ -130,9 +130,9 @@ class HeadShape:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NeighbourShape:
-    """Item neighbours beside the model: N of each item; the user's item r places back counts decay^r.
+    """Item neighbours: N of each item; the user's r-th last item counts decay^r.
 
-    `model_share` is lambda: a final score is model_share * s + (1 - model_share) * vote.
+    model_share: lambda; a final score is model_share * s + (1 - model_share) * vote.
     """
 
     num_neighbours: int
@@ -148,10 +148,11 @@ class NeighbourShape:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AbsenceShape:
-    """How the time since a user's last event is cut into buckets (`algorithms.encoding.absence`).
+    """The buckets of the time since a user's last event (`algorithms.encoding.absence`).
 
-    Bucket 0 is all below `floor_seconds`, bucket b > 0 begins at floor_seconds * 2^(b - 1). The last of 18 buckets
-    begins at 2.1 years.
+    Bucket 0 is below `floor_seconds`; bucket b > 0 begins at floor_seconds * 2^(b - 1). The last of 18 buckets begins
+    at
+    2.1 years.
     """
 
     floor_seconds: int = 1024
@@ -173,12 +174,12 @@ class FileEntry:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
-    """`manifest.json`. `data` says what the model was trained on, `metrics` how it did; both are for people.
+    """`manifest.json`. data: what the model was trained on, metrics: its quality; both are for people.
 
-    `encoder` is None where the embeddings were brought from elsewhere. `new_item_length`: how long the components of an
-    item may become that consists of its interactions alone, where a trained one's are 1; None where nobody measured it.
-    It was measured on the model, and is no part of its version. `neighbours` is None where the model scores alone,
-    `absence` where it does not know how long somebody has been away.
+    encoder: None for imported embeddings. new_item_length: the length of a new item's components, where a trained
+    item's
+    are 1; None if not measured. It is measured on the model, and not part of its version. neighbours: None if the model
+    scores alone. absence: None if it ignores the time since the last event.
     """
 
     model_version: str
@@ -205,10 +206,10 @@ class Manifest:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Raises: BundleError if the file is missing, is no JSON object, or has other fields than these."""
+        """Read a manifest. Raises: BundleError if the file is missing, no JSON object, or has other fields."""
         raw = read_fields(path, "a bundle")
         if raw.get("format") == 2 and _OLD_ATTRIBUTES not in raw.get("files", ()):
-            raw["format"] = FORMAT  # without attributes they are alike
+            raw["format"] = FORMAT  # the formats are equal without attributes
         if raw.get("format") != FORMAT:
             allowed = (
                 f"format {FORMAT}, and 2 without {_OLD_ATTRIBUTES}; `freshet train` or `freshet index` writes it anew"
@@ -228,12 +229,12 @@ class Manifest:
             raise BundleError(f"{path}: a field has the wrong type: {exc}") from exc
 
     def write(self, path: Path) -> None:
-        """Write aside, then rename into place."""
+        """Write under another name, then rename into place."""
         write_fields(path, asdict(self))
 
 
 def read_fields(path: Path, whose: str) -> dict[str, Any]:
-    """The manifest at `path` as it stands. Raises: BundleError if it is missing or no JSON object."""
+    """Return the unchecked manifest at `path`. Raises: BundleError if it is missing or no JSON object."""
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as exc:
@@ -246,14 +247,14 @@ def read_fields(path: Path, whose: str) -> dict[str, Any]:
 
 
 def write_fields(path: Path, plain: Mapping[str, Any]) -> None:
-    """Write aside, then rename into place."""
+    """Write under another name, then rename into place."""
     aside = path.with_name(f".{path.name}.writing")
     aside.write_text(json.dumps(plain, indent=2, sort_keys=True, allow_nan=False) + "\n", encoding="utf-8")
     aside.replace(path)
 
 
 def build_files(path: Path, raw: Mapping[str, Any]) -> dict[str, FileEntry]:
-    """The entries of `files`. Raises: BundleError as `build_part`, and for a path that leads out of the folder."""
+    """Return the entries of `files`. Raises: BundleError as `build_part`, and for a path outside the folder."""
     for name in raw:
         if (named := PurePosixPath(name)).is_absolute() or ".." in named.parts:
             raise BundleError(f"{path}: files.{name!r:.80}; allowed: paths inside the folder")
@@ -261,7 +262,7 @@ def build_files(path: Path, raw: Mapping[str, Any]) -> dict[str, FileEntry]:
 
 
 def build_part(path: Path, owner: str, raw: Any, kind: type[Part]) -> Part:
-    """`raw`, read from the manifest `path`, as `kind`. Raises: BundleError naming `owner`, the field and the file."""
+    """Return `raw` from the manifest `path` as `kind`. Raises: BundleError with `owner`, the field and the file."""
     if not isinstance(raw, dict):
         raise BundleError(f"{path}: {owner} is a JSON {type(raw).__name__}; expected an object")
     check_names(path, owner, raw, kind)
@@ -280,8 +281,10 @@ def check_names(path: Path, owner: str, raw: Mapping[str, Any], kind: type[Any])
 
 
 def check_types(path: Path, owner: str, raw: Mapping[str, Any], kind: type[Any]) -> None:
-    """Raises: BundleError unless the values of `raw` are of the types of `kind`'s fields: what JSON has no type for, a
-    part, is left to its own check."""
+    """Raises: BundleError unless the values of `raw` have the types of `kind`'s fields; parts, which have no JSON type,
+    are
+    checked elsewhere.
+    """
     for one in fields(kind):
         union = get_args(one.type) if get_origin(one.type) is UnionType else (one.type,)
         allowed = {get_origin(each) or each for each in union}

@@ -1,7 +1,7 @@
-"""Folders whose every file is listed with size and checksum, and how one is put into place whole.
+"""Folders that list each file with size and checksum, and are renamed into place as a whole.
 
-What the model bundle and the text bundle share, a table's and a gate's form among it. Otherwise it knows nothing of
-what the files hold.
+Shared by the model bundle and the text bundle, with the formats of tables and gates. What the files mean is not known
+here.
 """
 
 import errno
@@ -43,14 +43,16 @@ def file_entry(path: Path) -> FileEntry:
 
 
 def save_tensors(arrays: dict[str, Any], path: Path) -> None:
-    """Write a safetensors file that whoever may enter its folder can read: the library's own is its owner's alone, and
-    a container runs as another user."""
+    """Write a safetensors file readable by everyone who may enter its folder. The library's own mode is for the owner
+    only,
+    and a container runs as another user.
+    """
     save_file(arrays, path)
     path.chmod(path.parent.stat().st_mode & 0o666)
 
 
 def check_tensors(path: Path, expected: Mapping[str, tuple[int, ...]], *, indices: str = "") -> None:
-    """Raises: BundleError unless the file holds float32 arrays (`indices`: int32) of these names and shapes alone."""
+    """Raises: BundleError unless the file has exactly float32 arrays (`indices`: int32) of these names and shapes."""
     found = {name: (dtype.name, shape) for name, (dtype, shape, _) in tensor_places(path).items()}
     wanted = {name: ("int32" if name == indices else "float32", shape) for name, shape in expected.items()}
     if found != wanted:
@@ -58,7 +60,7 @@ def check_tensors(path: Path, expected: Mapping[str, tuple[int, ...]], *, indice
 
 
 def check_table(path: Path, schema: pa.Schema, rows: int) -> None:
-    """Raises: BundleError unless the file is a Parquet table of these columns, of their types, and so many rows."""
+    """Raises: BundleError unless the file is a Parquet table of these columns, types and number of rows."""
     try:
         metadata = pq.read_metadata(path)
         found = metadata.schema.to_arrow_schema()
@@ -70,14 +72,14 @@ def check_table(path: Path, schema: pa.Schema, rows: int) -> None:
 
 
 def read_table(path: Path) -> pa.Table:
-    """A checked table, whole. Raises: BundleError where it cannot be read or holds a null, naming the column."""
+    """Return a checked table. Raises: BundleError if it is unreadable or has a null, with the column."""
     try:
         table = pq.ParquetFile(path).read()
     except (pa.ArrowException, OSError, UnicodeDecodeError) as exc:
         raise BundleError(f"{path} cannot be read ({exc})") from exc
     for name in table.column_names:
         column = table.column(name)
-        # Not by pyarrow.compute: it would take 10 MB of every process.
+        # Without pyarrow.compute, which takes 10 MB of every process.
         inner = [chunk.values for chunk in column.chunks] if pa.types.is_list(column.type) else []
         if column.null_count or any(chunk.null_count for chunk in inner):
             raise BundleError(f"{path}: column {name} holds nulls; allowed: none")
@@ -89,7 +91,7 @@ def save_pair_gate(gate: PairGate, path: Path) -> None:
 
 
 def read_pair_gate(path: Path) -> PairGate:
-    """Memory-mapped. Raises: BundleError for values that are not allowed."""
+    """Return a memory-mapped gate. Raises: BundleError for values that are not allowed."""
     tensors = read_tensors(path)
     try:
         return PairGate(**{name: tensors[name] for name in _PAIR_GATE_ARRAYS})
@@ -98,16 +100,16 @@ def read_pair_gate(path: Path) -> PairGate:
 
 
 def check_pair_gate(path: Path, head: HeadShape) -> None:
-    """Raises: BundleError unless the file holds the gate of such a head."""
+    """Raises: BundleError unless the file has the gate of such a head."""
     hidden, pairs = head.gate_hidden, head.num_pairs
     shapes = ((hidden, pairs), (hidden,), (pairs, hidden), (pairs,))
     check_tensors(path, dict(zip(_PAIR_GATE_ARRAYS, shapes, strict=True)))
 
 
 def read_item_states(path: Path, *, longest: float = MAX_LENGTH, rows: Indices | None = None) -> ItemStates:
-    """Components, of at most this length, and, where there is one, gate: memory-mapped, or copied of some rows alone.
+    """Return item states, with gates if the file has them; memory-mapped, or copied if `rows` is given.
 
-    Raises: BundleError for values that are not allowed.
+    longest: allowed length of a component. Raises: BundleError for values that are not allowed.
     """
     tensors = read_tensors(path)
     if rows is not None:
@@ -121,7 +123,7 @@ def read_item_states(path: Path, *, longest: float = MAX_LENGTH, rows: Indices |
 
 
 def put_file(root: Path, name: str, source: Path) -> FileEntry:
-    """Copy a file to `name` in the folder, aside and renamed. Raises: BundleError if the name leaves the folder."""
+    """Copy a file to `name` in the folder, by rename. Raises: BundleError if the name leaves the folder."""
     if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
         raise BundleError(f"bundle {root}: file name {name!r} leaves the bundle")
     target = root / name
@@ -134,7 +136,7 @@ def put_file(root: Path, name: str, source: Path) -> FileEntry:
 
 
 def folder_aside(target: Path) -> Path:
-    """A fresh folder beside `target` to write into. Raises: BundleError if `target` exists and holds no manifest."""
+    """Make a temporary folder next to `target`. Raises: BundleError if `target` exists without a manifest."""
     if target.exists() and not (target / MANIFEST).is_file():
         raise BundleError(f"{target} exists and holds no {MANIFEST}; refusing to replace what is not a bundle")
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -146,7 +148,7 @@ def folder_aside(target: Path) -> Path:
 
 
 def require_target(target: Path) -> None:
-    """Check, before work that takes minutes, that a folder can be put at `target`. Raises: OSError naming it."""
+    """Check, before minutes of work, that a folder can be put at `target`. Raises: OSError with the path."""
     try:
         folder_aside(target).rmdir()
     except BundleError as exc:

@@ -1,8 +1,8 @@
-"""Reading files of arrays, safetensors with NumPy alone: small ones into memory, large ones by memory mapping.
+"""Read files of arrays, safetensors with NumPy alone: small ones into memory, large ones memory-mapped.
 
-Mapped pages are shared between processes, but they are the file's: who writes into it changes this process's arrays,
-and who truncates it kills the process. So only files are mapped whose copies would cost memory, and `changed_in_place`
-says when one was written to. Replacing a file by renaming another one to its name harms neither.
+Processes share mapped pages, but writing to the file changes this process's arrays, and truncating it kills the
+process. So only large files are mapped, and `changed_in_place` reports a written one. Replacing a file by rename is
+safe.
 The format of safetensors: 8 bytes of header length, a JSON header, then the arrays.
 """
 
@@ -18,18 +18,18 @@ import pyarrow as pa
 
 from services.algorithms.bundles.model_manifest import BundleError
 
-# Item states of some 150,000 items. Several processes of one machine have a copy each.
+# Item states of about 150,000 items. Each process of a machine has a copy.
 LOADED_BYTES = 64 << 20
-# The mapped files of this process: inode, size and time of writing.
+# The mapped files of this process: inode, size and modification time.
 _mapped: dict[Path, tuple[int, int, int]] = {}
 _DTYPES = {"F32": np.float32, "F16": np.float16, "F64": np.float64, "I64": np.int64, "I32": np.int32, "U8": np.uint8}
 
 
 def read_tensors(path: Path, *, only: Collection[str] = ()) -> dict[str, npt.NDArray[Any]]:
-    """The arrays of a safetensors file, mapped where it has more than LOADED_BYTES: writing to one changes this
-    process's copy, never the file. `only`: those of these names that it holds, into memory.
+    """Return the arrays of a safetensors file, mapped if it has more than LOADED_BYTES: writing to one changes this
+    process's copy, never the file. only: names of arrays to read into memory.
 
-    Raises: BundleError if the header is not one or an array runs past the end of the file.
+    Raises: BundleError for an invalid header, or an array beyond the end of the file.
     """
     written = _written(path)
     is_mapped = not only and written[1] > LOADED_BYTES
@@ -40,7 +40,7 @@ def read_tensors(path: Path, *, only: Collection[str] = ()) -> dict[str, npt.NDA
 
 
 def mapped_or_read(path: Path) -> pa.NativeFile:
-    """A file of Arrow's: mapped where it has more than LOADED_BYTES, else read into memory. Raises: OSError."""
+    """Open an Arrow file: mapped if it has more than LOADED_BYTES, else read into memory. Raises: OSError."""
     written = _written(path)
     if written[1] <= LOADED_BYTES:
         return pa.BufferReader(path.read_bytes())
@@ -49,12 +49,12 @@ def mapped_or_read(path: Path) -> pa.NativeFile:
 
 
 def changed_in_place() -> str:
-    """Which mapped file of this process was written to since, in a sentence; empty where none was."""
+    """Return a sentence with the mapped file that was written to; "" if none was."""
     for path, before in list(_mapped.items()):
         try:
             now = _written(path)
         except OSError:
-            del _mapped[path]  # removed or renamed: the mapping keeps what it had
+            del _mapped[path]  # removed or renamed: the mapping still has the old content
             continue
         if now[0] == before[0] and now != before:
             return f"{path} was written to while it serves; replace files by renaming, and start this process again"

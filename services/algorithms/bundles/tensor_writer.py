@@ -1,4 +1,4 @@
-"""Writing safetensors files slice by slice: arrays larger than memory allows to copy, checksummed on the way to disk.
+"""Write safetensors files slice by slice, for arrays too large to copy in memory; checksums are computed on the way.
 
 The format is `tensor_file.py`'s. The file is flushed to disk before its entry is returned.
 """
@@ -23,7 +23,7 @@ _ALIGNMENT = 64  # of the first array, so that mapped rows are aligned for the v
 
 @dataclass(frozen=True, slots=True)
 class SlicedTensor:
-    """An array to be written: its type, its shape, and its rows in slices."""
+    """An array to write: its type, its shape, and its rows in slices."""
 
     dtype: npt.DTypeLike
     shape: tuple[int, ...]

@@ -1,8 +1,9 @@
-"""The text bundle: one directory with everything that answers a query in words.
+"""The text bundle: one directory with everything for text queries.
 
 Parts: the documents (item ids and texts), the word list, `text_mol/` (text encoder, document states, pair gate),
-`phrases/` (phrase encoder, vocabulary, output layer, shortlist, trie, identifiers: their own modules read them). It
-knows the files, their checksums and what must fit what, and refuses what disagrees, naming both values. No PyTorch.
+`phrases/` (phrase encoder, vocabulary, output layer, shortlist, trie, identifiers, read by their own modules). It
+checks
+files, checksums and whether the parts match; a mismatch is an error with both values. No PyTorch.
 
 Letters: X documents, P_q, P_x query and item components, P = P_q * P_x, d component width, G gate hidden width.
 """
@@ -65,8 +66,9 @@ TEXT_ENCODER = f"{TEXT_MOL}/encoder.onnx"
 TEXT_STATES = f"{TEXT_MOL}/item_states.safetensors"
 TEXT_PAIR_GATE = f"{TEXT_MOL}/pair_gate.safetensors"
 PHRASE_ENCODER = f"{PHRASES}/encoder.onnx"
-# Derived from the parts, so no part of the version: the inference server's model folders, and both encoders' graphs
-# with matrices in int8 (`int8/<part>.onnx`, or one for both).
+# Derived from the parts, so not part of the version: the inference server's model folders, and both encoders' graphs
+# with
+# int8 matrices (`int8/<part>.onnx`, or one for both).
 INFERENCE_SERVER = "inference_server"
 INT8 = "int8"
 SHARED_INT8 = f"{INT8}/shared.onnx"
@@ -77,7 +79,7 @@ _DOCUMENT_SCHEMA = pa.schema([("item_id", pa.string()), ("text", pa.string())])
 
 @dataclass(frozen=True)
 class TextBundle:
-    """A text bundle whose checksums and shapes agree. Columns and arrays are read when first asked for."""
+    """A text bundle with matching checksums and shapes. Columns and arrays are read on first use."""
 
     path: Path
     manifest: TextManifest
@@ -108,7 +110,7 @@ class TextBundle:
 
     @property
     def item_ids(self) -> Strings:
-        """Item id of each document row."""
+        """The item id of each document row."""
         return self.item_index.strings
 
     @property
@@ -122,7 +124,7 @@ class TextBundle:
 
     @cached_property
     def word_pieces(self) -> WordPieces:
-        """The queries' tokenizer, of both encoders. Raises: BundleError for a list that is none."""
+        """The tokenizer of queries, for both encoders. Raises: BundleError for an invalid list."""
         try:
             return WordPieces.read(self.file(WORD_LIST))
         except BundleError:
@@ -132,14 +134,14 @@ class TextBundle:
 
     @property
     def text_mol(self) -> TextMolPart:
-        """Raises: BundleError where the bundle has no such part."""
+        """The text MoL part. Raises: BundleError if the bundle has none."""
         if self.manifest.text_mol is None:
             raise BundleError(f"text bundle {self.path} has no part {TEXT_MOL}; parts: {self.parts}")
         return self.manifest.text_mol
 
     @property
     def phrases(self) -> PhrasesPart:
-        """Raises: BundleError where the bundle has no such part."""
+        """The phrases part. Raises: BundleError if the bundle has none."""
         if self.manifest.phrases is None:
             raise BundleError(f"text bundle {self.path} has no part {PHRASES}; parts: {self.parts}")
         return self.manifest.phrases
@@ -151,17 +153,17 @@ class TextBundle:
 
     @cached_property
     def item_states(self) -> ItemStates:
-        """The documents' states of the text MoL, memory-mapped: components (X, P_x, d), no gate of their own."""
+        """The documents' states of the text MoL, memory-mapped: components (X, P_x, d), no own gate."""
         self.text_mol  # noqa: B018 - refuses where there is none
         return read_item_states(self.path / TEXT_STATES)
 
     @cached_property
     def pair_gate(self) -> PairGate | None:
-        """The text MoL's gate, from the P cosines alone; None for a dot product."""
+        """The text MoL's gate, a function of the P cosines only; None for a dot product."""
         return read_pair_gate(self.path / TEXT_PAIR_GATE) if self.text_mol.head.is_mixture else None
 
     def file(self, name: str) -> Path:
-        """Path of a file that the manifest lists. Raises: BundleError if it lists none of that name."""
+        """Return the path of a listed file. Raises: BundleError for an unlisted name."""
         if name not in self.manifest.files:
             raise BundleError(
                 f"text bundle {self.path}: {name} is not in the manifest; files: {sorted(self.manifest.files)}"
@@ -169,12 +171,12 @@ class TextBundle:
         return self.path / name
 
     def int8_graph(self, part: str) -> Path | None:
-        """The encoder of a part with matrices in int8, None where the bundle has none."""
+        """Return the int8 encoder of a part, None if the bundle has none."""
         return self._derived(f"{INT8}/{part}.onnx")
 
     @property
     def shared_int8_graph(self) -> Path | None:
-        """Both encoders in one graph with an output per part, by its name; None where the bundle has none."""
+        """The int8 graph of both encoders with an output per part, by its name; None if the bundle has none."""
         return self._derived(SHARED_INT8)
 
     def _derived(self, name: str) -> Path | None:
@@ -182,10 +184,10 @@ class TextBundle:
 
 
 def load_text_bundle(path: Path | str, *, verify: bool = True) -> TextBundle:
-    """Open a text bundle, checking format, every file's size and SHA-256, the content hash, shapes and fingerprints.
+    """Open a text bundle; check format, every file's size and SHA-256, the content hash, shapes and fingerprints.
 
-    `verify=False` skips the checksums alone (for a reader that opened the same bundle before).
-    Raises: BundleError naming the file, what was found and what was expected.
+    verify=False: skip the checksums (for a reader that opened the same bundle before).
+    Raises: BundleError with the file, what was found and what was expected.
     """
     root = Path(path)
     manifest = TextManifest.read(root / MANIFEST)
@@ -207,10 +209,10 @@ def load_text_bundle(path: Path | str, *, verify: bool = True) -> TextBundle:
 def add_text_files(
     path: Path | str, sources: Mapping[str, Path], *, metrics: Mapping[str, Any] | None = None
 ) -> TextBundle:
-    """Put derived files (the inference server's model folders, int8 graphs) into a text bundle; its version stays.
+    """Add derived files (the inference server's model folders, int8 graphs) to a text bundle; its version stays.
 
-    `metrics` are added to the bundle's.
-    Raises: BundleError for a file that is not derived, for it would change what the version names.
+    metrics: added to the bundle's.
+    Raises: BundleError for a file that is not derived, since it would change the version.
     """
     root = Path(path)
     manifest = TextManifest.read(root / MANIFEST)
@@ -225,19 +227,21 @@ def add_text_files(
 
 
 class TextBundleWriter:
-    """Gathers parts in a folder aside and renames it into place when sealed; left without sealing, nothing changes.
+    """Collects parts in a temporary folder; sealing renames it into place. Without sealing nothing changes.
 
-    Where a text bundle over the same documents and word list stands at `path`, its parts are kept, so that the two
-    models may be trained one after the other; over other documents it is replaced whole.
+    If a text bundle of the same documents and word list is at `path`, its parts stay, so the two models may be trained
+    one
+    after the other; one of other documents is replaced.
     """
 
     def __init__(
         self, path: Path | str, *, item_ids: Sequence[str], texts: Sequence[str], words: Sequence[str]
     ) -> None:
-        """words: the queries' word list.
+        """words: the word list of queries.
 
-        Raises: ValueError for no documents, unequal columns, or an item id given twice; BundleError if `path` exists
-        and is no text bundle.
+        Raises: ValueError for no documents, unequal columns, or a repeated item id; BundleError if `path` exists and is
+        not
+        a text bundle.
         """
         if not item_ids or len(item_ids) != len(texts):
             raise ValueError(f"{len(item_ids)} item ids and {len(texts)} texts; allowed: equally many, at least 1")
@@ -268,7 +272,7 @@ class TextBundleWriter:
     def add_text_mol(
         self, encoder: Path, states: ItemStates, pair_gate: PairGate | None, *, head: HeadShape, max_tokens: int
     ) -> None:
-        """The text MoL: its exported encoder, the documents' states in their order, and the gate (None: dot)."""
+        """Add the text MoL: its exported encoder, the documents' states in order, and the gate (None: dot)."""
         self._fresh(TEXT_MOL)
         shutil.copyfile(encoder, self._aside / TEXT_ENCODER)
         arrays: dict[str, FloatArray] = {"components": np.ascontiguousarray(states.components, np.float32)}
@@ -288,7 +292,7 @@ class TextBundleWriter:
         width: int,
         max_tokens: int,
     ) -> None:
-        """The phrase model: `files` by their names below `phrases/`, `encoder.onnx` among them. The rest: PhrasesPart.
+        """Add the phrase model. files: by name below `phrases/`, with `encoder.onnx`. The rest: PhrasesPart.
 
         Raises: ValueError if `encoder.onnx` is missing.
         """
@@ -308,9 +312,9 @@ class TextBundleWriter:
         self._manifest = replace(self._manifest, phrases=part)
 
     def seal(self, *, data: Mapping[str, Any] | None = None, metrics: Mapping[str, Any] | None = None) -> TextBundle:
-        """Write the manifest, check everything as a reader would, rename into place; return the bundle, loaded.
+        """Write the manifest, check everything like a reader, rename into place; return the loaded bundle.
 
-        `data` and `metrics` are added to those of the parts kept. Raises: BundleError if parts disagree.
+        data, metrics: added to those of the existing parts. Raises: BundleError if parts disagree.
         """
         files = {
             path.relative_to(self._aside).as_posix(): file_entry(path)
@@ -329,7 +333,7 @@ class TextBundleWriter:
         return load_text_bundle(self._target, verify=False)
 
     def _fresh(self, part: str) -> None:
-        """An empty folder for a part; what an older training left there goes."""
+        """Return an empty folder for a part, without files of older trainings."""
         folder = self._aside / part
         if folder.exists():
             shutil.rmtree(folder)

@@ -1,7 +1,7 @@
-"""The manifest of a text bundle: which parts it has, what fits what, and which files hold it.
+"""The manifest of a text bundle: its parts, what must match, and its files.
 
-Typed on both sides, as the model bundle's: an unknown, missing or out-of-range field is an error that names it. It
-knows nothing of the files' content.
+Strictly typed, as the model bundle's: an unknown, missing or out-of-range field is an error with its name. The files'
+content is not known here.
 """
 
 from dataclasses import asdict, dataclass, field
@@ -26,8 +26,10 @@ FORMAT = 1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextMolPart:
-    """A text encoder with its documents' states. `tokenizer`: fingerprint of the word list that it was trained with;
-    `max_tokens`: as many of a query it reads, [CLS] and [SEP] counted."""
+    """A text encoder with its documents' states. tokenizer: fingerprint of the word list of its training. max_tokens:
+    most
+    tokens of a query, with [CLS] and [SEP].
+    """
 
     head: HeadShape
     tokenizer: str
@@ -39,10 +41,10 @@ class TextMolPart:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PhrasesPart:
-    """A phrase model with what it generates from.
+    """A phrase model and its data for generation.
 
-    `tokenizer`: fingerprint of the query's word list; `vocabulary`, `vocabulary_size`: fingerprint and size V of the
-    phrase vocabulary that the output layer was trained for; `positions` s; `width` D.
+    tokenizer: fingerprint of the query's word list. vocabulary, vocabulary_size: fingerprint and size V of the output
+    layer's phrase vocabulary. positions: s. width: D.
     """
 
     tokenizer: str
@@ -60,7 +62,7 @@ class PhrasesPart:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextManifest:
-    """`manifest.json` of a text bundle. `data` says what the models were trained on, `metrics` how they did."""
+    """`manifest.json` of a text bundle. data: what the models were trained on; metrics: their quality."""
 
     text_version: str
     num_items: int
@@ -77,7 +79,9 @@ class TextManifest:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Raises: BundleError if the file is missing, is no JSON object, of another kind, or has other fields."""
+        """Read a manifest. Raises: BundleError if the file is missing, no JSON object, of another kind, or has other
+        fields.
+        """
         raw = read_fields(path, "a text bundle")
         if raw.get("kind") != KIND:
             raise BundleError(f"{path}: kind={raw.get('kind')!r}; a text bundle's is {KIND!r}")
@@ -99,7 +103,7 @@ class TextManifest:
             raise BundleError(f"{path}: a field has the wrong type: {exc}") from exc
 
     def write(self, path: Path) -> None:
-        """Write aside, then rename into place."""
+        """Write under another name, then rename into place."""
         write_fields(path, asdict(self))
 
 

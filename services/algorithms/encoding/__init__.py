@@ -1,1 +1,1 @@
-"""From a user's events to a query state: the window, the steps of one event, what an event and an absence say."""
+"""From a user's events to a query state: the window, incremental encoding, the effects of actions and absence."""

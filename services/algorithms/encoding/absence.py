@@ -1,10 +1,10 @@
-"""Time since the last event: what a query state learns from how long its user has been away.
+"""The effect on a query state of the time since the user's last event.
 
-The seconds from a user's last event to the request fall into B buckets. Bucket 0 is all below the floor, so that
-states do not change within a sitting; each further bucket is twice as wide as the one before. Each bucket has a learnt
+The seconds from a user's last event to the request fall into B buckets. Bucket 0 is everything below the floor, so that
+states do not change within a session; each further bucket is twice as wide as the one before. Each bucket has a learned
 row that is added to the state's components and gate. Bucket 0 changes no bit of a state.
 
-It acts on finished states, so it knows neither encoders nor histories (decision 076).
+It acts on finished states, so encoders and histories are not known here (decision 076).
 
 Letters: B buckets, n states, P_q query components, P pairs, d component width.
 """
@@ -20,25 +20,25 @@ from services.algorithms.scoring.states import FloatArray, QueryStates
 IntArray = npt.NDArray[np.int64]
 HalfArray = npt.NDArray[np.float16]
 
-# As states are stored and sent.
+# The format of stored and sent states.
 HALF = np.dtype("<f2")
 _TINY = 1e-30
 
 
 def bucket_of(seconds: int, shape: AbsenceShape) -> int:
-    """0 below the floor (negative seconds too), else 1 + floor(log2(seconds / floor)), at most B - 1."""
+    """Return 0 below the floor (also for negative seconds), else 1 + floor(log2(seconds / floor)), at most B - 1."""
     return min(max(0, seconds // shape.floor_seconds).bit_length(), shape.num_buckets - 1)
 
 
 def buckets_of(seconds: IntArray, shape: AbsenceShape) -> IntArray:
-    """`bucket_of` of each of (n,) seconds."""
+    """Return `bucket_of` of each of (n,) seconds."""
     edges = shape.floor_seconds << np.arange(shape.num_buckets - 1, dtype=np.int64)
     return np.searchsorted(edges, seconds, side="right").astype(np.int64)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class AbsenceRows:
-    """What one model learnt of absences. Equal to itself alone.
+    """A model's learned rows of absences. Equal only to itself.
 
     Shapes: components (B, P_q, d), gate (B, P), or None for a dot product; row 0 is zero.
     Raises: ValueError for shapes that disagree and values that are not allowed.
@@ -65,14 +65,16 @@ class AbsenceRows:
         return AbsenceShape(floor_seconds=self.floor_seconds, num_buckets=len(self.components))
 
     def bucket_of(self, seconds: int) -> int:
-        """The bucket of a user whose last event was so many seconds before the request."""
+        """Return the bucket of a user whose last event was this many seconds before the request."""
         return bucket_of(seconds, self.shape)
 
     def apply(self, states: QueryStates, bucket: int | IntArray) -> QueryStates:
-        """The n states as of a request in this bucket, or in these buckets (n,), in half precision as stored states.
+        """Return the n states as of a request in this bucket, or in these buckets (n,), in half precision as stored
+        states.
 
-        A component c becomes (c + row) / |c + row|, an absent one (zero) stays zero; a gate becomes gate + row. States
-        of bucket 0 are returned as they are. The result of a state does not depend on the others beside it.
+        A component c becomes (c + row) / |c + row|, a zero component stays zero; a gate becomes gate + row. States of
+        bucket
+        0 are returned unchanged. The result of a state does not depend on the other states.
         Cost: 17 microseconds for one state of 4 x 50 on one Xeon core.
         """
         if bucket == 0 if isinstance(bucket, int) else not bucket.any():
@@ -90,8 +92,8 @@ class AbsenceRows:
     def moved(
         self, components: npt.NDArray[np.floating], gate: npt.NDArray[np.floating] | None, bucket: int | IntArray
     ) -> tuple[HalfArray, HalfArray | None]:
-        """What `apply` makes of n states' components and gates; a gate stays where there are no rows for one."""
-        # In float64, so that the order in which a processor adds does not reach the rounded result.
+        """Return the components and gates of `apply`; the gate is unchanged if the model has no rows for it."""
+        # In float64, so that a processor's order of additions does not affect the rounded result.
         moved = np.add(components, self.components[bucket], dtype=np.float64)
         lengths = np.sqrt(np.einsum("npd,npd->np", moved, moved))[..., None]
         moved *= components.any(axis=-1, keepdims=True) / np.maximum(lengths, _TINY)

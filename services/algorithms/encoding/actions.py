@@ -1,12 +1,11 @@
-"""What an event was, as an encoder reads it: the row of an action embedding that is added to the item's.
+"""Actions as the encoder's input: the row of an action embedding that is added to the item's.
 
-An action is a type, or where the type's weight depends on a value, a type at one of five levels of that weight: stars
-from 1 to 5 are "rating -2" to "rating +2". A bundle's manifest lists the actions that its training saw; all others
-have row 0, which adds nothing. What was turned down is encoded only where its action has a row: as row 0 it would read
-as taken.
+An action is a type, or, if the type's weight depends on a value, a type at one of five levels of that weight: stars
+from 1 to 5 are "rating -2" to "rating +2". A bundle's manifest lists the actions of its training; all others have row
+0, which adds nothing. A negative event is encoded only if its action has a row: row 0 would make it positive.
 
-Item and action travel as one number, item + action * STRIDE, so that whoever carries, caches, pads or compares
-sequences has nothing to know of actions, and a model without them has the numbers that it always had.
+Item and action are one number, item + action * STRIDE, so that code that stores, pads or compares sequences ignores
+actions, and models without actions have unchanged numbers.
 """
 
 from collections.abc import Sequence
@@ -14,16 +13,16 @@ from functools import lru_cache
 
 from services.algorithms.bundles.event_schema import EventSchema, EventType
 
-# Above every dense index and bucket of an item.
+# Above every dense index and item bucket.
 STRIDE = 1 << 32
-# Levels of a value on each side of the one that says nothing.
+# Levels of a value on each side of the neutral one.
 LEVELS = 2
-# Actions that training saw less often get no row.
+# Actions with fewer training events get no row.
 MIN_EVENTS = 100
 
 
 def action_name(schema: EventSchema, kind: str, value: float) -> str:
-    """The action of an event of this type and value; empty for a type that the schema does not name."""
+    """Return the action of an event of this type and value; "" for a type unknown to the schema."""
     if kind not in schema.types:
         return ""
     weight = schema.types[kind].weight
@@ -34,14 +33,14 @@ def action_name(schema: EventSchema, kind: str, value: float) -> str:
 
 
 class Actions:
-    """The rows of one model's action embedding, by a schema. `names`: of rows 1, 2, ...
+    """The rows of one model's action embedding, by a schema. names: of rows 1, 2, ...
 
-    row(type, value): 0 for what training did not see, -1 where the encoder does not read the event.
+    row(type, value): 0 for an action unknown to training, -1 if the encoder does not read the event.
     """
 
     def __init__(self, schema: EventSchema, names: Sequence[str]) -> None:
         self._schema, self._rows = schema, {name: row for row, name in enumerate(names, 1)}
-        # Values are few where they are stars, and bounded here where they are not.
+        # Stars have few values; the cache bounds the others.
         self.row = lru_cache(maxsize=4096)(self._find)
 
     def _find(self, kind: str, value: float) -> int:

@@ -1,19 +1,19 @@
-"""What somebody turned down lately steers their query state away from it, as feedback steers an item (PEFA).
+"""Recent negative events move a user's query state away from their items, as feedback moves an item (PEFA).
 
-An encoder that does not know what an event was takes a film that was rated one star for one that was watched. Here the
-state takes a step down the score of each item x that was turned down: with the gating weights pi of the state and x,
+An encoder without actions reads a film rated one star as a film watched. Here the state takes a step down the score of
+each rejected item x, with the gate weights pi of the state and x:
 
-    f_pq  <-  N(f_pq - sum_x w_x * STEP * DECAY^age_x * N(sum_px pi_(pq,px)(q, x) g_px(x)))
+f_pq  <-  N(f_pq - sum_x w_x * STEP * DECAY^age_x * N(sum_px pi_(pq,px)(q, x) g_px(x)))
 
-N brings to unit length; w_x in (0, 1] is how far the event's type and value speak against the item, age_x how many
-events came after it. Gates, the items and so every certificate stay as they are. This is ours.
+N scales to unit length; w_x in (0, 1] is the negative weight of the event's type and value, age_x the number of later
+events. Gates, items and so every certificate stay unchanged. This method is our own.
 
 MovieLens-1M by time, preset quick, five seeds (docs/benchmarks/actions.md): of 500 random
 people and films, the mean rank of the film's 20 nearest falls for 98.8 %, by 191 places of 3,706. Hit rates neither
-gain nor lose where ratings of 1 and 2 stars lead away: HR@10 of the next liked film -.0005 [-.0074, .0062]. Steps four
-times as long, or hardly fading with age, cost up to .1 (one seed, 2,000 events).
+gain nor lose if ratings of 1 and 2 stars are negative: HR@10 of the next liked film -.0005 [-.0074, .0062]. Steps four
+times as long, or with almost no decay, cost up to .1 (one seed, 2,000 events).
 
-Letters: n items turned down, P_q, P_x query and item components, P = P_q * P_x, d component width.
+Letters: n rejected items, P_q, P_x query and item components, P = P_q * P_x, d component width.
 """
 
 import numpy as np
@@ -24,15 +24,15 @@ from services.algorithms.scoring.states import FloatArray, ItemStates, PairGate,
 
 STEP = 0.05
 DECAY = 0.7
-# At that decay the 21st event back would take a step of 4e-5.
+# At that decay the 21st last event would take a step of 4e-5.
 WINDOW = 20
 
 
 class Aversion:
-    """Steers states of one model."""
+    """Moves states of one model."""
 
     def __init__(self, items: ItemStates, pair_gate: PairGate | None, *, leave_out: int | None = None) -> None:
-        """`leave_out`: the query component that says who the user is; it stays."""
+        """leave_out: the query component that identifies the user; it stays."""
         self._items, self._leave_out = items, leave_out
         self._contributions = Contributions(pair_gate, leave_out=leave_out)
 
@@ -45,7 +45,7 @@ class Aversion:
         *,
         step: float = STEP,
     ) -> FloatArray:
-        """The components (P_q, d) of a state with this gate (P,), led away from the items `rows` (n,).
+        """Return the components (P_q, d) of a state with this gate (P,), moved away from the items `rows` (n,).
 
         weights (n,): w * DECAY^age, at least 0; n = 0 changes nothing. Raises: ValueError for shapes that disagree.
         """
@@ -65,6 +65,6 @@ class Aversion:
 
 
 def _unit(vectors: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """At unit length; zeros stay."""
+    """Scale to unit length; zeros stay."""
     norms = np.linalg.norm(vectors, axis=-1, keepdims=True)
     return np.asarray(vectors / np.where(norms > 0, norms, 1.0))

@@ -1,10 +1,10 @@
-"""The window rule: which of a user's events the encoder sees, in training and in serving alike.
+"""The window rule: which of a user's events the encoder reads, in training and in serving.
 
-A history grows event by event; when it reaches L events, the oldest L/4 are dropped and the rest is encoded afresh.
-Between two drops a causal encoder only appends, so that encoding the new events alone is exact. Whoever keeps a
-history (stream, request, training, evaluation) asks here, and nobody else states the rule.
+A history grows event by event. When it reaches L events, the oldest L/4 are dropped and the rest is encoded again.
+Between two drops a causal encoder only appends, so encoding only the new events is exact. All users of histories
+(stream, request, training, evaluation) use this module.
 
-Letters: L = max_history, n events a user has had. Windows are half-open ranges of events, oldest first.
+Letters: L = max_history, n events of a user. Windows are half-open ranges of events, oldest first.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ Event = TypeVar("Event")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Window:
-    """One stretch to encode: events [start, stop), whose states from event `first_state` on are this window's to give.
+    """One range to encode: events [start, stop); it gives the states from event `first_state` on.
 
     The state after event j is the encoder's output at position j - start, for first_state <= j < stop.
     """
@@ -37,10 +37,10 @@ def check_max_history(max_history: int) -> None:
 
 
 def window_start(num_events: int, max_history: int) -> int:
-    """The first event of the window after `num_events` events: 0 below L, then a multiple of L/4.
+    """Return the first event of the window after `num_events` events: 0 below L, then a multiple of L/4.
 
-    The window then holds between 3L/4 and L - 1 events. It depends on the count alone, and starting from an already
-    trimmed window gives the same window as starting from the whole history.
+    The window then has 3L/4 to L - 1 events. It depends only on the count; a trimmed history and the whole one give the
+    same window.
     """
     check_max_history(max_history)
     if num_events < 0:
@@ -52,15 +52,16 @@ def window_start(num_events: int, max_history: int) -> int:
 
 
 def trim(events: Sequence[Event], max_history: int) -> Sequence[Event]:
-    """The window's events, oldest first, of a history (whole, or trimmed before and appended to since)."""
+    """Return the window's events, oldest first, of a history (whole, or trimmed earlier and extended since)."""
     return events[window_start(len(events), max_history) :]
 
 
 def windows(num_events: int, max_history: int, *, first_state: int = 0) -> Iterator[Window]:
-    """The fewest windows that give the state after each event j, first_state <= j < num_events, as serving had it.
+    """Yield the fewest windows that give the state after each event j, first_state <= j < num_events, as in serving.
 
-    A poll that appends m events to a window of w asks for `windows(w + m, L, first_state=w - 1)`: the states before
-    each new event, and the one after the last.
+    A poll that appends m events to a window of w calls `windows(w + m, L, first_state=w - 1)`: the states before each
+    new
+    event, and the one after the last.
     """
     check_max_history(max_history)
     following = max(0, first_state)

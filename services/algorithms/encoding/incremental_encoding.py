@@ -1,15 +1,15 @@
-"""Encode one more event of a history for the price of one step, not of the history.
+"""Encode one more event of a history at the cost of one step, not of the history.
 
-A caller sends the whole window each time. What was sent last under the same key is compared with it, event by event;
-keys and values of the part in common are taken from memory and only the rest is encoded. So correctness never rests on
-somebody remembering to invalidate: an insertion out of order, an undo, a slide of the window, a forgotten user or two
-users of one key merely have less in common. Memory is bounded by bytes; the least recently used go first.
+A caller sends the whole window each time. It is compared with the last one of the same key, event by event; keys and
+values of the common part are cached, and only the rest is encoded. So correctness needs no invalidation: an
+out-of-order event, an undo, a moved window, a forgotten user or two users of one key only shorten the common part.
+Memory is limited in bytes; the least recently used entries are evicted first.
 
-It runs an ONNX step graph through the session handed to it, and needs NumPy alone: the encoder process imports it, and
-the export puts a copy into the inference server's model folder, where nothing else of ours can be imported.
+It runs an ONNX step graph in the caller's session, and needs only NumPy: the encoder process imports it, and the export
+copies it into the inference server's model folder, where no other module of this project can be imported.
 
-Letters: n events of a window, S of them encoded now, C places for kept ones, M states wanted, N blocks, H heads, d_qk
-and d_v widths per head.
+Letters: n events of a window, S of them encoded now, C places for cached ones, M requested states, N blocks, H heads,
+d_qk and d_v widths per head.
 """
 
 import threading
@@ -23,10 +23,10 @@ import numpy.typing as npt
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float32]
-# (N, H, width) of the kept arrays, "keys" and "values".
+# (N, H, width) of the cached arrays, "keys" and "values".
 Shapes = dict[str, tuple[int, int, int]]
 
-# Places are made so many at once: the presets' windows of 100 and 200 fill them whole, and short histories stay small.
+# Places are allocated in this number: windows of the presets (100 and 200) fill them, and short histories stay small.
 PLACES_AT_ONCE = 25
 # Beyond every place of a window.
 _NEVER = 1 << 40
@@ -34,9 +34,9 @@ _NEVER = 1 << 40
 
 @dataclass(frozen=True)
 class CacheCounts:
-    """What a cache was asked for since it was made, and what it holds now.
+    """A cache's totals since its creation, and its present content.
 
-    A hit is a sequence of which at least one event was not encoded anew.
+    A hit is a sequence with at least one event that was not encoded again.
     """
 
     hits: int = 0
@@ -46,7 +46,7 @@ class CacheCounts:
     bytes: int = 0
 
     def plus(self, reused: Sequence[int], lengths: Sequence[int], *, held_bytes: int) -> "CacheCounts":
-        """After some more sequences: of each, the events not encoded anew, and its length."""
+        """Add sequences: of each, the number of reused events, and its length."""
         hits = sum(events > 0 for events in reused)
         return CacheCounts(
             hits=self.hits + hits,
@@ -60,7 +60,7 @@ class CacheCounts:
 class _Kept:
     """The events under one key, their keys and values per block, and the states after the last of them.
 
-    `length` of the C places are in use; the others have a place in the window that no event sees.
+    `length` of the C places are used; the others have a place in the window that no event attends to.
     """
 
     def __init__(self, shapes: Shapes, places: int) -> None:
@@ -72,7 +72,7 @@ class _Kept:
             "past_time": np.zeros(places, dtype=np.int64),
             "past_place": np.full(places, _NEVER, dtype=np.int64),
         }
-        # Zeros, not whatever memory holds: what no event sees is multiplied by zero, and a NaN would survive that.
+        # Zeros, not uninitialised memory: masked places are multiplied by zero, which does not remove a NaN.
         self.arrays = {
             name: np.zeros((blocks, heads, places, width), dtype=np.float32)
             for name, (blocks, heads, width) in shapes.items()
@@ -82,19 +82,19 @@ class _Kept:
         self.bytes = self.items.nbytes + sum(array.nbytes for array in self.feeds.values())
 
     def in_common(self, items: IntArray, times: IntArray) -> int:
-        """How many events, from the first on, are the same."""
+        """Return how many events, from the first on, are equal."""
         shorter = min(self.length, len(items))
         same = (self.items[:shorter] == items[:shorter]) & (self.feeds["past_time"][:shorter] == times[:shorter])
         return shorter if same.all() else int(same.argmin())
 
     def truncate(self, length: int) -> None:
-        """Go back to the first events."""
+        """Remove all but the first events."""
         if length < self.length:
             self.feeds["past_place"][length : self.length] = _NEVER
             self.length, self.last = length, {}
 
     def extend(self, items: IntArray, times: IntArray, new: dict[str, FloatArray]) -> None:
-        """Some more events, their keys and values."""
+        """Append events with their keys and values."""
         start, stop = self.length, self.length + len(items)
         self.items[start:stop] = items
         self.feeds["past_time"][start:stop] = times
@@ -104,7 +104,7 @@ class _Kept:
         self.length, self.last = stop, {}
 
     def with_room(self, shapes: Shapes, places: int) -> "_Kept":
-        """The same with more places."""
+        """Return a copy with more places."""
         roomier = _Kept(shapes, places)
         roomier.extend(
             self.items[: self.length],
@@ -115,10 +115,10 @@ class _Kept:
 
 
 class IncrementalEncoder:
-    """Sequences under keys, encoded by a step graph as `services.offline.training.step_export` makes it. Thread-safe.
+    """Sequences under keys, encoded by a step graph of `services.offline.training.step_export`. Thread-safe.
 
-    `session` is an ONNX Runtime session over the graph (or anything with its get_inputs, get_outputs and run);
-    `max_bytes` bounds what is kept. One model only: another model's keys and values are another encoder's.
+    session: an ONNX Runtime session over the graph (or an object with its get_inputs, get_outputs and run). max_bytes:
+    limit of the cache. One encoder serves one model.
     """
 
     def __init__(self, session: Any, *, max_bytes: int) -> None:
@@ -149,7 +149,7 @@ class IncrementalEncoder:
     def encode(
         self, key: int, items: IntArray, times: IntArray, user_index: int, positions: IntArray
     ) -> tuple[dict[str, FloatArray], int]:
-        """The states after the events at `positions` of a window, and how many events were not encoded anew.
+        """Return the states after the events at `positions` of a window, and the number of reused events.
 
         Shapes: items, times (n,), n at least 1; positions (M,), never decreasing -> components (M, P_q, d) and, for a
         mixture, gate (M, P), by name.
@@ -159,7 +159,7 @@ class IncrementalEncoder:
             common = 0 if kept is None else kept.in_common(items, times)
             known = self._known(kept, common, user_index, positions)
             left = positions[known:]
-            # A state inside what is kept is had by encoding from there on again; rare: for events out of order.
+            # A state inside the cached part needs encoding from there on; rare: only for out-of-order events.
             start = min(common, int(left[0])) if len(left) else len(items)
             states: dict[str, FloatArray] = {}
             if kept is not None and start:
@@ -176,18 +176,18 @@ class IncrementalEncoder:
         return states, start
 
     def drop(self, key: int) -> None:
-        """Forget what is kept under a key."""
+        """Remove a key."""
         with self._lock:
             self._remove(key)
             self._counts = self._counts.plus([], [], held_bytes=self._bytes)
 
     def counts(self) -> CacheCounts:
-        """Since the beginning, and now."""
+        """Totals since the creation, and the present content."""
         with self._lock:
             return self._counts
 
     def _known(self, kept: _Kept | None, common: int, user_index: int, positions: IntArray) -> int:
-        """How many of the positions are the last kept event's, whose states were asked for when it came."""
+        """Return how many of the positions are the last cached event's, whose states are cached."""
         if kept is None or not kept.last or common < kept.length or kept.last_user != user_index:
             return 0
         return int((positions == common - 1).sum()) if positions[0] == common - 1 else 0
@@ -227,7 +227,7 @@ class IncrementalEncoder:
     def _remember(
         self, key: int, length: int, positions: IntArray, states: dict[str, FloatArray], user_index: int
     ) -> None:
-        """Keep the states after the last event: the next event asks for them as the states before it."""
+        """Cache the states after the last event: the next event requests them as the states before it."""
         kept = self._kept.get(key)
         if kept is not None:
             kept.last = (

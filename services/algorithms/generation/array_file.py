@@ -1,7 +1,7 @@
-"""Arrays of the generation side on disk: one safetensors file with a format number and a checksum inside.
+"""Array files of the generation side: safetensors with a format number and a checksum inside.
 
-A trie must be refused by itself when its file was cut short or belongs to another version, before anybody looks at a
-manifest; the mapped pages are shared between processes. Nothing here knows what the arrays mean.
+A trie file that is truncated or of another version must be rejected without a manifest; processes share the mapped
+pages. What the arrays mean is not known here.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ Arrays = dict[str, npt.NDArray[Any]]
 
 
 def write_arrays(path: Path, arrays: Mapping[str, npt.NDArray[Any]], *, kind: str, version: int) -> None:
-    """Written aside, flushed, then renamed into place. `kind` and `version` are asked for again when it is read."""
+    """Write under another name, flush, then rename into place. `read_arrays` checks `kind` and `version`."""
     aside = path.with_name(f".{path.name}.{os.getpid()}.writing")
     aside.unlink(missing_ok=True)
     seal: Arrays = {"version": np.array([version], dtype=np.int64), "checksum": _checksum(arrays, kind, version)}
@@ -31,9 +31,9 @@ def write_arrays(path: Path, arrays: Mapping[str, npt.NDArray[Any]], *, kind: st
 
 
 def read_arrays(path: Path, names: tuple[str, ...], *, kind: str, version: int) -> Arrays:
-    """The arrays, memory-mapped, after one pass over the file for its checksum (1.5 GB a second).
+    """Return the memory-mapped arrays after one pass over the file for its checksum (1.5 GB a second).
 
-    Raises: BundleError, with both values, for a file that is missing, cut short, altered, or of another version.
+    Raises: BundleError, with both values, for a file that is missing, truncated, altered, or of another version.
     """
     if not path.is_file():
         raise BundleError(f"{path} is missing; expected the {kind}")

@@ -1,12 +1,12 @@
-"""Permutation decoding: the catalogue's identifiers that score best when their phrases may come in any order.
+"""Permutation decoding: the identifiers with the best scores when their phrases may come in any order.
 
-The score (the paper leaves it to arXiv:2209.05861; docs/decisions/017-permutation-decoding.md): an identifier with
+The score (not in the paper: arXiv:2209.05861; docs/decisions/017-permutation-decoding.md): an identifier with
 tokens d^1 ... d^n, n at most s, has max over injective maps pi of its tokens to the s positions of
-sum_i log P~_pi(i)(d^i), plus log P~_t([PAD]) at the positions that no token takes. mode "fixed" allows the identity
-map alone, token i at position i: what training optimised, and the ablation.
+sum_i log P~_pi(i)(d^i), plus log P~_t([PAD]) at the positions without a token. mode "fixed" allows only the identity
+map, token i at position i: the objective of training, and the ablation.
 
-An identifier's score is exact whenever it is found; a beam decides only which parts of the trie are looked at, and
-`bound` says what may have been missed. Shortlists, weights and text are not known here.
+The score of a found identifier is exact. A beam limits the searched part of the trie, and `bound` limits the scores of
+the rest. Shortlists, weights and text are not known here.
 
 Letters: s positions, U tokens scored, K results.
 """
@@ -29,8 +29,7 @@ MODES: tuple[Mode, ...] = ("permutation", "fixed")
 class Decoded:
     """Best first, ties by identifier: identifiers (n,) int32, scores (n,) float64 natural logarithms, n at most K.
 
-    No identifier made of the given tokens that is missing scores above `bound`; -inf: none is missing for lack of
-    beams.
+    No missing identifier of the given tokens scores above `bound`; -inf: the beam omitted none.
     """
 
     identifiers: npt.NDArray[np.int32]
@@ -40,7 +39,7 @@ class Decoded:
 
     @property
     def exact(self) -> bool:
-        """Whether these are proven the best there are, float32 rounding aside."""
+        """Whether these are proven the best, except for float32 rounding."""
         return self.bound <= (self.scores[-1] if len(self.scores) == self.results else -np.inf)
 
     def __len__(self) -> int:
@@ -61,11 +60,12 @@ def decode(
     items: ItemRows | None = None,
     allowed: npt.NDArray[np.bool_] | None = None,
 ) -> Decoded:
-    """The `results` best identifiers whose tokens are all among `tokens`.
+    """Return the `results` best identifiers whose tokens are all among `tokens`.
 
-    Shapes: scores (s, U) float32, tokens (U,) rising, the first of them [PAD]; allowed (X,) over the rows of `items`:
-            an identifier comes out only if one of its items is allowed.
-    Raises: ValueError if shapes differ, a score is not finite, or the trie holds identifiers longer than s.
+    Shapes: scores (s, U) float32, tokens (U,) ascending, the first of them [PAD]; allowed (X,) over the rows of
+    `items`:
+    an identifier needs at least one allowed item.
+    Raises: ValueError if shapes differ, a score is not finite, or the trie has identifiers longer than s.
     Cost:   per position, the children of at most `beams` nodes.
     """
     if scores.ndim != 2 or scores.shape[1] != len(tokens):
@@ -82,7 +82,7 @@ def decode(
         raise ValueError("allowed is given without items; allowed: both or neither")
     by_token = np.ascontiguousarray(scores.T, dtype=np.float32)
     padding = by_token[0]
-    # Relative to padding everywhere, so that identifiers and prefixes of any length compare.
+    # Relative to padding, so that identifiers and prefixes of any length are comparable.
     gains = by_token - padding
     if not np.isfinite(gains).all():
         raise ValueError("scores hold a value that is not finite")
@@ -100,7 +100,7 @@ def decode(
 
 
 def assignment_score(scores: npt.NDArray[np.float32], padding: npt.NDArray[np.float32]) -> float:
-    """The score of one identifier, by the definition's own words: the best assignment of n tokens to s positions.
+    """Return the score of one identifier by definition: the best assignment of n tokens to s positions.
 
     Shapes: scores (n, s) of its tokens at the positions, padding (s,). Cost: s 2^s; for tests and explanations.
     """

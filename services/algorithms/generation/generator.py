@@ -1,7 +1,7 @@
 """From the phrase encoder's output to identifiers and items: shortlist, scores, permutation decoding, in one call.
 
-Every answer is an identifier of the trie by construction: the trie is walked, nothing is spelled out. Insert and
-delete are seen by the next query. Where x comes from, and what item rows mean, is not known here.
+Every answer is an identifier of the trie, since decoding walks the trie. The next query sees inserts and deletes. The
+origin of x and the meaning of item rows are not known here.
 
 Letters: s positions, D width, U union, V vocabulary size, X items, K results.
 """
@@ -31,7 +31,7 @@ _WIDEN = 8
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GeneratorSettings:
-    """k sets joined, nodes kept per level, and whether tokens may come in any order."""
+    """k: number of joined sets; nodes per level; and whether tokens may come in any order."""
 
     sets: int = 5
     beams: int = 256
@@ -57,7 +57,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """Best first. `union_size`: phrases scored, U. `exact`: proven the best that these phrases make."""
+    """Best first. union_size: number of scored phrases, U. exact: proven the best identifiers of these phrases."""
 
     answers: list[Answer]
     union_size: int
@@ -66,9 +66,9 @@ class Generated:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Generator:
-    """The parts that decoding needs, checked against each other. Safe from several threads.
+    """The parts for decoding, checked against each other. Thread-safe.
 
-    `token_rows` (V,): where the parts have a token of the vocabulary, if not at its own number (locality.py).
+    token_rows (V,): the parts' row of each token of the vocabulary, if it is not the token's number (locality.py).
     """
 
     output_layer: OutputLayer
@@ -79,7 +79,7 @@ class Generator:
     token_rows: npt.NDArray[np.int32] | None = None
 
     def __post_init__(self) -> None:
-        """Raises: ValueError where vocabulary sizes, widths or identifiers of two parts differ; names both."""
+        """Raises: ValueError with both values if vocabulary sizes, widths or identifiers of two parts differ."""
         for name, tokens in (("shortlist", self.shortlist.num_tokens), ("trie", self.trie.num_tokens)):
             if tokens != len(self.output_layer):
                 raise ValueError(f"{name} is of {tokens} tokens, the output layer of {len(self.output_layer)}")
@@ -113,7 +113,7 @@ class Generator:
         precision: Literal["int8", "float16"] = "int8",
         settings: GeneratorSettings | None = None,
     ) -> Self:
-        """From a trained model and its identifiers, phrases of one shortlist laid side by side.
+        """Build from a trained model and its identifiers; phrases of one shortlist become adjacent.
 
         Shapes: weights (V, D), centers (m, D), sets (m, r) most probable first. Raises: ValueError as the parts do.
         """
@@ -136,7 +136,7 @@ class Generator:
         )
 
     def save(self, folder: Path) -> list[str]:
-        """One file per part; their names. Raises: ValueError if identifiers were inserted or deleted since."""
+        """Write one file per part; return their names. Raises: ValueError after inserts or deletes."""
         folder.mkdir(parents=True, exist_ok=True)
         self.output_layer.save(folder / "output_layer")
         self.shortlist.save(folder / "shortlist")
@@ -149,8 +149,10 @@ class Generator:
 
     @classmethod
     def load(cls, folder: Path) -> Self:
-        """Memory-mapped. Raises: BundleError for a file that is missing, cut short, altered, or of another version;
-        for parts that do not fit each other, with both values."""
+        """Load memory-mapped. Raises: BundleError for a file that is missing, truncated, altered, or of another
+        version;
+        for parts that do not match, with both values.
+        """
         found = read_arrays(folder / "decoding", ("places", "settings"), kind="decoding", version=1)
         sets, beams, mode = found["settings"].tolist()
         try:
@@ -173,16 +175,17 @@ class Generator:
         k: int,
         allowed: npt.NDArray[np.bool_] | None = None,
     ) -> Generated:
-        """The `k` best identifiers with an allowed item. Shapes: x (1 + s, D), x_0 first; allowed (X,) over item rows.
+        """Return the `k` best identifiers with an allowed item. Shapes: x (1 + s, D), x_0 first; allowed (X,) over item
+        rows.
 
-        A filter does not starve the answer: while it is shorter than k and nodes were left out, more are kept.
+        A filter does not empty the answer: while it has fewer than k and nodes were omitted, the beam widens.
         Raises: ValueError for another shape, k below 1, or a value that is not finite.
         """
         if x.ndim != 2 or len(x) < 2:
             raise ValueError(f"x has shape {x.shape}; allowed: (1 + s, {self.output_layer.width})")
         tokens = self.shortlist.tokens(x[0], self.settings.sets)
         scores = self.output_layer.scores(x[1:], tokens)
-        items = self.identifiers.items()  # before the trie: identifiers come to the table first
+        items = self.identifiers.items()  # before the trie: the table gets an identifier first
         beams = self.settings.beams
         while True:
             found = decode(
@@ -202,8 +205,10 @@ class Generator:
         return Generated(answers, len(tokens), found.exact)
 
     def insert(self, text: str, tokens: Sequence[int], item_rows: Sequence[int]) -> int:
-        """A new identifier, found from the next query on; its number. Raises: ValueError for tokens or rows it cannot
-        have (more tokens than positions among them), and nothing is inserted then."""
+        """Insert an identifier, found from the next query on; return its number. Raises: ValueError for invalid tokens
+        or rows
+        (such as more tokens than positions); then nothing is inserted.
+        """
         self.trie.check(tokens)
         if self.token_rows is not None:
             tokens = self.token_rows[np.asarray(tokens)].tolist()
@@ -212,5 +217,5 @@ class Generator:
         return identifier
 
     def delete(self, identifier: int) -> bool:
-        """Not found from the next query on. Whether it was there."""
+        """Delete an identifier, hidden from the next query on. Return whether it existed."""
         return self.trie.delete(identifier)

@@ -1,8 +1,8 @@
-"""What identifiers say and which items they stand for: titles, keywords, pseudo-queries.
+"""Identifiers' texts and their items: titles, keywords, pseudo-queries.
 
-An item may have several identifiers and an identifier several items (equal titles). Text and item rows are two flat
-arrays each with boundaries, memory-mapped; identifiers that come while serving are kept beside them. Item rows are
-positions in somebody's item table; that table, tokens and scores are not known here.
+An item may have several identifiers, and an identifier several items (equal titles). Text and item rows are two flat
+memory-mapped arrays with boundaries; identifiers added while serving are in separate lists. Item rows are positions in
+the caller's item table; that table, tokens and scores are not known here.
 
 Letters: I identifiers, X items.
 """
@@ -27,10 +27,12 @@ _NAMES = ("letters", "letter_offsets", "rows", "row_offsets")
 
 
 class IdentifierTable:
-    """Identifiers 0 to I - 1: text and item rows. Safe from several threads."""
+    """Identifiers 0 to I - 1: text and item rows. Thread-safe."""
 
     def __init__(self, letters: npt.NDArray[np.uint8], letter_offsets: Offsets, rows: Rows, row_offsets: Offsets):
-        """UTF-8 text end to end with I + 1 boundaries, and item rows likewise. Raises: ValueError where unequal."""
+        """UTF-8 text, concatenated with I + 1 boundaries, and item rows likewise. Raises: ValueError if their numbers
+        differ.
+        """
         for name, flat, offsets in (("letters", letters, letter_offsets), ("rows", rows, row_offsets)):
             if len(offsets) < 1 or offsets[0] != 0 or offsets[-1] != len(flat) or (np.diff(offsets) < 0).any():
                 raise ValueError(f"the boundaries of {name} do not run from 0 to {len(flat)}")
@@ -46,7 +48,9 @@ class IdentifierTable:
 
     @classmethod
     def build(cls, texts: Sequence[str], item_rows: Sequence[Sequence[int]]) -> Self:
-        """Text and items of each identifier. Raises: ValueError for unequal numbers or an identifier of no item."""
+        """Build from each identifier's text and items. Raises: ValueError for unequal numbers or an identifier without
+        item.
+        """
         if len(texts) != len(item_rows):
             raise ValueError(f"{len(texts)} texts for {len(item_rows)} lists of items")
         encoded = [text.encode("utf-8", errors="replace") for text in texts]
@@ -66,7 +70,7 @@ class IdentifierTable:
 
     @property
     def nbytes(self) -> int:
-        """Of what came from the file."""
+        """Bytes of the file's part."""
         items = self._items
         return self._letters.nbytes + self._letter_offsets.nbytes + items.rows.nbytes + items.offsets.nbytes
 
@@ -78,11 +82,11 @@ class IdentifierTable:
         return self._letters[begin:end].tobytes().decode("utf-8")
 
     def items(self) -> ItemRows:
-        """The items of all identifiers there are now."""
+        """Return the items of all present identifiers."""
         return self._items
 
     def add(self, text: str, item_rows: Sequence[int]) -> int:
-        """A new identifier, and its number: the next one. An item's further identifier is added the same way.
+        """Add an identifier and return its number, the next one; also for a further identifier of an item.
 
         Raises: ValueError for no items or a negative row.
         """
@@ -93,12 +97,12 @@ class IdentifierTable:
             number = len(self)
             used = len(self._added_texts)
             begin = int(self._added_offsets[used])
-            # Room grows by half, and is written where no reader's slice reaches.
+            # Room grows by half, and writes never reach a reader's slice.
             self._added_rows = _with_room(self._added_rows, begin + len(rows))
             self._added_offsets = _with_room(self._added_offsets, used + 2)
             self._added_rows[begin : begin + len(rows)] = rows
             self._added_offsets[used + 1] = begin + len(rows)
-            self._added_texts.append(text)  # before the items: a reader that sees those finds it
+            self._added_texts.append(text)  # before the items: a reader that sees those finds the text
             self._items = ItemRows(
                 self._items.rows,
                 self._items.offsets,
@@ -108,7 +112,7 @@ class IdentifierTable:
             return number
 
     def save(self, path: Path) -> None:
-        """Raises: ValueError if identifiers were added since: they are replayed, as the trie's are."""
+        """Write the table. Raises: ValueError after additions: they are replayed, as the trie's are."""
         if self._added_texts:
             raise ValueError(f"{len(self._added_texts)} identifiers were added; only a built table is saved")
         arrays = (self._letters, self._letter_offsets, self._items.rows, self._items.offsets)
@@ -116,7 +120,7 @@ class IdentifierTable:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Memory-mapped. Raises: BundleError for a file that is cut short, altered, or of another version."""
+        """Load memory-mapped. Raises: BundleError for a file that is truncated, altered, or of another version."""
         found = read_arrays(path, _NAMES, kind="identifiers", version=VERSION)
         try:
             return cls(*(found[name] for name in _NAMES))

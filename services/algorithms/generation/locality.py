@@ -1,9 +1,9 @@
-"""An order of the vocabulary in which the phrases of one shortlist lie side by side.
+"""A vocabulary order in which the phrases of one shortlist are adjacent.
 
-A shortlist's 25,000 rows lie scattered over gigabytes; each costs a page walk and a row of the memory that has to be
-opened. Where neighbours in a shortlist are neighbours in memory, the same rows cost less than half (2.1 ms against 5.4
-of processor time for 25,000 of 5 million int8 rows in runs of 25). Nothing but the numbering of phrases inside a
-generator changes. Knows only sets and vectors.
+A shortlist's 25,000 rows are scattered over gigabytes; each costs a page walk and opens a memory row. If phrases that
+are adjacent in a shortlist are adjacent in memory, the same rows cost less than half (2.1 ms against 5.4 of processor
+time for 25,000 of 5 million int8 rows in runs of 25). Only the generator's internal numbering of phrases changes. Only
+sets and vectors are known here.
 
 Letters: V vocabulary size, m vectors, r tokens of a set, D width.
 """
@@ -17,11 +17,12 @@ _PADDING = 0
 
 
 def locality_order(centers: npt.NDArray[np.float32], sets: Tokens, *, num_tokens: int) -> Tokens:
-    """`token_rows` (V,): where each token goes; [PAD] stays at 0.
+    """Return `token_rows` (V,), the new row of each token; [PAD] stays at 0.
 
-    Shapes: centers (m, D), sets (m, r), most probable first. A token's home is the set where it stands highest (the
-    first of equals); homes follow each other so that similar vectors are near, tokens by their standing. Tokens in no
-    set keep their order, at the end.   Cost: m r operations.
+    Shapes: centers (m, D), sets (m, r), most probable first. A token's home is the set with its best rank (the first of
+    equals). Homes are ordered so that similar vectors are near, tokens of a home by rank. Tokens in no set come last,
+    in
+    their order.   Cost: m r operations.
     """
     chain = _chain(centers)
     home = np.full(num_tokens, len(sets), dtype=np.int64)
@@ -39,7 +40,7 @@ def locality_order(centers: npt.NDArray[np.float32], sets: Tokens, *, num_tokens
 
 
 def _chain(centers: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
-    """An order of vectors: halved again and again along the line between two that are far apart."""
+    """Return an order of vectors, made by repeated halving along the line between two distant ones."""
     order = np.arange(len(centers))
     waiting = [(0, len(order))]
     while waiting:

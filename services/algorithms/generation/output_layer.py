@@ -1,10 +1,10 @@
 """The output layer's weights: a row per phrase, in int8 or half precision, memory-mapped, scored row by row.
 
-log P~_t(v | q) = <x_t, w_v>: training drives the partition sum to 1 (loss l3), so nothing is summed over the
-vocabulary. Five million rows of 384 take 1.9 GB in int8, and a shortlist reads 25,000 of them. Which rows to read,
-and what a row stands for, is not known here.
+log P~_t(v | q) = <x_t, w_v>: training drives the partition sum to 1 (loss l3), so no sum over the vocabulary is needed.
+Five million rows of 384 take 1.9 GB in int8, and a shortlist reads 25,000 of them. The choice and meaning of rows are
+not known here.
 
-Letters: V vocabulary size, D width, s positions, U tokens asked for.
+Letters: V vocabulary size, D width, s positions, U requested tokens.
 """
 
 from pathlib import Path
@@ -25,15 +25,17 @@ _NAMES = ("weights", "scales")
 
 
 class OutputLayer:
-    """Weights (V, D) of the vocabulary's phrases. Safe from several threads: nothing changes."""
+    """Weights (V, D) of the vocabulary's phrases. Immutable, so thread-safe."""
 
     def __init__(self, rows: CodedRows | HalfRows) -> None:
         self._rows = rows
 
     @classmethod
     def from_weights(cls, weights: Floats, *, precision: Literal["int8", "float16"] = "int8") -> Self:
-        """From float32 (V, D). int8: one step per row, so a score is off by at most ||x||_1 step / 2 and the query's
-        own rounding. Raises: ValueError for no rows, other precisions, or a weight that is not finite."""
+        """Build from float32 (V, D). int8: one step per row, so a score's error is at most ||x||_1 step / 2 plus the
+        query's
+        own rounding. Raises: ValueError for no rows, other precisions, or a weight that is not finite.
+        """
         if weights.ndim != 2 or 0 in weights.shape:
             raise ValueError(f"weights have shape {weights.shape}; allowed: (V, D), both at least 1")
         if not np.isfinite(weights).all():
@@ -64,7 +66,7 @@ class OutputLayer:
         return "int8" if isinstance(self._rows, CodedRows) else "float16"
 
     def scores(self, x: Floats, tokens: Tokens) -> Floats:
-        """<x_t, w_v> at every position for some tokens: x (s, D), tokens (U,) -> (s, U), a view of (U, s).
+        """Return <x_t, w_v> at every position for some tokens: x (s, D), tokens (U,) -> (s, U), a view of (U, s).
 
         Raises: ValueError for another width, a value that is not finite, or a token outside the vocabulary.
         """
@@ -73,15 +75,15 @@ class OutputLayer:
         return token_scores(self._rows, self._checked(x), np.ascontiguousarray(tokens, dtype=np.int32))
 
     def full_scores(self, x: Floats) -> Floats:
-        """The same for the whole vocabulary: (s, V). What a shortlist is measured against."""
+        """Return the scores of the whole vocabulary (s, V), the reference for a shortlist."""
         return token_scores(self._rows, self._checked(x), None)
 
     def decoded(self, begin: int = 0, end: int | None = None) -> Floats:
-        """Rows `begin` to `end` as float32."""
+        """Return rows `begin` to `end` as float32."""
         return self._rows.decoded(slice(begin, end))
 
     def decoded_rows(self, tokens: npt.NDArray[np.integer]) -> Floats:
-        """Some rows as float32: (U, D)."""
+        """Return some rows as float32: (U, D)."""
         return self._rows.decoded(tokens)
 
     def save(self, path: Path) -> None:
@@ -91,7 +93,7 @@ class OutputLayer:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Memory-mapped. Raises: BundleError for a file that is cut short, altered, or of another version."""
+        """Load memory-mapped. Raises: BundleError for a file that is truncated, altered, or of another version."""
         found = read_arrays(path, _NAMES, kind="output layer", version=VERSION)
         weights, scales = found["weights"], found["scales"]
         if weights.ndim != 2 or 0 in weights.shape or len(scales) not in (0, len(weights)):

@@ -1,7 +1,7 @@
-"""The `phrases/` part of a text bundle: a generator, its vocabulary and the encoder, written and read as one.
+"""The `phrases/` part of a text bundle: a generator, its vocabulary and the encoder, written and read together.
 
-A vocabulary, weights, trie and identifiers that were not made for each other are refused, naming both values; each
-file's own reader refuses one that is cut short. It knows no encoder and no tokens.
+A mismatch of vocabulary, weights, trie and identifiers is an error with both values; each file's own reader rejects a
+truncated one. Encoders and tokens are not known here.
 """
 
 from dataclasses import dataclass
@@ -17,16 +17,16 @@ VOCABULARY = "vocabulary"
 
 @dataclass(frozen=True, slots=True)
 class PhraseParts:
-    """What generates, and what writes a new identifier in tokens."""
+    """The generator, and the vocabulary that tokenizes new identifiers."""
 
     generator: Generator
     vocabulary: PhraseVocabulary
 
 
 def save_phrases(folder: Path, parts: PhraseParts, encoder: Path) -> dict[str, Path]:
-    """Write all files but the encoder's graph into `folder`; each one's path by name, as `add_phrases` takes them.
+    """Write all files but the encoder's graph into `folder`; return the path of each by name, for `add_phrases`.
 
-    Raises: ValueError for a trie or identifiers that changed since they were built.
+    Raises: ValueError for a trie or identifiers that changed after they were built.
     """
     names = [*parts.generator.save(folder), VOCABULARY]
     parts.vocabulary.save(folder / VOCABULARY)
@@ -34,9 +34,9 @@ def save_phrases(folder: Path, parts: PhraseParts, encoder: Path) -> dict[str, P
 
 
 def load_phrases(bundle: TextBundle) -> PhraseParts:
-    """Everything but the encoder, memory-mapped.
+    """Load everything but the encoder, memory-mapped.
 
-    Raises: BundleError where the bundle has no such part, a file is missing or cut short, or two of them disagree.
+    Raises: BundleError if the bundle has no such part, a file is missing or truncated, or two of them disagree.
     """
     said = bundle.phrases
     for name in (*FILES, VOCABULARY):

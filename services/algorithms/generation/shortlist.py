@@ -1,10 +1,10 @@
-"""Which phrases are worth scoring: m vectors c_i, each with the r phrases most probable under it (PIXAR, section 4.2).
+"""The phrases to score: m vectors c_i, each with its r most probable phrases (PIXAR, section 4.2).
 
-A query's x_0 picks the k vectors with the largest products; the union of their sets is scored at every position. The
-padding token is always in it, since every answer shorter than s is scored with it. How the vectors came about
+A query's x_0 selects the k vectors with the largest products; the union of their sets is scored at every position. It
+always contains the padding token, which scores every answer shorter than s. Training of the vectors
 (services/offline/training/phrases) is not known here.
 
-Letters: m vectors, r tokens of a set, k sets joined, U union, D width, V vocabulary size.
+Letters: m vectors, r tokens of a set, k joined sets, U union, D width, V vocabulary size.
 """
 
 from pathlib import Path
@@ -25,7 +25,7 @@ _NAMES = ("centers", "sets", "num_tokens")
 
 
 class Shortlist:
-    """Safe from several threads: nothing changes."""
+    """Immutable, so thread-safe."""
 
     def __init__(self, centers: Floats, sets: Tokens, *, num_tokens: int) -> None:
         """Shapes: centers (m, D) float32, sets (m, r) int32 of tokens below V = `num_tokens`. Raises: ValueError."""
@@ -46,7 +46,8 @@ class Shortlist:
     def tokens(self, x0: Floats, k: int) -> Tokens:
         """x0 (D,) -> the union of the k nearest sets and the padding token: (U,) int32, sorted, unique.
 
-        k above m takes all sets. Ties of products go to the lower number. Raises: ValueError for another width, k
+        k above m takes all sets. Ties of products are resolved to the lower number. Raises: ValueError for another
+        width, k
         below 1, or a value that is not finite.
         """
         if x0.shape != (self.centers.shape[1],):
@@ -69,7 +70,7 @@ class Shortlist:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Memory-mapped. Raises: BundleError for a file that is cut short, altered, or of another version."""
+        """Load memory-mapped. Raises: BundleError for a file that is truncated, altered, or of another version."""
         found = read_arrays(path, _NAMES, kind="shortlist", version=VERSION)
         try:
             return cls(found["centers"], found["sets"], num_tokens=int(found["num_tokens"][0]))

@@ -1,8 +1,8 @@
 """The trie of all document identifiers: mapped from a file, changed while it serves.
 
-What came from the file never changes. Inserted identifiers live in small tries beside it, merged as they grow, and a
-deleted one is struck off a list that a search looks at: both are seen by the next query. The file holds the big trie
-alone; changes are replayed from wherever they came. Nothing here knows scores, items or text.
+The file's trie is immutable. Inserted identifiers are in separate small tries, which are merged as they grow, and
+deleted ones in a list that searches check; the next query sees both. The file has only the large trie; the caller
+replays changes. Scores, items and text are not known here.
 
 Letters: I identifiers, n tokens of an identifier, N nodes.
 """
@@ -23,14 +23,15 @@ from services.algorithms.ops.trie_search import MAX_POSITIONS, Ints, TrieArrays,
 PADDING = 0
 VERSION = 1
 
-# A part is merged into the one before it once it is an eighth of it: an insert rebuilds a handful of identifiers most
-# of the time, and a search walks few parts.
+# A part at least an eighth of the one before it is merged into that: most inserts rebuild a handful of identifiers, and
+# a
+# search walks few parts.
 _MERGE_AT = 8
 
 
 @dataclass(frozen=True, slots=True)
 class TrieView:
-    """What one search walks: parts, and which identifiers are struck off (len: ids up to the highest one)."""
+    """A search's snapshot: parts, and which identifiers are deleted (len: ids up to the highest one)."""
 
     parts: tuple[TrieArrays, ...]
     deleted: npt.NDArray[np.bool_]
@@ -44,10 +45,12 @@ class _Addition:
 
 
 class IdentifierTrie:
-    """Token sequences of identifiers; several identifiers may have equal sequences. Safe from several threads."""
+    """Token sequences of identifiers; several identifiers may have equal sequences. Thread-safe."""
 
     def __init__(self, arrays: TrieArrays, *, max_tokens: int, num_tokens: int) -> None:
-        """Longest sequence allowed, and the vocabulary's size V. Raises: ValueError if either is out of range."""
+        """max_tokens: longest allowed sequence; num_tokens: the vocabulary's size V. Raises: ValueError if out of
+        range.
+        """
         if not 1 <= max_tokens <= MAX_POSITIONS:
             raise ValueError(f"max_tokens={max_tokens} allowed: 1 to {MAX_POSITIONS}")
         if num_tokens < 1:
@@ -77,7 +80,9 @@ class IdentifierTrie:
         max_tokens: int,
         num_tokens: int,
     ) -> Self:
-        """Raises: ValueError naming the first sequence that is empty, too long, or holds a token outside 1 to V - 1."""
+        """Build from sequences. Raises: ValueError with the first one that is empty, too long, or has a token outside 1
+        to V - 1.
+        """
         if len(sequences) != len(identifiers):
             raise ValueError(f"{len(sequences)} token sequences for {len(identifiers)} identifiers")
         tokens, offsets = laid_end_to_end(sequences)
@@ -93,7 +98,7 @@ class IdentifierTrie:
         max_tokens: int,
         num_tokens: int,
     ) -> Self:
-        """The same from sequences laid end to end, as millions of them come: (sum of n,), (I + 1,), (I,)."""
+        """Build from millions of concatenated sequences: (sum of n,), (I + 1,), (I,)."""
         lengths = np.diff(offsets)
         wrong = np.flatnonzero((lengths < 1) | (lengths > max_tokens))
         if len(wrong):
@@ -112,7 +117,7 @@ class IdentifierTrie:
         return cls(arrays, max_tokens=max_tokens, num_tokens=num_tokens)
 
     def __len__(self) -> int:
-        """Identifiers that a search can find."""
+        """Number of identifiers that a search can find."""
         return int(np.count_nonzero(~self._deleted))
 
     def __contains__(self, identifier: int) -> bool:
@@ -120,7 +125,7 @@ class IdentifierTrie:
 
     @property
     def num_identifiers(self) -> int:
-        """One more than the highest identifier there is or was."""
+        """One more than the highest identifier so far."""
         present = np.flatnonzero(self._present)
         return int(present[-1]) + 1 if len(present) else 0
 
@@ -130,15 +135,16 @@ class IdentifierTrie:
         return sum(part.nbytes for part in self.view().parts)
 
     def view(self) -> TrieView:
-        """What a search walks now; what is inserted later does not appear in it."""
+        """Return the snapshot for a search; later inserts do not appear in it."""
         with self._lock:
             return TrieView((self._arrays, *(addition.arrays for addition in self._additions)), self._deleted)
 
     def insert(self, sequence: Sequence[int], identifier: int) -> None:
-        """Seen by the next query. Cost: a merge of small tries, 0.2 ms in the mean.
+        """Insert an identifier, visible to the next query. Cost: a merge of small tries, 0.2 ms in the mean.
 
-        Raises: ValueError as `build` does, or for an identifier that is there already, or was deleted: ids are
-        not used twice, so that an answer under way cannot name another identifier.
+        Raises: ValueError as `build`, or for an identifier that exists or was deleted: ids are not reused, so that a
+        running
+        query cannot return another identifier.
         """
         self.check(sequence)
         if not 0 <= identifier < 2**31 - 1:
@@ -159,7 +165,7 @@ class IdentifierTrie:
             self._additions = additions
 
     def check(self, sequence: Sequence[int]) -> None:
-        """Raises: ValueError for a token sequence that an identifier cannot have."""
+        """Raises: ValueError for an invalid token sequence."""
         if not 1 <= len(sequence) <= self.max_tokens:
             raise ValueError(f"an identifier of {len(sequence)} tokens; allowed: 1 to {self.max_tokens}")
         for token in sequence:
@@ -167,7 +173,7 @@ class IdentifierTrie:
                 raise ValueError(f"token={token} allowed: 1 to {self.num_tokens - 1} (0 is padding)")
 
     def delete(self, identifier: int) -> bool:
-        """Seen by the next query, and by one under way that has not come to it. Whether it was there."""
+        """Delete an identifier, also for running queries that have not reached it. Return whether it existed."""
         with self._lock:
             if identifier not in self:
                 return False
@@ -175,7 +181,7 @@ class IdentifierTrie:
             return True
 
     def save(self, path: Path) -> None:
-        """Raises: ValueError if anything was inserted or deleted: the file holds a built trie, changes are replayed."""
+        """Write the built trie. Raises: ValueError after inserts or deletes, which are replayed."""
         with self._lock:
             if self._additions or np.count_nonzero(~self._deleted) != len(self._arrays.identifiers):
                 raise ValueError("the trie has changed since it was built; only a built one is saved")
@@ -195,7 +201,7 @@ class IdentifierTrie:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Memory-mapped. Raises: BundleError for a file that is cut short, altered, or of another version."""
+        """Load memory-mapped. Raises: BundleError for a file that is truncated, altered, or of another version."""
         names = ("tokens", "children", "ends", "identifiers", "limits")
         found = read_arrays(path, names, kind="trie", version=VERSION)
         max_tokens, num_tokens = found.pop("limits").tolist()

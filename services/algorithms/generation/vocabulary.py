@@ -1,9 +1,9 @@
 """The phrase vocabulary: an identifier's text as the fewest phrases of a fixed list (PIXAR, section 4.1).
 
-A token is a phrase of whole words, a word, a piece of a word or one character; bytes stand for characters that are no
-token, so every text has an encoding. A token's flag says that the joint before it is unusual (see vocabulary_text), as
-"##" does in word pieces. It knows how to encode, decode and keep itself; which texts are worth a token is decided when
-it is fitted (services/offline/training/phrases/vocabulary_fit).
+A token is a phrase of whole words, a word, a piece of a word or one character; bytes encode other characters, so every
+text has an encoding. A token's flag marks an unusual joint before it (see vocabulary_text), like "##" in word pieces.
+This module encodes, decodes, saves and loads; fitting chooses the tokens
+(services/offline/training/phrases/vocabulary_fit).
 
 Letters: V tokens, T texts, N words of all texts together.
 """
@@ -43,9 +43,9 @@ _LEADS = range(0xC2, 0xF5)  # first bytes of characters beyond ASCII, then the b
 _FOLLOWERS = range(0x80, 0xC0)
 _LEAD, _UNUSUAL_LEAD = 1, 1 + len(_LEADS)
 _FOLLOWER = _UNUSUAL_LEAD + len(_LEADS)
-NUM_BYTE_TOKENS = _FOLLOWER + len(_FOLLOWERS)  # [PAD] among them
+NUM_BYTE_TOKENS = _FOLLOWER + len(_FOLLOWERS)  # including [PAD]
 ASCII = tuple(chr(code) for code in range(33, 127) if not chr(code).isupper())
-# What every vocabulary has: [PAD], bytes, and the characters of ASCII behind a usual and an unusual joint.
+# Part of every vocabulary: [PAD], bytes, and the ASCII characters after a usual and an unusual joint.
 FIXED_TOKENS = NUM_BYTE_TOKENS + 2 * len(ASCII)
 
 _CHARACTERS = 2 * 0x110000  # symbols of the trie of pieces: 2 * code point + flag
@@ -53,14 +53,16 @@ _TEXTS_AT_ONCE = 1 << 16
 
 
 class PhraseVocabulary:
-    """V tokens: [PAD], bytes, then `pieces` in their order. Immutable."""
+    """V tokens: [PAD], bytes, then `pieces` in order. Immutable."""
 
     def __init__(self, pieces: Sequence[Piece], counts: Sequence[int]) -> None:
-        """`pieces`: (normalised text, flag), the characters of ASCII with both flags first; `counts`: how often each
-        occurred in the texts that the vocabulary was made of, which decides between equally short encodings.
+        """pieces: (normalised text, flag), the ASCII characters with both flags first. counts: occurrences of each in
+        the fitted
+        texts; they decide between equally short encodings.
 
-        Raises: ValueError if a piece is there twice, is not normalised, has a flag before several words (a phrase has
-        one form), or the first ones are not those of ASCII.
+        Raises: ValueError if a piece repeats, is not normalised, has a flag before several words (a phrase has one
+        form), or
+        the first ones are not ASCII's.
         """
         if list(pieces[: 2 * len(ASCII)]) != ascii_pieces():
             raise ValueError(f"pieces begin with {pieces[:3]!r}; allowed: the characters of ASCII, as ascii_pieces()")
@@ -86,7 +88,7 @@ class PhraseVocabulary:
         return hashlib.sha256(self._body()).hexdigest()
 
     def phrase(self, token: int) -> str:
-        """A token's text; "##" before it says that the joint before it is unusual, "<0xE4>" is a byte."""
+        """Return a token's text; "##" before it marks an unusual joint, "<0xE4>" is a byte."""
         if not 0 <= token < len(self):
             raise ValueError(f"token={token}; allowed: 0 to {len(self) - 1}")
         if token == PAD:
@@ -97,12 +99,14 @@ class PhraseVocabulary:
         return ("##" if unusual else "") + text
 
     def count(self, token: int) -> int:
-        """How often the token's text occurred when the vocabulary was made; 0 for [PAD] and bytes."""
+        """Return the occurrences of the token's text in the fitted texts; 0 for [PAD] and bytes."""
         return int(self._counts[token])
 
     def encode(self, text: str) -> list[int]:
-        """The fewest tokens that give the normalised text back; of equally few those with the largest sum of counts,
-        then the longest first. [] if nothing is left of the text."""
+        """Return the fewest tokens that restore the normalised text; among equals those with the largest sum of counts,
+        then the
+        longest first. [] if normalisation empties the text.
+        """
         return self.encode_all([text])[0]
 
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
@@ -113,7 +117,7 @@ class PhraseVocabulary:
         return encoded
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """The text of an encoding, normalised; [PAD] is passed over. Broken bytes become U+FFFD."""
+        """Return the normalised text of an encoding; [PAD] is skipped. Invalid bytes become U+FFFD."""
         words: list[Piece] = []
         waiting = bytearray()
         unusual = False
@@ -138,7 +142,7 @@ class PhraseVocabulary:
         return joined(words)
 
     def save(self, path: Path) -> None:
-        """One JSON line that says what follows and its SHA-256, then a line per piece; written aside and renamed."""
+        """Write a JSON line with the format and a SHA-256, then a line per piece; rename into place."""
         body = self._body()
         header = {
             "format": FORMAT,
@@ -158,7 +162,7 @@ class PhraseVocabulary:
 
     @classmethod
     def load(cls, path: Path) -> "PhraseVocabulary":
-        """Raises: BundleError for a file that is none, of another version, cut short or changed."""
+        """Load a vocabulary. Raises: BundleError for an invalid, truncated or altered file, or for another version."""
         try:
             first, _, body = path.read_bytes().partition(b"\n")
             header = json.loads(first)
@@ -206,7 +210,7 @@ class PhraseVocabulary:
         return PieceTrie.build(letters.symbols, letters.starts, numbers, _CHARACTERS)
 
     def lattice(self, texts: Sequence[str]) -> Lattice:
-        """All ways to write normalised texts in this vocabulary's tokens."""
+        """Return all ways to write normalised texts in this vocabulary's tokens."""
         words = Words(known=self._words)
         found = cut(texts, words)
         forms, form_of = np.unique(found.symbols, return_inverse=True)
@@ -245,19 +249,19 @@ class PhraseVocabulary:
 
 
 def ascii_pieces() -> list[Piece]:
-    """The characters that every vocabulary has, behind a usual and behind an unusual joint."""
+    """Return the characters of every vocabulary, after a usual and after an unusual joint."""
     return [(character, unusual) for unusual in (False, True) for character in ASCII]
 
 
 def _end_with_words(matches: Matches, ends: npt.NDArray[np.bool_]) -> None:
-    """Take away, in place, phrases that end inside a word."""
+    """Remove, in place, phrases that end inside a word."""
     for taken in range(2, matches.shape[1] + 1):
         positions = np.flatnonzero(matches[:, taken - 1] >= 0)
         matches[positions[~ends[positions + taken - 1]], taken - 1] = -1
 
 
 def _spelt(way: Way) -> Integers:
-    """The distinct words' tokens, flat: pieces as they are, other characters as their bytes."""
+    """Return the distinct words' tokens, flat: pieces unchanged, other characters as bytes."""
     if (way.parts >= 0).all():
         return way.parts.astype(np.int64)
     tokens: list[int] = []

@@ -1,8 +1,8 @@
-"""All ways to cut a set of texts into pieces, and the cheapest of them.
+"""All ways to cut texts into pieces, and the cheapest of them.
 
-Two levels: a word is cut into parts, each distinct word once; a text is cut into phrases, and words between them at
-their parts' cost. Encoding takes the cheapest way with all pieces, fitting a vocabulary tries many with some of them
-hidden: which piece begins where is found once. It knows pieces by number only.
+Two levels: a word is cut into parts, each distinct word once; a text is cut into phrases, and into words at their
+parts' cost. Encoding takes the cheapest way with all pieces. Fitting a vocabulary tries many ways with some pieces
+hidden, so the matches of pieces are found once. Pieces are known by number only.
 
 Letters: T texts, N words of all of them, F distinct words with flags, M characters of those, C pieces.
 """
@@ -20,9 +20,12 @@ Shown = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Way:
-    """One way for every text. Shapes: steps (N,) words taken at once, 0 where the way does not stop; phrases (N,) the
-    piece of each step of two or more; of the distinct words' ways, flat in their order: parts, the piece or -1 for a
-    character written as bytes, characters, part_form; costs (F,) tokens of each distinct word."""
+    """One way for every text. Shapes: steps (N,): words taken at once, 0 if the way does not stop here; phrases (N,):
+    the
+    piece of each step of two or more. Of the distinct words' ways, flat in order: parts: the piece, or -1 for a
+    character
+    written as bytes; characters; part_form. costs (F,): tokens of each distinct word.
+    """
 
     steps: npt.NDArray[np.int32]
     phrases: npt.NDArray[np.int32]
@@ -45,7 +48,7 @@ class Lattice:
     counts: Integers
 
     def cheapest(self, shown: Shown | None = None) -> Way:
-        """The fewest tokens for each text; of equally few the largest sum of counts, then the longest piece first."""
+        """Return the fewest tokens per text; among equals the largest sum of counts, then the longest piece first."""
         num_forms = len(self.letters.starts) - 1
         parts, phrases = _visible(self.parts, shown), _visible(self.phrases, shown)
         single = parts[:, 0]

@@ -1,9 +1,8 @@
-"""Cutting sequences of symbols into the fewest known pieces, many sequences at once.
+"""Cut sequences of symbols into the fewest known pieces, many sequences at once.
 
-Two steps: where which known piece begins (a walk over sorted edges of a trie, one level at a time for all positions),
-and dynamic programming over the positions. A position that no piece reaches over splits its sequence for good, so the
-programme runs over the short stretches between such positions, all of them side by side. It knows neither texts nor
-characters.
+First, matching finds the pieces that begin at each position (a walk over sorted edges of a trie, one level at a time
+for all positions). Then dynamic programming runs over the positions. Where no piece crosses a position, the sequence is
+split, so it runs over the short stretches in between, all in parallel. Texts and characters are not known here.
 
 Letters: N symbols of all sequences together, L longest piece, V pieces, S stretches.
 """
@@ -21,7 +20,7 @@ Matches = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PieceTrie:
-    """Known sequences, level by level: sorted edges (node above, symbol) and the piece that ends there, -1 if none."""
+    """Known sequences, level by level: sorted edges (parent node, symbol) and the piece that ends there, -1 if none."""
 
     edges: tuple[Integers, ...]
     pieces: tuple[npt.NDArray[np.int32], ...]
@@ -29,7 +28,7 @@ class PieceTrie:
 
     @classmethod
     def build(cls, symbols: Integers, starts: Integers, pieces: npt.NDArray[np.int32], num_symbols: int) -> "PieceTrie":
-        """From V sequences, flat: sequence v is symbols[starts[v]:starts[v + 1]], and `pieces[v]` its number.
+        """Build from V flat sequences: sequence v is symbols[starts[v]:starts[v + 1]], and `pieces[v]` its number.
 
         Symbols are below `num_symbols`. Each sequence has at least one symbol; no two are equal.
         """
@@ -52,7 +51,7 @@ class PieceTrie:
         return cls(edges=tuple(edges), pieces=tuple(ends), num_symbols=num_symbols)
 
     def matches(self, symbols: Integers, starts: Integers) -> Matches:
-        """Which piece of n symbols begins at each position: (N, L) int32 in column n - 1, -1 for none.
+        """Return the piece of n symbols that begins at each position: (N, L) int32 in column n - 1, -1 for none.
 
         A symbol outside 0 … num_symbols - 1 matches nothing.
         """
@@ -75,12 +74,14 @@ class PieceTrie:
 
 
 def fewest(matches: Matches, unit_costs: Integers, unit_gains: Integers, counts: Integers) -> npt.NDArray[np.int32]:
-    """The cheapest way over every sequence: how many symbols are taken at once from each position (N,) int32, 0 where
-    the way does not stop.
+    """Return the cheapest way over every sequence: the symbols taken at once from each position (N,) int32, 0 if the
+    way
+    does not stop there.
 
     A step over one symbol costs `unit_costs` (N,) and gains `unit_gains` (N,); a step over n > 1 needs a piece in
-    `matches` (N, L), costs 1 and gains the piece's count. Of equal costs the larger gain is taken, of equal gains the
-    longer step. A piece of `matches` must not reach over its sequence's end.
+    `matches` (N, L), costs 1 and gains the piece's count. Of equal costs the larger gain wins, of equal gains the
+    longer
+    step. A piece of `matches` must not cross its sequence's end.
     """
     size, longest = matches.shape
     take = np.zeros(size, dtype=np.int32)
@@ -136,7 +137,7 @@ def flat(sequences: Sequence[Sequence[int]]) -> tuple[Integers, Integers]:
 
 
 def _stretches(matches: Matches) -> tuple[Integers, Integers]:
-    """Begin and end of each stretch: no piece of two or more symbols reaches over its ends."""
+    """Return begin and end of each stretch: no piece of two or more symbols crosses its ends."""
     size, longest = matches.shape
     reach = np.arange(1, size + 1)
     for taken in range(2, longest + 1):

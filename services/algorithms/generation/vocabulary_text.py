@@ -1,8 +1,8 @@
-"""Texts as the phrase vocabulary sees them: one normal form, cut into words, digits and marks with the joints between.
+"""Texts for the phrase vocabulary: one normal form, cut into words, digits and marks with the joints between them.
 
-A joint is what stands between two words: a space or nothing. The usual joint follows from the characters beside it (no
-space before a comma, one between two letters); only an unusual joint is written down, as a flag of the word behind it.
-So words and flags give back the text exactly, and most words need no second form. It knows no vocabulary.
+A joint is a space or nothing between two words. The usual joint follows from the adjacent characters (no space before a
+comma, one between two letters). Only an unusual joint is recorded, as a flag of the word after it. So words and flags
+restore the text exactly, and most words need no second form. Vocabularies are not known here.
 
 Letters: T texts, N words of all texts together.
 """
@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 Symbols = npt.NDArray[np.int64]
-# A text with its flag: whether the joint before it is unusual.
+# A text and whether the joint before it is unusual.
 Piece = tuple[str, bool]
 
 LONGEST_WORD = 32  # characters; a longer run of letters or digits is cut, so that no text is slow
@@ -27,7 +27,7 @@ _ROUNDS = 8
 
 
 class _Cleaned(dict[int, str | None]):
-    """What a character is replaced by: control characters and separators by a space, invisible ones by nothing."""
+    """Replacements of characters: a space for control characters and separators, nothing for invisible ones."""
 
     def __missing__(self, code: int) -> str | None:
         kind = unicodedata.category(chr(code))
@@ -36,7 +36,7 @@ class _Cleaned(dict[int, str | None]):
 
 
 class _Classes(dict[int, str]):
-    """Character classes: "a" letters with their marks, "0" numbers, "c" ideographs, "." everything else."""
+    """Character classes: "a" letters with their marks, "0" numbers, "c" ideographs, "." all others."""
 
     def __missing__(self, code: int) -> str:
         kind = unicodedata.category(chr(code))[0]
@@ -52,13 +52,13 @@ _WORD = re.compile(f"a{{1,{LONGEST_WORD}}}|0{{1,{LONGEST_WORD}}}|[c.]")
 
 
 def normalised(text: str) -> str:
-    """Lower case, compatibility forms composed (NFKC), no control characters, single spaces, none at the ends.
+    """Return lower case, compatibility forms composed (NFKC), no control characters, single spaces, none at the ends.
 
-    Normalising again changes nothing. "" if nothing is left.
+    Idempotent. "" if nothing remains.
     """
     if text.isascii():
         return " ".join(text.lower().translate(_CLEANED).split())
-    for _ in range(_ROUNDS):  # lower case may decompose and composition may give capitals: until neither does
+    for _ in range(_ROUNDS):  # lower case may decompose, and composition may give capitals: repeat until stable
         before = text
         text = " ".join(unicodedata.normalize("NFKC", text.lower()).translate(_CLEANED).split())
         if text == before:
@@ -67,13 +67,14 @@ def normalised(text: str) -> str:
 
 
 def usual_space(left: str, right: str) -> bool:
-    """Whether a space usually stands between two words, by the characters on both sides of the joint."""
+    """Whether two words usually have a space between them, by the adjacent characters."""
     return not (right in _CLOSING or left in _OPENING or _is_ideograph(ord(left)) or _is_ideograph(ord(right)))
 
 
 def is_whole(phrase: str) -> bool:
-    """Whether no mark is torn off: it neither begins with a closing mark nor ends with an opening one, and its brackets
-    are in pairs."""
+    """Whether the phrase neither begins with a closing mark nor ends with an opening one, and its brackets are in
+    pairs.
+    """
     return not (
         phrase[0] in _CLOSING
         or phrase[-1] in _OPENING
@@ -82,13 +83,13 @@ def is_whole(phrase: str) -> bool:
 
 
 def is_alphanumeric(character: str) -> bool:
-    """A letter, mark or number, but no ideograph, which is a word of its own."""
+    """Whether it is a letter, mark or number, but not an ideograph, which is a word by itself."""
     return _CLASSES[ord(character)] in "a0"
 
 
 @dataclass(kw_only=True, slots=True)
 class Words:
-    """Numbers for words, in the order in which they were first seen; behind those of `known`, unchanged."""
+    """Numbers of words in order of first occurrence, after those of `known`, which stay."""
 
     known: "Words | None" = None
     _ids: dict[str, int] = field(default_factory=dict)
@@ -98,7 +99,7 @@ class Words:
         return len(self._names) + (len(self.known) if self.known else 0)
 
     def number(self, word: str) -> int:
-        """The word's number, a new one if it is not known."""
+        """Return the word's number, a new one for an unknown word."""
         found = None if self.known is None else self.known._ids.get(word)
         if found is None:
             found = self._ids.get(word)
@@ -108,7 +109,7 @@ class Words:
         return found
 
     def name(self, number: int) -> str:
-        """The word of a number."""
+        """Return the word of a number."""
         if self.known is not None:
             if number < len(self.known):
                 return self.known.name(number)
@@ -118,8 +119,9 @@ class Words:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cut:
-    """Texts as flat symbols. Shapes: symbols (N,) int64, 2 * word number + (1 where the joint before is unusual);
-    starts (T + 1,) int64: text t is symbols[starts[t]:starts[t + 1]]."""
+    """Texts as flat symbols. Shapes: symbols (N,) int64, 2 * word number + (1 if the joint before is unusual);
+    starts (T + 1,) int64: text t is symbols[starts[t]:starts[t + 1]].
+    """
 
     symbols: Symbols
     starts: npt.NDArray[np.int64]
@@ -151,8 +153,10 @@ def cut(texts: Iterable[str], words: Words) -> Cut:
 
 
 def spelled(forms: Sequence[Piece]) -> Cut:
-    """Words as flat characters, 2 * code point + flag; a flag is the word's at its first character and set at all
-    others, as in "##ing"."""
+    """Return words as flat characters, 2 * code point + flag: the word's flag at its first character, set at all
+    others, as
+    in "##ing".
+    """
     starts = np.zeros(len(forms) + 1, dtype=np.int64)
     np.cumsum([len(word) for word, _ in forms], out=starts[1:])
     codes = np.frombuffer("".join(word for word, _ in forms).encode("utf-32-le"), dtype=np.uint32).astype(np.int64)
@@ -162,15 +166,17 @@ def spelled(forms: Sequence[Piece]) -> Cut:
 
 
 def word_ends(symbols: Symbols, alphanumeric: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """Whether a word boundary follows each position (N,): "vitamin b12" has none between b and 12. `alphanumeric` (N,):
-    whether the word there is letters or digits."""
+    """Return whether a word boundary follows each position (N,): "vitamin b12" has none between b and 12. alphanumeric
+    (N,):
+    whether the word there is letters or digits.
+    """
     ends = np.ones(len(symbols), dtype=bool)
     ends[:-1] = ~(((symbols[1:] & 1) == 1) & alphanumeric[1:] & alphanumeric[:-1])
     return ends
 
 
 def joined(words: Iterable[Piece]) -> str:
-    """The text of words with their flags (True: the joint before is unusual)."""
+    """Return the text of words with their flags (True: the joint before is unusual)."""
     text = ""
     parts: list[str] = []
     for word, unusual in words:

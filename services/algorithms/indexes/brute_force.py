@@ -1,8 +1,8 @@
-"""Exact top-K by scoring every item: the algorithm that the others are measured against.
+"""Exact top-K by scoring every item: the reference for the other algorithms.
 
-Exact in the design's sense: the top K of s in float64 over the stored states. A fast pass over everything finds the
-K-th score; whatever lies within its error bound of it is re-evaluated in float64, and what float64 itself cannot tell
-apart is ordered by item id. On a card this is the exact mode: its pass over everything costs what bounds would (see
+Exact means: the top K of s in float64 over the stored states. A fast pass over everything finds the K-th score; items
+within its error bound are re-evaluated in float64, and scores that float64 cannot distinguish are ordered by item id.
+On a card this is the exact mode: its pass over everything costs as much as bounds would (see
 docs/decisions/010-gpu.md).
 
 Letters: B queries, X items, K results. Cost: one pass over the allowed items, then float64 on K and a few more.
@@ -23,17 +23,17 @@ class BruteForce(ScoredIndex):
     name = "brute_force"
 
     def search(self, queries: QueryStates, k: int, allowed: Mask | None = None) -> TopK:
-        """The exact top `k` among the allowed items. See `Index.search`."""
+        """Return the exact top `k` among the allowed items. See `Index.search`."""
         self.check(queries, k, allowed)
         return self.passes.run(queries, allowed, *self.steps(k), self._answer)
 
     def first_stage(self, queries: QueryStates, size: int, allowed: Mask | None = None) -> Pool:
-        """The `size` best by the fast pass, and a bound on the rest."""
+        """Return the `size` best by the fast pass, and a bound on the rest."""
         self.check(queries, size, allowed)
         return self.passes.best_of_all(queries, size, allowed)
 
     def steps(self, k: int) -> tuple[Hashable, Callable[[Request], Any]]:
-        """What a search for `k` runs where the states are, see `Passes.run`: its key and its steps."""
+        """Return key and steps of a search for `k`, see `Passes.run`."""
         return (self, k), lambda request: self.passes.top_k(request, None, k)
 
     def _answer(self, request: Request, found: Any) -> TopK:

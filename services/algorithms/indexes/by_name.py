@@ -1,6 +1,6 @@
-"""Algorithms by the names that requests, settings and tables give them: "exact", "top_k_avg(4000)".
+"""Algorithms by their names in requests, settings and tables: "exact", "top_k_avg(4000)".
 
-One place for the names and for what their sizes mean, so that a benchmark's row can be pasted into a setting.
+One place for the names and the meaning of their sizes, for pasting a benchmark's row into a setting.
 """
 
 import re
@@ -28,8 +28,8 @@ _NOTHING: dict[str, tuple[str, ...]] = {"": ()}
 _POOL: dict[str, tuple[str, ...]] = {"N": ("pool_size",)}
 _POOL_AND_CELLS = {**_POOL, "N,C": ("pool_size", "visit")}
 
-# Name -> (what makes it, how its sizes are written and which arguments they are). N: pool size; C: cells visited, all
-# of them where left out.
+# Name -> (constructor, how its sizes are written and which arguments they are). N: pool size; C: visited cells, default
+# all.
 _ALGORITHMS: dict[str, tuple[Callable[..., Index], dict[str, tuple[str, ...]]]] = {
     "brute_force": (BruteForce, _NOTHING),
     "exact": (Exact, _NOTHING),
@@ -52,7 +52,8 @@ _CODED: tuple[Callable[..., Index], ...] = (
     QuantizedTopKPerEmbedding,
     Anisotropic,
 )
-# What a card serves. "exact" and "brute_force" are one there: the certified pass over everything is its exact mode.
+# Algorithms of a card. "exact" and "brute_force" are the same there: the certified pass over everything is its exact
+# mode.
 _ON_A_CARD = ("brute_force", "exact", "top_k_avg", "top_k_per_embedding", "combined_top_k")
 MAX_SIZE = 1_000_000
 
@@ -66,12 +67,12 @@ class Algorithm:
 
     @property
     def text(self) -> str:
-        """As it is written: "combined_top_k(50,500)"."""
+        """Return it as written: "combined_top_k(50,500)"."""
         return f"{self.name}({','.join(map(str, self.sizes))})" if self.sizes else self.name
 
     @property
     def arguments(self) -> dict[str, int | Visit]:
-        """Its sizes as the algorithm's constructor takes them."""
+        """Return its sizes as constructor arguments."""
         forms = _ALGORITHMS[self.name][1].values()
         names = next(names for names in forms if len(names) == len(self.sizes))
         sizes = zip(names, self.sizes, strict=True)
@@ -79,12 +80,12 @@ class Algorithm:
 
 
 def known_algorithms() -> list[str]:
-    """Every name as it is written, with letters for its sizes."""
+    """Return every name as written, with letters for its sizes."""
     return [f"{name}({form})" if form else name for name, (_, forms) in _ALGORITHMS.items() for form in forms]
 
 
 def parse_algorithm(text: str) -> Algorithm:
-    """Read a name with its sizes. Raises: ValueError naming the value and what is allowed."""
+    """Read a name with its sizes. Raises: ValueError with the value and what is allowed."""
     match = re.fullmatch(r"([a-z0-9_]+)(?:\(([\d,]*)\))?", text)
     if match and match[1] in _ALGORITHMS:
         sizes = tuple(int(size) for size in (match[2] or "").split(",") if size)
@@ -100,11 +101,11 @@ def make_index(
     coder: Coder = vectors_coded,
     codebooks: Codebooks | None = None,
 ) -> Index:
-    """Build it over items that are prepared for scoring; `coder` codes them where the algorithm searches codes, by
-    `codebooks` where they are product codes.
+    """Build an algorithm over prepared items. coder: codes them if the algorithm searches codes; codebooks: for product
+    codes.
 
-    Raises: ValueError for an empty index, for a mixture where the algorithm needs plain dot products, or without the
-    codebooks that it needs.
+    Raises: ValueError for an empty index, for a mixture if the algorithm needs plain dot products, or for missing
+    codebooks.
     """
     made: Callable[..., Index] = _ALGORITHMS[algorithm.name][0]
     options: dict[str, Any] = {"coder": coder} if made in _CODED else {}
@@ -114,7 +115,7 @@ def make_index(
 
 
 def make_card_index(algorithm: Algorithm, passes: Passes) -> Index:
-    """Build it over states that are on a card. Raises: ValueError for an algorithm that a card does not serve."""
+    """Build an algorithm over states on a card. Raises: ValueError for one that a card does not support."""
     if algorithm.name not in _ON_A_CARD:
         raise ValueError(f"algorithm={algorithm.text!r} is not served from a card; allowed: {', '.join(_ON_A_CARD)}")
     made: Callable[..., Index] = BruteForce if algorithm.name == "exact" else _ALGORITHMS[algorithm.name][0]
@@ -128,7 +129,7 @@ def make_indexes(
     coder: Coder = vectors_coded,
     codebooks: Codebooks | None = None,
 ) -> dict[str, Index]:
-    """Each by its name as written; those that differ only in their sizes share their codes. The rest: `make_index`."""
+    """Build each by its name as written; those that differ only in sizes share their codes. The rest: `make_index`."""
     made: dict[str, Index] = {}
     coded: dict[str, CodedIndex] = {}
     for one in algorithms:

@@ -1,8 +1,8 @@
 """The passes over item states on a torch device, see `passes.py`: NumPy in, NumPy out, the same certificates.
 
-On a CUDA card scores and first passes run in the kernels of `ops/`, in half precision with a certified error and
-float64 for what lies within it, and small batches replay CUDA graphs; with device "cpu" the same steps run on plain
-PyTorch, which is how they are tested where there is no card. One `CardPasses` serves several algorithms.
+On a CUDA card, scores and first passes run in the kernels of `ops/`, in half precision with a certified error and
+float64 for scores within it; small batches replay CUDA graphs. With device "cpu" the same steps run on plain PyTorch,
+for tests without a card. Several algorithms share one `CardPasses`.
 
 Letters: B queries, X items, P component pairs, d component width, K results.
 """
@@ -30,10 +30,10 @@ from services.algorithms.scoring.states import FloatArray, QueryStates
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CardRequest:
-    """B queries as given and as prepared on the device, and the mask of what they allow: (1 or B, X) uint8 there.
+    """B queries as given and as prepared on the device, and the mask of their allowed items: (1 or B, X) uint8 there.
 
-    `plain`: without the fast path of lists; `capacity`: room for float64, 0 for what K suggests. What the device
-    reports: `overflowed`, lists to ask for again with `plain`, and `evaluated`, the room needed and the room there was.
+    plain: without the fast path of lists. capacity: room for float64, 0 for the default by K. The device reports
+    `overflowed`, lists to repeat with `plain`, and `evaluated`, the needed and the available room.
     """
 
     queries: QueryStates
@@ -53,13 +53,13 @@ class CardPasses:
     def __init__(
         self, scorer: DeviceScorer, tie_ranks: npt.NDArray[np.integer] | None = None, *, max_graphs: int = 16
     ) -> None:
-        """Share a scorer; `tie_ranks` (X,) is each item's position in id order (the row number when not given).
+        """Share a scorer. tie_ranks (X,): each item's position in id order (default the row number).
 
-        `max_graphs` bounds the CUDA graphs kept, one per algorithm, batch size and K in use; 0: none.
+        max_graphs: limit of the cached CUDA graphs, one per algorithm, batch size and K in use; 0: none.
         Raises: ValueError for ranks that repeat.
         """
         self.scorer = scorer
-        # Ranks as a permutation 0..X-1, whatever distinct numbers they were.
+        # Ranks as a permutation 0..X-1, whatever distinct numbers are given.
         order = np.argsort(check_tie_ranks(tie_ranks, scorer.num_items))
         self.ranks = np.empty_like(order)
         self.ranks[order] = np.arange(len(order))
@@ -92,7 +92,7 @@ class CardPasses:
     def on_device(
         self, queries: QueryStates, prepared: DeviceQueries, key: Hashable, steps: Callable[[CardRequest], Found]
     ) -> Found:
-        """The device's part of an unfiltered search alone, as a benchmark times it: valid until the next call."""
+        """Return the device's part of an unfiltered search, for timing: valid until the next call."""
         request = CardRequest(queries=queries, prepared=prepared, allowed=None, mask=None, started=0.0)
         return self._found(request, key, steps)
 
@@ -104,8 +104,8 @@ class CardPasses:
         return CardRequest(queries=queries, prepared=prepared, allowed=allowed, mask=mask, started=started)
 
     def _found(self, request: CardRequest, key: Hashable, steps: Callable[[CardRequest], Found]) -> Found:
-        """Run steps, again with more room or without the fast path where the device reports that it was needed."""
-        # What a catalogue really needs is remembered.
+        """Run steps, and repeat them with more room or without the fast path if the device reports it."""
+        # The needed room of a catalogue is remembered.
         request = replace(request, capacity=self._capacities.get(key, 0))
         while True:
             once = partial(_once, request, steps)
@@ -142,7 +142,7 @@ class CardPasses:
         return _CardMeans(self, vectors)
 
     def lists(self, request: CardRequest, items: torch.Tensor, vectors: torch.Tensor, size: int) -> Lists:
-        """The best by vectors (B, Q, d), by the kernels where half precision holds them: lists (B, L)."""
+        """Return the best by vectors (B, Q, d), by the kernels if half precision can represent them: lists (B, L)."""
         order, fused = (self.device_ranks, self.row_of_rank), request.prepared.half_fits
         found = best_of_groups(items, vectors, *order, size, request.mask, fused=fused, plain=request.plain)
         request.overflowed.append(found.overflowed)
@@ -150,7 +150,7 @@ class CardPasses:
         return Lists(rows=rows, scores=scores, following=following, seconds=0.0)
 
     def pool(self, request: CardRequest, rows: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Pools (B, n), -1 for none."""
+        """Return pools (B, n), padded with -1."""
         if len(rows) == 1 and rows[0].shape[1] == 1:
             return rows[0][:, 0]
         ordered = torch.sort(torch.cat([lists.flatten(1) for lists in rows], dim=1), dim=1).values
@@ -160,8 +160,8 @@ class CardPasses:
     def top_k(
         self, request: CardRequest, pool: torch.Tensor | None, k: int
     ) -> tuple[DeviceAnswer, torch.Tensor | None]:
-        """The answer, and the size of each pool."""
-        # About twice the answer is within the error on fitted states.
+        """Return the answer, and the size of each pool."""
+        # On trained states about twice the answer is within the error.
         capacity = request.capacity or min(_power_of_two(4 * k), self.num_items)
         prepared, mask = request.prepared, request.mask
         answer = exact_answer(self.scorer, prepared, self.device_ranks, pool, mask, k=k, capacity=capacity)
@@ -169,17 +169,17 @@ class CardPasses:
         return answer, None if pool is None else (pool >= 0).sum(dim=1)
 
     def best_of_all(self, queries: QueryStates, size: int, allowed: Mask | None) -> Pool:
-        """By exact scores, as the fast pass knows bounds alone."""
+        """Use exact scores, as the fast pass has only bounds."""
         key = ("best of all", size)
         top = self.run(queries, allowed, key, lambda request: self.top_k(request, None, size), self.rescored)
-        # Scores that float64 cannot tell apart were made equal to the largest: what was left out is not above it.
+        # Scores that float64 cannot distinguish were made equal to the largest: no omitted one is above it.
         bounds = top.scores[:, -1] + 2 * self.scorer.error_bounds_float64(queries)
         if size >= self.num_items:
             bounds = np.full(len(queries), -np.inf)
         return Pool(item_indices=top.item_indices, scores=top.scores, bounds=bounds, passes=top.passes)
 
     def rescored(self, request: CardRequest, found: tuple[DeviceAnswer, torch.Tensor | None]) -> Rescored:
-        """One graph runs all passes of a search: "full" holds their time, the others say what they touched."""
+        """One graph runs all passes of a search: "full" has their time, the others the touched items."""
         answer, pool = found
         kth_scores = self.fetch(answer.kth_scores)
         scored = np.full(len(kth_scores), self.num_items, dtype=np.int64) if pool is None else self.fetch(pool)
@@ -197,7 +197,7 @@ class CardPasses:
 
 
 class _CardMeans:
-    """Means (X, 1, d), in half precision where that is in use, and radii (X,)."""
+    """Means (X, 1, d), in half precision where it is used, and radii (X,)."""
 
     unit = 2.0**-22  # a float32 sum, truncating, per term: see mol_scores/kernel_error.py
 
@@ -240,8 +240,10 @@ class _CardMeans:
 def _once(
     request: CardRequest, steps: Callable[[CardRequest], Found], prepared: DeviceQueries
 ) -> tuple[CardRequest, Found, torch.Tensor]:
-    """Steps over queries as they are prepared, the request, and what the device reports: which lists overflowed, then
-    the most that a query needed of each room."""
+    """Run steps over prepared queries; return the request, and the device's report: which lists overflowed, then the
+    largest
+    need of each room.
+    """
     asked = replace(request, prepared=prepared, overflowed=[], evaluated=[])
     found = steps(asked)
     most = [needed.amax() if len(needed) else needed.new_zeros(()) for needed, _ in asked.evaluated]

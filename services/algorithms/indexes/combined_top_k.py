@@ -1,9 +1,9 @@
 """CombinedTopK(N1, N2): the union of TopKPerEmbedding(N1) and TopKAvg(N2), then full scores within it.
 
-From arXiv:2407.15462, section 3.2. The two lists complement each other where gating weights vary. Shared work is done
-once: one prepared catalogue, one set of full scores on the union. The certificate is TopKPerEmbedding's bound at N1
-against the K-th score of the union, which the average part raises; the paper's Theorem 3 would need a brute-force
-pass over everything outside.
+From arXiv:2407.15462, section 3.2. The two lists complement each other if gate weights vary. They share one prepared
+catalogue and one set of full scores on the union. The certificate compares TopKPerEmbedding's bound at N1 with the K-th
+score of the union, which the average part raises; the paper's Theorem 3 would need a brute-force pass over everything
+outside.
 
 Letters: B queries, X items, K results, N1 per component pair, N2 by the average.
 Cost: that of the two scans (the average adds one dot product per item to the P of the pairs), then full scores.
@@ -26,7 +26,7 @@ from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
 class CombinedTopK(PooledIndex):
     """The union of the N1 best per component pair and the N2 best by the average, reordered by s.
 
-    `pool_size` is N1, `average_pool_size` N2, raised to k where a search asks for more.
+    pool_size: N1, average_pool_size: N2; raised to k if a search needs more.
     """
 
     name = "combined_top_k"
@@ -58,7 +58,7 @@ class CombinedTopK(PooledIndex):
         return self.pool_size, max(k, self.average_pool_size)
 
     def scan_depths(self, depth: int) -> Depths:
-        """The `depth` best of every pair, and N2 / N1 times as many by the average."""
+        """Return `depth` for every pair, and N2 / N1 times as many for the average."""
         return depth, -(-min(depth, self.num_items) * self.average_pool_size // self.pool_size)
 
     def lists(self, request: Request, depths: Depths) -> tuple[Lists, ...]:
@@ -73,7 +73,7 @@ class CombinedTopK(PooledIndex):
         return CombinedScan(pairs, average, pair_share=self.pool_size, average_share=self.average_pool_size)
 
     def first_stage(self, queries: QueryStates, size: int, allowed: Mask | None = None) -> Pool:
-        """A pool of `size`: one half from the pairs' lists, filled up by the average, which scores all of them."""
+        """Return a pool of `size`: half from the pairs' lists, the rest by the average, which scores all of them."""
         self.check(queries, size, allowed)
         pairs = self._pairs.first_stage(queries, -(-size // 2), allowed)
 
@@ -91,7 +91,8 @@ class CombinedTopK(PooledIndex):
                 order = np.lexsort((self.ranks[rows], -found))
                 item_indices[query, : len(rows)], scores[query, : len(rows)] = rows[order], found[order]
                 if len(rows) < size:
-                    bounds[query] = -np.inf  # the average's list ended before the pool was full: all allowed are in
+                    # the average's list ended before the pool was full: it has all allowed items
+                    bounds[query] = -np.inf
             seconds = pairs.passes[0].seconds + scan.seconds + time.perf_counter() - started
             first = Pass("first_stage", seconds, self.every_item(queries))
             return Pool(item_indices=item_indices, scores=scores, bounds=bounds, passes=(first,))
@@ -113,11 +114,11 @@ class CombinedScan:
         return self._pairs.seconds + self._average.seconds
 
     def pool(self, query: int, size: int) -> Indices:
-        """The union of the `size` best of every pair and the same share of the average's list, by row number."""
+        """Return the union of the `size` best of every pair and the same share of the average's list, by row number."""
         wanted = -(-size * self._average_share // self._pair_share)
         averaged = self._average.pool(query, min(wanted, self._average.depth))
         return np.union1d(self._pairs.pool(query, size), averaged)
 
     def bounds(self, size: int, kth_scores: Scores | None = None) -> Scores:
-        """The pairs' bounds at `size`: what the union leaves out, their lists left out as well."""
+        """Return the pairs' bounds at `size`: items outside the union are outside their lists, too."""
         return self._pairs.bounds(size, kth_scores)

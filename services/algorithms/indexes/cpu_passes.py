@@ -29,14 +29,14 @@ from services.algorithms.ops.mol_scores import MolScorer, rounding
 from services.algorithms.ops.top_rows import top_rows
 from services.algorithms.scoring.states import FloatArray, QueryStates
 
-_SCORE_BYTES = 64 << 20  # of a group of queries; one query's scores where those alone are more
-# Scoring gathered rows costs each query its own tiles: 1.15 to 1.3 times as much per item (8x8x32, B 32 and 1).
+_SCORE_BYTES = 64 << 20  # of a group of queries; at least one query's scores
+# Scoring gathered rows costs each query separate tiles: 1.15 to 1.3 times as much per item (8x8x32, B 32 and 1).
 _GATHERED_SHARE = 0.75
 
 
 @dataclass(frozen=True, slots=True)
 class CpuRequest:
-    """B queries and the mask (X,) or (B, X) of what they allow."""
+    """B queries and the mask (X,) or (B, X) of their allowed items."""
 
     queries: QueryStates
     allowed: Mask | None
@@ -44,7 +44,7 @@ class CpuRequest:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Scores (b, n) of some queries for the items `rows` (n,), or for all; `allowed` (n,) or (b, n) if not all may."""
+    """Scores (b, n) of some queries for the items `rows` (n,), or for all; `allowed` (n,) or (b, n) unless all are."""
 
     queries: slice
     scores: FloatArray
@@ -56,7 +56,7 @@ class CpuPasses:
     """X items in memory. See `Passes`."""
 
     def __init__(self, scorer: MolScorer, tie_ranks: npt.NDArray[np.integer] | None = None) -> None:
-        """Share a scorer; `tie_ranks` (X,) is each item's position in id order (the row number when not given).
+        """Share a scorer. tie_ranks (X,): each item's position in id order (default the row number).
 
         Raises: ValueError for no items or ranks that repeat.
         """
@@ -108,7 +108,7 @@ class CpuPasses:
         return rescore(self.scorer, request.queries, pool, k, self.ranks)
 
     def best_of_all(self, queries: QueryStates, size: int, allowed: Mask | None) -> Pool:
-        """By float32 scores; the best left out plus its error bound bounds the rest."""
+        """Use float32 scores; the best omitted one plus its error bound bounds the rest."""
         started = time.perf_counter()
         error = self.scorer.error_bounds(queries)
         item_indices, out = empty_answer(len(queries), min(size, self.num_items))
@@ -116,8 +116,9 @@ class CpuPasses:
         touched = np.empty(len(queries), dtype=np.int64)
         for part in self._parts(queries, allowed):
             touched[part.queries] = part.scores.shape[1]
-            # BLAS adds up a dot product (P = 1) in an order that depends on the batch: whoever may be among the best is
-            # scored again by the kernel, item by item. Both are within `error` of the exact score.
+            # BLAS adds up a dot product (P = 1) in an order that depends on the batch: possible results are scored
+            # again by the
+            # kernel, item by item. Both are within `error` of the exact score.
             dots = self.scorer.num_pairs == 1
             found = top_rows(part.scores, size + 1, (4 if dots else 0) * error[part.queries], part.allowed)
             near = found if part.rows is None else [part.rows[rows] for rows in found]
@@ -142,7 +143,7 @@ class CpuPasses:
 
     @property
     def _storage(self) -> Storage:
-        """How means are kept: one component per item is its own mean."""
+        """The storage of means: one component per item is its own mean."""
         return "bfloat16" if self.scorer.num_item_components > 1 else "float32"
 
     def _top_k_of_all(self, queries: QueryStates, k: int, allowed: Mask | None) -> Rescored:
@@ -153,7 +154,7 @@ class CpuPasses:
         scores: list[FloatArray] = []
         touched = np.empty(len(queries), dtype=np.int64)
         for part in self._parts(queries, allowed):
-            # The K-th exact score is at least kth - error, so what reaches it scores at least kth - 2 error here.
+            # The K-th exact score is at least kth - error, so scores that reach it are at least kth - 2 error here.
             found = top_rows(part.scores, k, reach[part.queries], part.allowed)
             pools += [rows if part.rows is None else part.rows[rows] for rows in found]
             scores += [row[rows] for row, rows in zip(part.scores, found, strict=True)]
@@ -168,10 +169,11 @@ class CpuPasses:
         )
 
     def _parts(self, queries: QueryStates, allowed: Mask | None) -> Iterator[_Part]:
-        """Float32 scores, a bounded group of queries at a time.
+        """Yield float32 scores, a bounded group of queries at a time.
 
-        A filter that few items pass has those gathered and scored; one that most pass is laid over all scores. A plain
-        dot product (P = 1) is so little work that gathering never pays.
+        A selective filter gathers and scores the few items that pass; otherwise all are scored and then masked. A plain
+        dot
+        product (P = 1) is so cheap that gathering never pays.
         """
         if allowed is not None and self.scorer.num_pairs > 1:
             passing = np.atleast_2d(allowed).sum(axis=1)
@@ -206,7 +208,7 @@ class _CpuMeans:
         return self._items.nbytes
 
     def best(self, request: CpuRequest, size: int) -> Lists:
-        # One more coordinate for the items' radii, which the average leaves alone.
+        # One more coordinate for the items' radii, ignored by the average.
         extended = np.zeros((len(request.queries), 1, self._items.width), dtype=np.float32)
         extended[:, 0, :-1] = self.average(request)
         return _lists(self._items, request, extended, size)
@@ -225,7 +227,7 @@ class _CpuMeans:
 
 
 def _lists(items: GroupedTopK, request: CpuRequest, vectors: FloatArray, size: int) -> Lists:
-    """The best by vectors (B, Q, d), a list for each and each component of the items: lists (B, L)."""
+    """Return the best by vectors (B, Q, d), a list for each and each component of the items: lists (B, L)."""
     started = time.perf_counter()
     best = items.search(vectors, size, request.allowed)
     lists = (len(vectors), vectors.shape[1] * items.num_groups)

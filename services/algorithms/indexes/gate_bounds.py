@@ -1,11 +1,11 @@
-"""An upper bound on s of every item whose component cosines are known to lie below t_p: TopKPerEmbedding's certificate.
+"""An upper bound on s of every item whose component cosines are below t_p: TopKPerEmbedding's certificate.
 
 s = sum w_p c_p / sum w_p with w_p = exp(SiLU(z_p)), so s <= max_p t_p (arXiv:2407.15462, section 3.1; its Theorem 2 as
-printed is no bound, see the tests). Tighter: whatever a left-out item's gate is, w_p lies between two numbers that
-follow from the query, the extremes of the item gates and the reach of the pair network over cosines that can occur.
-The largest mixture of t_p over weights in those intervals is a fractional program with a corner solution: the high
-weight for the largest t_p, the low one for the rest. Unlike a knapsack over intervals of the softmax, it keeps that
-the weights share one denominator, so it is at least as tight.
+printed is no bound, see the tests). Tighter: for any gate of an omitted item, w_p lies between two numbers that follow
+from the query, the extremes of the item gates and the range of the pair network over possible cosines. The largest
+mixture of t_p over weights in those intervals is a fractional program with a corner solution: the high weight for the
+largest t_p, the low one for the rest. It uses the common denominator of the weights, so it is at least as tight as a
+knapsack over intervals of the softmax.
 
 All of it is float64 with an allowance for its own rounding, which is far below float32's in t_p (the caller's part).
 
@@ -21,31 +21,31 @@ from services.algorithms.scoring.states import QueryStates
 
 DoubleArray = npt.NDArray[np.float64]
 
-# Where SiLU turns and the value there, rounded outwards: SiLU(-1.27846...) = -0.27846...
+# SiLU's minimum: position and value, rounded outwards: SiLU(-1.27846...) = -0.27846...
 _TURN, _LOWEST = -1.2784645427610738, -0.2784645427610739
 _TINY = 1e-290
 _SLACK = 1e-12  # relative allowance for the float64 roundings here, P and G up to thousands
 
 
 def silu_range(low: DoubleArray, high: DoubleArray) -> tuple[DoubleArray, DoubleArray]:
-    """The least and the largest SiLU on each interval [low, high]: it falls until -1.278 and rises from there."""
+    """Return the least and the largest SiLU on each interval [low, high]: it falls until -1.278 and then rises."""
     at_low, at_high = _silu(low), _silu(high)
     least = np.where((low <= _TURN) & (high >= _TURN), _LOWEST, np.minimum(at_low, at_high))
     return _outwards(least, np.maximum(at_low, at_high))
 
 
 class GateBounds:
-    """What the gating weights of any item of a catalogue can be, query by query."""
+    """Bounds of the gate weights of any item of a catalogue, per query."""
 
     def __init__(self, scorer: MolScorer) -> None:
-        """Take the extremes of the item gates and the largest norms from the prepared items, a card's as well."""
+        """Read the extremes of the item gates and the largest norms from the prepared items, also of a card."""
         self._gate_range = scorer.gate_range
         self._norms = scorer.magnitudes.norms
         self._items = scorer.magnitudes
         self._pair_gate = scorer.pair_gate
 
     def log_weights(self, queries: QueryStates, highest: DoubleArray) -> tuple[DoubleArray, DoubleArray]:
-        """Bounds (B, P) on SiLU(z_p) over items whose cosines are at most `highest` (B, P); w_p = exp of them."""
+        """Return bounds (B, P) on SiLU(z_p) over items with cosines of at most `highest` (B, P); w_p = exp of them."""
         reach = rounding.cosine_magnitudes(queries, self._items)
         high = np.clip(highest, -reach, reach)
         low, top = self._network(queries, -reach, high)
@@ -57,7 +57,7 @@ class GateBounds:
         return silu_range(*_outwards(low, top))
 
     def upper_bounds(self, queries: QueryStates, highest: DoubleArray) -> Scores:
-        """No item with cosines of at most `highest` (B, P) has s above this: (B,). -inf anywhere means no such item."""
+        """Return the largest s of an item with cosines of at most `highest` (B, P): (B,). -inf: no such item."""
         nothing = (highest == -np.inf).any(axis=1)
         values = np.where(nothing[:, None], 0.0, highest)
         if highest.shape[1] == 1:
@@ -66,7 +66,7 @@ class GateBounds:
         return np.asarray(np.where(nothing, -np.inf, largest_mixture(values, low, high)))
 
     def _network(self, queries: QueryStates, low: DoubleArray, high: DoubleArray) -> tuple[DoubleArray, DoubleArray]:
-        """The pair network's outputs over cosines in [low, high] (B, P): two (B, P)."""
+        """Return bounds of the pair network's outputs over cosines in [low, high] (B, P): two (B, P)."""
         if self._pair_gate is None:
             return np.zeros_like(low), np.zeros_like(low)
         w1, b1, w2, b2 = (
@@ -80,7 +80,8 @@ class GateBounds:
         )
         least, most = _affine_range(w1, b1, low, high)
         # A hidden unit reads sum_p w_p <f_pq, g_px> = sum_px <sum_pq w_p f_pq, g_px>: by Cauchy-Schwarz per item
-        # component often far less than each cosine at its own extreme.
+        # component often
+        # far less than each cosine at its own extreme.
         components = queries.components.astype(np.float64)
         weights = w1.reshape(len(b1), components.shape[1], len(self._norms))
         folded = weights.transpose(0, 2, 1) @ components[:, None]
@@ -90,23 +91,24 @@ class GateBounds:
 
 
 def largest_mixture(values: DoubleArray, log_low: DoubleArray, log_high: DoubleArray) -> Scores:
-    """max over w_p in [exp(log_low_p), exp(log_high_p)] of sum w_p values_p / sum w_p, rounded up: (B, P) each -> (B,).
+    """Return max over w_p in [exp(log_low_p), exp(log_high_p)] of sum w_p values_p / sum w_p, rounded up: (B, P) each
+    -> (B,).
 
-    At the best ratio U a weight is high where values_p > U and low elsewhere, so the best of the P ways to give the
-    high weight to the j largest values is the maximum.
+    At the best ratio U a weight is high if values_p > U and low otherwise, so the best of the P ways to give the high
+    weight to the j largest values is the maximum.
     """
     scale = log_high.max(axis=1, keepdims=True)
     order = np.argsort(-values, axis=1)
     ordered = np.take_along_axis(values, order, axis=1)
     low = np.exp(np.take_along_axis(log_low - scale, order, axis=1))
     high = np.exp(np.take_along_axis(log_high - scale, order, axis=1))
-    # Measured from the smallest value every term is at least 0, so no cancellation hides in the sums.
+    # Relative to the smallest value every term is at least 0, so the sums have no cancellation.
     excess = ordered - ordered[:, -1:]
     rest_weight = low.sum(axis=1, keepdims=True) - np.cumsum(low, axis=1)
     rest = np.cumsum((low * excess)[:, ::-1], axis=1)[:, ::-1]
     rest = np.concatenate([rest[:, 1:], np.zeros_like(rest[:, :1])], axis=1)
     weight = np.cumsum(high, axis=1) + np.maximum(rest_weight, 0)
-    # Where every weight of a row underflows nothing is known but the largest value.
+    # If every weight of a row underflows, only the largest value bounds it.
     known = weight > _TINY
     mixture = np.where(known, (np.cumsum(high * excess, axis=1) + rest) / np.where(known, weight, 1), excess[:, :1])
     largest = np.abs(values).max(axis=1, initial=0)
@@ -117,7 +119,7 @@ def largest_mixture(values: DoubleArray, log_low: DoubleArray, log_high: DoubleA
 def _affine_range(
     weight: DoubleArray, bias: DoubleArray, low: DoubleArray, high: DoubleArray
 ) -> tuple[DoubleArray, DoubleArray]:
-    """weight @ c + bias over c in [low, high]: weight (n, m), low and high (B, m) -> two (B, n)."""
+    """Return bounds of weight @ c + bias over c in [low, high]: weight (n, m), low and high (B, m) -> two (B, n)."""
     positive, negative = np.maximum(weight, 0).T, np.minimum(weight, 0).T
     size = _each(np.maximum(np.abs(low), np.abs(high)), np.abs(weight).T) + np.abs(bias)
     slack = _SLACK * size
@@ -126,7 +128,7 @@ def _affine_range(
 
 
 def _each(rows: DoubleArray, weight: DoubleArray) -> DoubleArray:
-    """rows @ weight, a product for each row: its sums don't depend on how many rows there are."""
+    """Return rows @ weight, one product per row: its sums don't depend on the number of rows."""
     return np.asarray((rows[:, None, :] @ weight)[:, 0])
 
 

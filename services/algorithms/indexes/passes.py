@@ -1,8 +1,8 @@
-"""The passes over item states that the algorithms are made of, as a CPU and as a card run them.
+"""The common passes of the algorithms over item states, for CPU and card.
 
 `BruteForce`, `TopKAvg`, `TopKPerEmbedding` and `CombinedTopK` are written once, over this protocol. `CpuPasses` runs
 the compiled kernels, `CardPasses` those of a torch device. Rows and scores stay where the states are, in arrays of
-their own kind (`Array`), until `fetch`: what a card runs between two waits for it is one CUDA graph.
+their own kind (`Array`), until `fetch`; between two waits, a card runs one CUDA graph.
 
 Letters: B queries, X items, P component pairs, Q query components, d component width, n results per list, K results.
 """
@@ -19,17 +19,17 @@ from services.algorithms.indexes.rescoring import Rescored
 from services.algorithms.scoring.states import FloatArray, QueryStates
 
 Array = Any  # NumPy's on the CPU, tensors on a card
-Request = Any  # B queries and their mask as the implementation holds them, with `queries` as they were given
+Request = Any  # B queries and their mask in the implementation's form, with `queries` as given
 Found = TypeVar("Found")
 Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lists:
-    """The best n of each list of B queries, best first, equal scores by rank, -1 and -inf beyond.
+    """The best n of each list of B queries, best first, equal scores by rank, padded with -1 and -inf.
 
-    Shapes: rows and scores (B, L, n); following (B, L), the best score left out, -inf when nothing was. `seconds` of
-    the pass on the CPU; a card's passes are timed as one, see `CardPasses.rescored`.
+    Shapes: rows and scores (B, L, n); following (B, L): the best omitted score, -inf without one. seconds: of the pass
+    on the CPU; a card's passes are timed as one, see `CardPasses.rescored`.
     """
 
     rows: Array
@@ -49,20 +49,20 @@ class Means(Protocol):
         """The relative error of one term of a sum."""
 
     def best(self, request: Request, size: int) -> Lists:
-        """The `size` allowed items with the best products of means: a list (B, 1)."""
+        """Return the `size` allowed items with the best products of means: a list (B, 1)."""
 
     def average(self, request: Request) -> Scores:
-        """The queries' mean components as `best` reads them: (B, d)."""
+        """Return the queries' mean components as `best` reads them: (B, d)."""
 
     def at(self, rows: Indices) -> tuple[FloatArray, FloatArray]:
-        """Means (..., d) and radii (...) of some items."""
+        """Return means (..., d) and radii (...) of some items."""
 
     def largest(self, vectors: FloatArray, allowed: Mask) -> Scores:
-        """The largest product of vectors (n, Q, d + 1) with an item's mean and radius; allowed (n, X) -> (n,)."""
+        """Return the largest product of vectors (n, Q, d + 1) with an item's mean and radius; allowed (n, X): (n,)."""
 
 
 class Passes(Protocol):
-    """X items, where their states are, and `ranks` (X,) that settle ties. Safe to use from several threads."""
+    """X items, where their states are, and `ranks` (X,) for ties. Thread-safe."""
 
     ranks: Indices
 
@@ -85,35 +85,36 @@ class Passes(Protocol):
         steps: Callable[[Request], Found],
         then: Callable[[Request, Found], Answer],
     ) -> Answer:
-        """`then(request, steps(request))` for queries that have been checked.
+        """Return `then(request, steps(request))` for checked queries.
 
-        A card may run `steps` again, and may replay them where `key`, if not None, is equal: they must depend on the
-        request and the key alone, and never wait. What they found is valid inside `then`.
+        A card may repeat `steps`, and may replay them for an equal `key`, if not None: they must depend only on the
+        request
+        and the key, and never wait. Their results are valid inside `then`.
         """
 
     def pairs(self, request: Request, size: int) -> Lists:
-        """The `size` allowed items with the best cosines of each pair: lists (B, P)."""
+        """Return the `size` allowed items with the best cosines of each pair: lists (B, P)."""
 
     def cosine_errors(self, request: Request) -> Scores:
-        """Bounds on the errors of these cosines: (B, P)."""
+        """Return bounds on the errors of these cosines: (B, P)."""
 
     def round_means(self, means: npt.NDArray[np.float64]) -> FloatArray:
-        """Means as they will be stored."""
+        """Return means as they will be stored."""
 
     def means(self, vectors: FloatArray) -> Means:
         """Prepare rounded means and radii, which come last: vectors (X, 1, d + 1)."""
 
     def pool(self, request: Request, rows: Sequence[Array]) -> Array:
-        """Every row of the lists `rows` (B, L, n) once: pools for `top_k`."""
+        """Return every row of the lists `rows` (B, L, n) once: pools for `top_k`."""
 
     def top_k(self, request: Request, pool: Array | None, k: int) -> Any:
-        """The exact top `k` of the allowed rows of pools, or of all items, for `rescored`."""
+        """Find the exact top `k` of the allowed rows of pools, or of all items, for `rescored`."""
 
     def best_of_all(self, queries: QueryStates, size: int, allowed: Mask | None) -> Pool:
-        """The `size` best of the allowed items by scores that a fast pass gives them, and a bound on the rest."""
+        """Return the `size` best of the allowed items by the scores of a fast pass, and a bound on the rest."""
 
     def rescored(self, request: Request, found: Any) -> Rescored:
-        """What `top_k` found."""
+        """Return the result of `top_k`."""
 
     def fetch(self, array: Array) -> npt.NDArray[Any]:
-        """An array as NumPy's."""
+        """Return an array as NumPy's."""

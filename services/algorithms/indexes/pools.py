@@ -1,7 +1,8 @@
-"""What the pool heuristics share: lists from one pass over the items, and the answer that full scores within a pool
-make, with its certificate. Pools of any size up to the lists' depth can be cut from them.
+"""The common part of the pool heuristics: lists from one pass over the items, and the answer by full scores within a
+pool,
+with its certificate. Pools of any size up to the lists' depth can be cut from them.
 
-A scan is kept apart from the answer so that a larger pool of the same queries costs no second pass over the items.
+A scan is separate from the answer, so that a larger pool of the same queries needs no second pass over the items.
 
 Letters: B queries, X items, K results, N pool size (items per list of the scan).
 """
@@ -41,21 +42,22 @@ class PoolScan(Protocol):
 
     @property
     def seconds(self) -> float:
-        """Wall clock of the pass and, so far, of the bounds asked for."""
+        """Wall clock of the pass and of the bounds computed so far."""
 
     def pool(self, query: int, size: int) -> Indices:
-        """The distinct rows among the `size` best of each list; `size` is at most `depth`."""
+        """Return the distinct rows among the `size` best of each list; `size` is at most `depth`."""
 
     def bounds(self, size: int, kth_scores: Scores | None = None) -> Scores:
-        """No allowed item outside the pools of `size` has s above this: (B,); -inf: nothing left out; NaN: no proof.
+        """Return bounds (B,): no allowed item outside the pools of `size` has s above it; -inf: none omitted; NaN: no
+        proof.
 
-        `kth_scores` (B,), NaN where unknown: once a bound is below it, or can be seen to stay above it, no work is
-        spent on a tighter one.
+        kth_scores (B,), NaN if unknown: a bound below it, or one that provably stays above it, is not tightened
+        further.
         """
 
 
 class PooledIndex(ScoredIndex, ABC):
-    """An index whose answers come from full scores within the pool of a first pass; `pool_size` is N of a search."""
+    """An index that scores the pool of a first pass in full; pool_size: N of a search."""
 
     name: str
 
@@ -73,7 +75,7 @@ class PooledIndex(ScoredIndex, ABC):
         super().__init__(items, pair_gate, tie_ranks=tie_ranks)
 
     def scan(self, queries: QueryStates, depth: int, allowed: Mask | None) -> PoolScan:
-        """The first pass on the CPU. `depth` is cut to X. Raises: ValueError for shapes that disagree."""
+        """Run the first pass on the CPU. `depth` is cut to X. Raises: ValueError for shapes that disagree."""
         self.scorer.check(queries)
         depths = self.scan_depths(depth)
         return self.passes.run(
@@ -85,7 +87,7 @@ class PooledIndex(ScoredIndex, ABC):
         )
 
     def search(self, queries: QueryStates, k: int, allowed: Mask | None = None) -> TopK:
-        """The top `k` by s of a pool of N or, where that has fewer than k, more; and how far from exact it can be."""
+        """Return the top `k` by s of a pool of at least N and k items, and its possible gap."""
         self.check(queries, k, allowed)
         return self._search(queries, k, allowed, self.depths(k))
 
@@ -95,30 +97,30 @@ class PooledIndex(ScoredIndex, ABC):
 
     @abstractmethod
     def depths(self, k: int) -> Depths:
-        """How deep the lists of a search for `k` are."""
+        """Return the depths of the lists of a search for `k`."""
 
     def scan_depths(self, depth: int) -> Depths:
-        """How deep the lists of a scan are."""
+        """Return the depths of the lists of a scan."""
         return (depth,)
 
     def deeper(self, depths: Depths, k: int) -> Depths | None:
-        """How deep lists have to be where a pool has fewer than `k` items; None: deeper lists have no more."""
+        """Return the depths needed if a pool has fewer than `k` items; None: deeper lists have no more."""
         return None
 
     @abstractmethod
     def lists(self, request: Request, depths: Depths) -> tuple[Lists, ...]:
-        """The first pass, see `Passes.run`."""
+        """Run the first pass, see `Passes.run`."""
 
     @abstractmethod
     def listed(self, lists: tuple[Lists, ...], depths: Depths) -> tuple[Array, ...]:
-        """The rows of the lists that belong to the pools."""
+        """Return the rows of the lists that belong to the pools."""
 
     @abstractmethod
     def scanned(self, request: Request, lists: tuple[Lists, ...], depths: Depths) -> PoolScan:
-        """What a first pass found."""
+        """Return the scan of a first pass."""
 
     def steps(self, k: int) -> tuple[Hashable, Callable[[Request], tuple[tuple[Lists, ...], Any]]]:
-        """What a search for `k` runs where the states are, see `Passes.run`: its key and its steps."""
+        """Return key and steps of a search for `k`, see `Passes.run`."""
         return self._steps(k, self.depths(k))
 
     def _steps(self, k: int, depths: Depths) -> tuple[Hashable, Callable[[Request], tuple[tuple[Lists, ...], Any]]]:
@@ -130,7 +132,7 @@ class PooledIndex(ScoredIndex, ABC):
         return (self, depths, k), steps
 
     def _search(self, queries: QueryStates, k: int, allowed: Mask | None, depths: Depths) -> TopK:
-        """With lists of `depths`, and deeper for the queries whose pool is short: each as it would alone."""
+        """Search with lists of `depths`, and deeper for queries with a short pool; each query as if alone."""
 
         def answer(request: Request, found: tuple[tuple[Lists, ...], Any]) -> tuple[TopK, Indices]:
             scan, rescored = self.scanned(request, found[0], depths), self.passes.rescored(request, found[1])
@@ -153,7 +155,7 @@ class PooledIndex(ScoredIndex, ABC):
 
 
 def certificates(bounds: Scores, kth_scores: Scores) -> tuple[Certificate, ...]:
-    """One per query, from the bound on what its pool left out and its K-th score, NaN for none: (B,) each."""
+    """Return a certificate per query, from the bound on omitted items and the K-th score, NaN for none: (B,) each."""
     return tuple(
         certificate(bound=None if math.isnan(bound) else bound, kth_score=None if math.isnan(kth_score) else kth_score)
         for bound, kth_score in zip(bounds.tolist(), kth_scores.tolist(), strict=True)
@@ -161,6 +163,6 @@ def certificates(bounds: Scores, kth_scores: Scores) -> tuple[Certificate, ...]:
 
 
 def check_pool_size(name: str, value: int) -> None:
-    """Raise ValueError, naming the field, unless the size is at least 1."""
+    """Raises: ValueError with the field unless the size is at least 1."""
     if value < 1:
         raise ValueError(f"{name}={value} allowed: at least 1")

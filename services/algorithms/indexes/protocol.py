@@ -1,8 +1,8 @@
-"""What every top-K index offers: `search` for the answer with its certificate, `first_stage` for a pool.
+"""The protocol of a top-K index: `search` for the answer with its certificate, `first_stage` for a pool.
 
-Item indices are dense row numbers; item ids live above. Scores and gaps are in similarity units s = tau * phi. A
-filter is a mask that acts inside the scan, so it never starves an answer: fewer than K allowed items make a shorter
-answer, never a padded or a wrong one.
+Item indices are dense row numbers; callers map them to item ids. Scores and gaps are in similarity units s = tau * phi.
+A filter is a mask applied inside the scan: fewer than K allowed items make a shorter answer, never a padded or a wrong
+one.
 
 Letters: B queries, X items, K results, N pool size.
 """
@@ -26,7 +26,7 @@ NOTHING = -1  # an item index beyond the end of a shorter answer
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """How far an answer may be from the exact top K: no left-out item scores more than `gap` above the K-th.
+    """The largest distance of an answer from the exact top K: no omitted item scores more than `gap` above the K-th.
 
     0 means proven exact; None means no proof.
     """
@@ -49,20 +49,21 @@ ESTIMATE = Certificate(None)
 
 
 def certificate(*, bound: float | None, kth_score: float | None) -> Certificate:
-    """The certificate of an answer from a pool.
+    """Return the certificate of an answer from a pool.
 
-    `bound`: no allowed item outside the pool scores above it; -inf when nothing was left out, None without proof.
-    `kth_score`: the K-th best score within the pool; None when the pool held fewer than K items.
+    bound: no allowed item outside the pool scores above it; -inf if none was omitted, None without proof. kth_score:
+    the
+    K-th best score within the pool; None if the pool had fewer than K items.
     """
     if bound is None:
         return ESTIMATE
     if bound == -math.inf:
         return EXACT
     if kth_score is None:
-        return ESTIMATE  # items are missing from the answer, not merely worse ones in it
+        return ESTIMATE  # the answer lacks items, not only better ones
     if bound < kth_score:
         return EXACT
-    # A left-out item that ties with the K-th could come first by id, so equality is no proof of exactness.
+    # An omitted item that ties with the K-th could be before it by id, so equality does not prove exactness.
     return Certificate(max(bound - kth_score, np.finfo(np.float64).tiny))
 
 
@@ -70,8 +71,7 @@ def certificate(*, bound: float | None, kth_score: float | None) -> Certificate:
 class Pass:
     """One pass of a search: its name, seconds of wall clock for all B queries, and items touched per query (B,).
 
-    The names that algorithms share: "first_stage", "full" (s in float32), "float64" (s again, where float32 can't
-    tell).
+    Common names: "first_stage", "full" (s in float32), "float64" (s again, if float32 cannot decide).
     """
 
     name: str
@@ -84,7 +84,7 @@ class TopK:
     """Answers to B queries, best first, ties by item id.
 
     Shapes: item_indices (B, K'), scores (B, K') float64 with K' = min(K, X); a shorter answer ends in index -1 and
-    score -inf. One certificate per query. `passes` says, in order, where the time went.
+    score -inf. One certificate per query. passes: in order, with their times.
     """
 
     item_indices: Indices
@@ -98,7 +98,7 @@ class Pool:
     """First-stage pools of B queries, best first by the first stage's own score, ties by item id.
 
     Shapes: item_indices (B, N'), scores (B, N') as in TopK; bounds (B,): no allowed item outside the pool has
-    s = tau * phi above it; -inf when nothing was left out, NaN when there is no proof. `passes` as in TopK.
+    s = tau * phi above it; -inf if none was omitted, NaN without proof. passes: as in TopK.
     """
 
     item_indices: Indices
@@ -107,7 +107,7 @@ class Pool:
     passes: tuple[Pass, ...]
 
     def bound(self, query: int) -> float | None:
-        """The bound of one query, or None without proof."""
+        """Return the bound of one query, or None without proof."""
         value = float(self.bounds[query])
         return None if math.isnan(value) else value
 
@@ -116,46 +116,46 @@ Answer = TypeVar("Answer", TopK, Pool)
 
 
 class Index(Protocol):
-    """A top-K algorithm over one catalogue. Implementations are safe to use from several threads."""
+    """A top-K algorithm over one catalogue. Implementations are thread-safe."""
 
     @property
     def name(self) -> str:
-        """What a request's `algorithm` calls it."""
+        """The `algorithm` of a request."""
 
     @property
     def num_items(self) -> int: ...
 
     @property
     def nbytes(self) -> int:
-        """Bytes of everything held for the items."""
+        """Bytes of the items."""
 
     def search(self, queries: QueryStates, k: int, allowed: Mask | None = None) -> TopK:
-        """The top `k` of s among the allowed items: `allowed` (X,) or (B, X), None for all.
+        """Return the top `k` of s among the allowed items. allowed: (X,) or (B, X), None for all.
 
-        Raises: ValueError naming what is wrong with `k`, `allowed` or the queries' shapes.
+        Raises: ValueError for invalid `k`, `allowed` or shapes of queries, with the reason.
         """
 
     def first_stage(self, queries: QueryStates, size: int, allowed: Mask | None = None) -> Pool:
-        """A pool of `size` items by this algorithm's first stage alone. Raises as `search` does."""
+        """Return a pool of `size` items by this algorithm's first stage alone. Raises: as `search`."""
 
 
 @runtime_checkable
 class GapIndex(Protocol):
-    """An index that does less where it may leave something out."""
+    """An index that does less work for an answer with a gap."""
 
     def search_within(self, queries: QueryStates, k: int, allowed: Mask | None, max_gap: float) -> TopK:
-        """As `Index.search`; no left-out item scores more than `max_gap` (at least 0) above the K-th answered one."""
+        """Search as `Index.search`; no omitted item scores more than `max_gap` (at least 0) above the K-th result."""
 
 
 def search_within(index: Index, queries: QueryStates, k: int, allowed: Mask | None, max_gap: float) -> TopK:
-    """The index's answer, with as little work as `max_gap` allows it; the certificates say what it proved."""
+    """Return the index's answer, with as little work as it can for `max_gap`; the certificates give the proven gaps."""
     if max_gap and isinstance(index, GapIndex):
         return index.search_within(queries, k, allowed, max_gap)
     return index.search(queries, k, allowed)
 
 
 def check_request(*, k: int, allowed: Mask | None, num_queries: int, num_items: int) -> None:
-    """Raise ValueError, naming the value and what is allowed, unless k >= 1 and the mask fits."""
+    """Raises: ValueError with the value and what is allowed, unless k >= 1 and the mask fits."""
     if k < 1:
         raise ValueError(f"k={k} allowed: at least 1")
     if allowed is None:
@@ -167,9 +167,9 @@ def check_request(*, k: int, allowed: Mask | None, num_queries: int, num_items: 
 
 
 def check_tie_ranks(tie_ranks: npt.NDArray[np.integer] | None, num_items: int) -> Indices:
-    """Return the rank of each item's id in id order (X,), which settles ties; the row number itself when not given.
+    """Return the rank of each item's id in id order (X,), for ties; default the row number.
 
-    Ranks that ascend, as a catalogue's do, are neither hashed nor copied: `exact` checks the same ones eight times.
+    Ascending ranks, such as a catalogue's, are neither hashed nor copied: `exact` checks the same ones eight times.
     """
     if num_items < 1:
         raise ValueError("the index is empty: num_items=0 allowed: at least 1")
@@ -182,7 +182,7 @@ def check_tie_ranks(tie_ranks: npt.NDArray[np.integer] | None, num_items: int) -
 
 
 def empty_answer(num_queries: int, width: int) -> tuple[Indices, Scores]:
-    """Item indices of -1 and scores of -inf, (B, width) each, to be filled from the left."""
+    """Return item indices of -1 and scores of -inf, (B, width) each, to be filled from the left."""
     return np.full((num_queries, width), NOTHING, dtype=np.int64), np.full((num_queries, width), -np.inf)
 
 
@@ -193,7 +193,7 @@ def asked_again(
     allowed: Mask | None,
     ask: Callable[[QueryStates, Mask | None], Answer],
 ) -> Answer:
-    """`answer`, where queries number `short` (b,) have what `ask` says of them alone: of the same width and passes."""
+    """Return `answer` with the queries `short` (b,) replaced by the result of `ask`, of equal width and passes."""
     if not len(short):
         return answer
     others = ask(queries.take(short), allowed if allowed is None or allowed.ndim == 1 else allowed[short])
@@ -215,5 +215,5 @@ def asked_again(
 
 
 def take_queries(queries: QueryStates, start: int, stop: int) -> QueryStates:
-    """Queries start..stop-1."""
+    """Return queries start..stop-1."""
     return queries.take(slice(start, stop))

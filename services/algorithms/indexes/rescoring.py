@@ -1,7 +1,7 @@
 """The last step of every algorithm: the exact top K of a pool.
 
-A float32 pass over the pool finds the K-th score; whatever lies within the float32 error bound of it is re-evaluated
-in float64, and what float64 itself cannot tell apart is ordered by item id.
+A float32 pass over the pool finds the K-th score; items within its error bound are re-evaluated in float64, and scores
+that float64 cannot distinguish are ordered by item id.
 
 Letters: B queries, K results, n pool size (ragged: one per query).
 """
@@ -24,8 +24,8 @@ from services.algorithms.scoring.states import QueryStates
 class Rescored:
     """The exact top K of B pools.
 
-    Shapes: item_indices (B, K'), scores (B, K') as in TopK; kth_scores (B,): the K-th exact score is at least this,
-    NaN where a pool held fewer than K items.
+    Shapes: item_indices (B, K'), scores (B, K') as in TopK; kth_scores (B,): a lower bound of the K-th exact score,
+    NaN if a pool had fewer than K items.
     """
 
     item_indices: Indices
@@ -35,7 +35,7 @@ class Rescored:
 
 
 def rescore(scorer: MolScorer, queries: QueryStates, pools: Sequence[Indices], k: int, ranks: Indices) -> Rescored:
-    """The exact top `k` of each query's pool of distinct rows (n,); `ranks` (X,) settles ties."""
+    """Return the exact top `k` of each query's pool of distinct rows (n,). ranks (X,): for ties."""
     started = time.perf_counter()
     sizes = np.array([len(pool) for pool in pools], dtype=np.int64)
     scores = scorer.scores_at(queries, pools)
@@ -59,9 +59,9 @@ def finish(
     *,
     error: Scores | None = None,
 ) -> Rescored:
-    """The exact top `k` of pools whose float32 scores (n,) are known, each within `error` (B,).
+    """Return the exact top `k` of pools with known float32 scores (n,), each within `error` (B,).
 
-    Where `error` is not given it is `scorer.error_bounds`.
+    error: default `scorer.error_bounds`.
     """
     started = time.perf_counter()
     error = scorer.error_bounds(queries) if error is None else error
@@ -86,11 +86,13 @@ def finish(
 
 
 def within_reach(scores: npt.NDArray[np.float32], k: int, error: float) -> Indices:
-    """Positions (n,) that may be among the top `k` if each score (X,) is off by up to `error`; never one at -inf."""
+    """Return positions (n,) that may be among the top `k` if each score (X,) has an error up to `error`; never one at
+    -inf.
+    """
     k = min(k, len(scores))
     kth = float(np.partition(scores, len(scores) - k)[len(scores) - k])
     if kth == -np.inf:
         return np.flatnonzero(scores > -np.inf)
-    # The K-th exact score is at least kth - error, so anything that reaches it scores at least kth - 2 error here.
+    # The K-th exact score is at least kth - error, so scores that reach it are at least kth - 2 error here.
     with np.errstate(over="ignore"):  # below every float32, all may be among the best
         return np.flatnonzero(scores >= np.nextafter(np.float32(kth - 2 * error), np.float32(-np.inf)))

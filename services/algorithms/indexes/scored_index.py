@@ -1,4 +1,4 @@
-"""What every index begins with: items prepared for scoring, their ranks, and the checks of a request.
+"""The common part of every index: prepared items, their ranks, and the checks of a request.
 
 Letters: B queries, X items, K results.
 """
@@ -17,7 +17,7 @@ from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
 
 
 class ScoredIndex:
-    """X items, their `scorer`, and `ranks` (X,) that settle ties; `passes` hold both."""
+    """X items, their `scorer`, and `ranks` (X,) for ties; `passes` contain both."""
 
     passes: Passes
     scorer: MolScorer
@@ -29,10 +29,11 @@ class ScoredIndex:
         *,
         tie_ranks: npt.NDArray[np.integer] | None = None,
     ) -> None:
-        """Prepare X items; `tie_ranks` (X,) is each item's position in id order (the row number when not given).
+        """Prepare X items. tie_ranks (X,): each item's position in id order (default the row number).
 
-        A MolScorer is shared, not copied, as are passes, which have ranks of their own. Only the four algorithms over
-        `passes` alone take a card's. Raises: ValueError for an empty index or shapes that disagree.
+        A MolScorer is shared, not copied, as are passes, which have their own ranks. Only the four algorithms over
+        `passes`
+        accept a card's. Raises: ValueError for an empty index or shapes that disagree.
         """
         if isinstance(items, ItemStates):
             items = MolScorer(items, pair_gate)
@@ -41,7 +42,7 @@ class ScoredIndex:
         self._prepare()
 
     def _prepare(self) -> None:
-        """Make what an algorithm keeps beside the scorer."""
+        """Compute the algorithm's own structures."""
 
     @property
     def num_items(self) -> int:
@@ -49,19 +50,19 @@ class ScoredIndex:
 
     @property
     def row_codes(self) -> Mapping[str, RowCodes]:
-        """The codes of X items that it searches, by what they are known by; none of most."""
+        """The searched codes of X items, by their keys; most algorithms have none."""
         return {}
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the scorer and the ranks; an index adds what it holds beside them."""
+        """Bytes of the scorer and the ranks; an index adds its own."""
         return self.passes.nbytes
 
     def check(self, queries: QueryStates, k: int, allowed: Mask | None) -> None:
-        """Raise ValueError, naming what is wrong with `k`, `allowed` or the queries' shapes."""
+        """Raises: ValueError for invalid `k`, `allowed` or shapes of queries, with the reason."""
         check_request(k=k, allowed=allowed, num_queries=len(queries), num_items=self.num_items)
         self.scorer.check(queries)
 
     def every_item(self, queries: QueryStates) -> Indices:
-        """X for each query, as a pass over everything reports it: (B,)."""
+        """Return X for each query, the item count of a pass over everything: (B,)."""
         return np.full(len(queries), self.num_items, dtype=np.int64)

@@ -1,21 +1,21 @@
 """TopKAvg(N): the N best by averaged components, one dot product per item, then full scores within that pool.
 
-Its certificate rests on phi's pairs being the outer product of components (arXiv:2407.15462, equation 2): with the
+Its certificate uses that phi's pairs are the outer product of components (arXiv:2407.15462, equation 2). With the
 item's mean component g-bar and radius rho_x = max_p ||g_p - g-bar||, every pair's cosine is at most
-<f_pq, g-bar> + ||f_pq|| rho_x, hence s is at most the item's *reach*, the largest of these over p_q. Useful when an
-item's components are close; where it says no more than the norms alone, the answer is called an estimate.
+<f_pq, g-bar> + ||f_pq|| rho_x, hence s is at most the item's *reach*, the largest of these over p_q. It is useful if an
+item's components are close; if it is no better than the norms alone, the answer is an estimate.
 
-The bound on what was left out is found in steps, each of which usually makes the next unnecessary:
-1. *Witnesses*: the reach of the few best items beyond the pool. At the norms' bound: an estimate, no more to know.
+The bound on omitted items is computed in steps, each of which usually makes the next unnecessary:
+1. *Witnesses*: the reach of the few best items beyond the pool. At the norms' bound: an estimate, and the end.
 2. *Free*: <f_pq, g-bar> is at most the average score plus Delta ||g-bar|| with Delta = max ||f_pq - f-bar||, and the
-   average score of a left-out item at most the best one left out: no scan at all.
+average score of an omitted item at most the best omitted one: no scan at all.
 3. *Scan*: the largest reach outside the pool, P_q times the work of the heuristic, by the same grouped scan.
 
-Means are kept in bfloat16 where P_x > 1: radii are measured from the means as stored, so the proof is untouched.
+Means are stored in bfloat16 if P_x > 1: radii are measured from the stored means, so the proof stays valid.
 
 Letters: B queries, X items, P_q, P_x query and item components, d component width, K results, N pool size.
 Cost: X d multiply-adds per query, then full scores on N; step 3 X P_q d. Memory: 2 (d + 1) bytes per item more
-(4 (d + 1) where P_x = 1).
+(4 (d + 1) if P_x = 1).
 """
 
 import time
@@ -27,8 +27,8 @@ from services.algorithms.indexes.pools import Depths, PooledIndex
 from services.algorithms.indexes.protocol import Indices, Mask, Pass, Pool, Scores
 from services.algorithms.scoring.states import FloatArray, QueryStates
 
-_WITNESSES = 32  # items beyond the pool whose reach is looked at first
-# Components taken to float64 together: 1 MB stays in cache (at 109,739 x 4 x 768: 17 s with 1.6 GB at once).
+_WITNESSES = 32  # items beyond the pool whose reach is computed first
+# Components converted to float64 together: 1 MB stays in cache (at 109,739 x 4 x 768: 17 s with 1.6 GB at once).
 _FLOATS_AT_ONCE = 1 << 17
 _FAN = 17  # directions of (Delta, ||f||) for which the farthest item is known
 
@@ -58,7 +58,9 @@ class TopKAvg(PooledIndex):
         return AverageScan(self.passes, self._averages, request, lists[0], min(depths[0], self.num_items))
 
     def first_stage(self, queries: QueryStates, size: int, allowed: Mask | None = None) -> Pool:
-        """The `size` best by averaged components: scores mean over p_q of <f_pq, g-bar>, and the bound on the rest."""
+        """Return the `size` best by averaged components: scores mean over p_q of <f_pq, g-bar>, and the bound on the
+        rest.
+        """
         self.check(queries, size, allowed)
 
         def cut(request: Request, lists: tuple[Lists, ...]) -> Pool:
@@ -73,25 +75,25 @@ class TopKAvg(PooledIndex):
 
 
 class AverageScan:
-    """The best by averaged components of B queries: lists (B, 1, n) that reach some items beyond `depth`."""
+    """The best by averaged components of B queries: lists (B, 1, n) with some items beyond `depth`."""
 
     def __init__(self, passes: Passes, averages: "_Averages", request: Request, lists: Lists, depth: int) -> None:
         self._passes, self._averages, self._request, self._lists = passes, averages, request, lists
         self.depth, self.seconds = depth, lists.seconds
 
     def pool(self, query: int, size: int) -> Indices:
-        """The `size` best rows of one query."""
+        """Return the `size` best rows of one query."""
         rows = self._passes.fetch(self._lists.rows[query, 0, :size])
         return np.asarray(rows[rows >= 0])
 
     def average_scores(self, query: int, rows: Indices) -> Scores:
-        """The scan's own score of some items for one query, as float64 gives it: (n,)."""
+        """Return the scan's own score of some items for one query, in float64: (n,)."""
         means, _ = self._averages.items.at(rows)
         average = self._request.queries.components[query].astype(np.float64).mean(axis=0)
         return np.asarray(means.astype(np.float64) @ average)
 
     def bounds(self, size: int, kth_scores: Scores | None = None) -> Scores:
-        """See `PoolScan.bounds`: NaN where the radii say no more than the norms."""
+        """See `PoolScan.bounds`: NaN if the radii are no better than the norms."""
         started = time.perf_counter()
         queries: QueryStates = self._request.queries
         if size >= self._lists.rows.shape[2]:
@@ -99,7 +101,7 @@ class AverageScan:
         components = queries.components.astype(np.float64)
         norms = np.linalg.norm(components, axis=-1).max(axis=1, initial=0)
         trivial = norms * self._averages.largest_norm
-        # The query's average as it was used, rounded, and how far each component is from it.
+        # The query's rounded average, and the distance of each component from it.
         average = self._averages.items.average(self._request)
         apart = np.linalg.norm(components - average[:, None], axis=-1).max(axis=1, initial=0)
         error = self._averages.error(np.maximum(norms, np.linalg.norm(average, axis=-1)))
@@ -109,8 +111,9 @@ class AverageScan:
         wanted = np.full(len(queries), -np.inf) if kth_scores is None else np.nan_to_num(kth_scores, nan=-np.inf)
         bounds = np.where(free < trivial, free, np.nan)
         bounds[left_out == -np.inf] = -np.inf
-        # A scan is worth it where it may say something new: that nothing left out reaches the K-th score, or a number
-        # where there is none yet. Without a K-th score the tightest number is wanted.
+        # A scan pays if it may prove that no omitted item reaches the K-th score, or if there is no bound yet. Without
+        # a K-th
+        # score the tightest bound is wanted.
         hopeful = witnessed + error < np.where(np.isnan(bounds) | (kth_scores is None), trivial, wanted)
         open_ = (left_out > -np.inf) & ~(free < wanted) & hopeful
         chosen = np.flatnonzero(open_)
@@ -121,7 +124,7 @@ class AverageScan:
         return bounds
 
     def _witnessed(self, size: int) -> Scores:
-        """The largest reach among the items just beyond the pool: (B,), -inf without any."""
+        """Return the largest reach among the items just beyond the pool: (B,), -inf without any."""
         rows = self._passes.fetch(self._lists.rows[:, 0, size : size + _WITNESSES])
         means, radii = self._averages.items.at(np.maximum(rows, 0))
         components = self._request.queries.components
@@ -131,7 +134,7 @@ class AverageScan:
         return np.asarray(np.where(rows >= 0, best, -np.inf).max(axis=1, initial=-np.inf), dtype=np.float64)
 
     def _scanned(self, chosen: Indices, size: int) -> Scores:
-        """The largest reach of allowed items outside the pools of some queries, as computed in float32: (n,)."""
+        """Return the largest reach of allowed items outside the pools of some queries, as computed in float32: (n,)."""
         left_out = np.ones((len(chosen), self._passes.num_items), dtype=np.bool_)
         allowed = self._request.allowed
         if allowed is not None:
@@ -144,7 +147,7 @@ class AverageScan:
 
 
 class _Averages:
-    """Mean components and radii of X items: `items`, prepared for scanning, and the extremes that bounds rest on."""
+    """Mean components and radii of X items: `items`, prepared for scanning, and the extremes used by bounds."""
 
     def __init__(self, passes: Passes) -> None:
         num_items, num_components, width = passes.scorer.components.shape
@@ -171,29 +174,29 @@ class _Averages:
         self._unit = (width + 9) * self.items.unit
 
     def farthest(self, apart: Scores, norms: Scores) -> Scores:
-        """An upper bound on max_x (apart ||g-bar_x|| + norm rho_x): (B,) each.
+        """Return an upper bound on max_x (apart ||g-bar_x|| + norm rho_x): (B,) each.
 
-        That is a convex function of the direction, so between two directions of the fan the chord lies above it.
+        That is a convex function of the direction, so between two directions of the fan the chord is above it.
         """
         angle = np.arctan2(norms, apart)
         left = np.clip((angle / (np.pi / 2) * (_FAN - 1)).astype(np.int64), 0, _FAN - 2)
         (ax, ay), (bx, by) = self._directions[left].T, self._directions[left + 1].T
         determinant = ax * by - ay * bx
         a, b = (apart * by - norms * bx) / determinant, (norms * ax - apart * ay) / determinant
-        # Where rounding put the angle outside its segment a weight is a hair below 0: 0 is above it.
+        # If rounding puts the angle outside its segment, a weight is slightly below 0: 0 is above it.
         chord = np.maximum(a, 0) * self._farthest[left] + np.maximum(b, 0) * self._farthest[left + 1]
         return np.asarray(chord * (1 + 1e-12))
 
     def error(self, norms: Scores) -> Scores:
-        """Roundings of a dot product of d + 1 terms, of the query's average and of the sum: (B,)."""
+        """Return the rounding errors of a dot product of d + 1 terms, of the query's average and of the sum: (B,)."""
         return np.asarray(self._unit * norms * (self._largest_mean + self._largest_radius))
 
 
 def _round_up(values: Scores) -> FloatArray:
-    """Non-negative values as float32, not below what float64 rounded them from."""
+    """Return non-negative values as float32, not below the values that float64 rounded."""
     return (values * (1 + 2.0**-23)).astype(np.float32)
 
 
 def _bfloat16_above(values: FloatArray) -> FloatArray:
-    """The least values that bfloat16 holds, none below the non-negative ones given."""
+    """Return the least bfloat16 values that are not below the given non-negative ones."""
     return ((values.view(np.uint32) + np.uint32(0xFFFF)) & np.uint32(0xFFFF0000)).view(np.float32)

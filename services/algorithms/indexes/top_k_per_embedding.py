@@ -1,11 +1,11 @@
 """TopKPerEmbedding(N): the union of the N best items of every component pair, then full scores within it.
 
-From arXiv:2407.15462, section 3.2. A left-out item is in none of the lists, so its cosine of pair p is at most t_p,
-the (N + 1)-th best: s <= max_p t_p, and less by the bound on its gating weights (gate_bounds.py). The paper's own
-Theorem 2, phi of the (N + 1)-th items, is no bound (counterexample in the tests).
+From arXiv:2407.15462, section 3.2. An omitted item is in none of the lists, so its cosine of pair p is at most t_p, the
+(N + 1)-th best: s <= max_p t_p, and less by the bound on its gate weights (gate_bounds.py). The paper's own Theorem 2,
+phi of the (N + 1)-th items, is no bound (counterexample in the tests).
 
 Letters: B queries, X items, P_q, P_x query and item components, P = P_q * P_x, d width, K results, N per pair.
-Cost: X P d multiply-adds per query, then full scores on N to N P items. Memory: nothing beside the scorer's.
+Cost: X P d multiply-adds per query, then full scores on N to N P items. Memory: only the scorer's.
 """
 
 import time
@@ -24,7 +24,7 @@ from services.algorithms.scoring.states import QueryStates
 
 
 class TopKPerEmbedding(PooledIndex):
-    """The union of the N best per component pair, reordered by s. Certificate: bounded by what the lists left out.
+    """The union of the N best per component pair, reordered by s. Certificate: a bound on items outside the lists.
 
     N is doubled while the union of a search has fewer than k items.
     """
@@ -50,11 +50,11 @@ class TopKPerEmbedding(PooledIndex):
         return PairScan(self, request, lists[0])
 
     def upper_bounds(self, request: Request, thresholds: Scores) -> Scores:
-        """No item whose computed cosines are at most `thresholds` (B, P) has s above this: (B,)."""
+        """Return the largest s of an item whose computed cosines are at most `thresholds` (B, P): (B,)."""
         return self._gate_bounds.upper_bounds(request.queries, thresholds + self.passes.cosine_errors(request))
 
     def first_stage(self, queries: QueryStates, size: int, allowed: Mask | None = None) -> Pool:
-        """A pool of `size`: what the lists hold down to one common depth, then some of the next depth by cosine.
+        """Return a pool of `size`: the lists down to one common depth, then some of the next depth by cosine.
 
         Scores are an item's best cosine among the pairs that listed it.
         """
@@ -62,7 +62,7 @@ class TopKPerEmbedding(PooledIndex):
         return self._first_stage(queries, size, allowed, -(-2 * size // self.scorer.num_pairs))
 
     def _first_stage(self, queries: QueryStates, size: int, allowed: Mask | None, depth: int) -> Pool:
-        """From lists of `depth`, and four times as deep for the queries whose union is short."""
+        """Use lists of `depth`, four times as deep for queries with a short union."""
 
         def cut(request: Request, lists: tuple[Lists, ...]) -> tuple[Pool, Indices]:
             scan = PairScan(self, request, lists[0])
@@ -71,7 +71,8 @@ class TopKPerEmbedding(PooledIndex):
             depths = np.zeros(len(queries), dtype=np.int64)
             for query in range(len(queries)):
                 rows, levels, cosines = scan.levels(query)
-                # Rows come by (level, -cosine, rank), so the first `size` are whole levels and the best of one more.
+                # Rows are ordered by (level, -cosine, rank), so the first `size` are whole levels and the best of one
+                # more.
                 depths[query] = scan.depth if len(rows) <= size else levels[size]
                 rows, cosines = rows[:size], cosines[:size]
                 order = np.lexsort((self.ranks[rows], -cosines))
@@ -114,12 +115,14 @@ class PairScan:
         return self._index.passes.fetch(self._lists.scores)
 
     def pool(self, query: int, size: int) -> Indices:
-        """The union of the `size` best of every pair, by row number."""
+        """Return the union of the `size` best of every pair, by row number."""
         rows = np.unique(self._rows[query, :, :size])
         return rows[rows >= 0]
 
     def thresholds(self, size: int) -> Scores:
-        """t_p: the best cosine that each list leaves out beyond its `size` best, (B, P); -inf: it holds all allowed."""
+        """Return t_p: the best cosine outside the `size` best of each list, (B, P); -inf: the list has all allowed
+        items.
+        """
         return self._thresholds(np.full(len(self._request.queries), size, dtype=np.int64))
 
     def bounds(self, size: int, kth_scores: Scores | None = None) -> Scores:
@@ -127,14 +130,14 @@ class PairScan:
         return self.bounds_at(np.full(len(self._request.queries), size, dtype=np.int64))
 
     def bounds_at(self, sizes: Indices) -> Scores:
-        """Bounds on what each query's union of its own number of best per pair leaves out: sizes (B,) -> (B,)."""
+        """Return bounds on items outside each query's union of its own number of best per pair: sizes (B,) -> (B,)."""
         started = time.perf_counter()
         bounds = self._index.upper_bounds(self._request, self._thresholds(sizes))
         self.seconds += time.perf_counter() - started
         return bounds
 
     def levels(self, query: int) -> tuple[Indices, Indices, Scores]:
-        """Listed rows by their best position in any list: rows, positions and best listed cosines (n,) each."""
+        """Return listed rows by their best position in any list: rows, positions and best listed cosines (n,) each."""
         rows, cosines = self._rows[query].ravel(), self._scores[query].ravel().astype(np.float64)
         positions = np.tile(np.arange(self._rows.shape[2]), self._rows.shape[1])
         listed = rows >= 0
@@ -148,7 +151,7 @@ class PairScan:
         return found[order], level[order], best[order]
 
     def _thresholds(self, sizes: Indices) -> Scores:
-        """As `thresholds`, with each query's own size: (B,) -> (B, P)."""
+        """Return `thresholds` with each query's own size: (B,) -> (B, P)."""
         following = self._index.passes.fetch(self._lists.following)
         if (sizes == self.depth).all():
             return following.astype(np.float64)

@@ -1,1 +1,1 @@
-"""A catalogue's items as columns that processes share: ids, titles, categories. No Python object an item."""
+"""A catalogue's items as columns shared by processes: ids, titles, categories. No Python object per item."""

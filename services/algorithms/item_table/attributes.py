@@ -1,8 +1,8 @@
-"""Attributes of items as columns: a table's, which a file's memory may be, and those of items that change.
+"""Attributes of items as columns: a table's, possibly a file's memory, and those of changing items.
 
-A tag is its code, of its attribute's tags. What stands for no value `rules.attributes` says.
+A tag is stored as a code per attribute. `rules.attributes` defines the entry for a missing value.
 
-Letters: n items, m rows asked for.
+Letters: n items, m requested rows.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,7 +35,7 @@ Rows = npt.NDArray[np.integer[Any]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttributeTable:
-    """The attributes of n items; a tag's code is its place in its attribute's `tags`."""
+    """The attributes of n items; a tag's code is its index in its attribute's `tags`."""
 
     kinds: Kinds
     columns: Columns
@@ -44,7 +44,7 @@ class AttributeTable:
 
     @classmethod
     def of(cls, kinds: Kinds, items: Sequence[Values]) -> Self:
-        """A table of a few items. Raises: ValueError as `check_values`."""
+        """Make a table of a few items. Raises: ValueError as `check_values`."""
         for one in items:
             check_values(one, kinds)
         codes: dict[str, dict[str, int]] = {name: {} for name, kind in kinds.items() if kind is Kind.TAG}
@@ -58,7 +58,7 @@ class AttributeTable:
 
     @classmethod
     def from_arrow(cls, table: pa.Table) -> Self:
-        """Over the memory of columns that `stored` made. Raises: ValueError naming the column."""
+        """Make a table over the memory of columns that `stored` made. Raises: ValueError with the column."""
         kinds, columns, tags = arrow_kinds(table.schema), dict[str, Column](), dict[str, list[str]]()
         for name, kind in kinds.items():
             array = _whole(table.column(name))
@@ -71,7 +71,7 @@ class AttributeTable:
         return cls(kinds=kinds, columns=columns, tags=tags, num_items=len(table))
 
     def of_row(self, row: int) -> dict[str, Value]:
-        """The attributes that an item has."""
+        """Return an item's attributes."""
         found: dict[str, Value] = {}
         for name, column in self.columns.items():
             value = column[row].item()
@@ -80,13 +80,13 @@ class AttributeTable:
         return found
 
     def take(self, rows: Sequence[int] | Rows) -> Self:
-        """The items of some rows, in their order, copied; -1 is one without attributes."""
+        """Return copies of some rows, in order; -1 is a row without attributes."""
         wanted = np.asarray(rows, np.int64)
         columns = {name: taken(column, wanted) for name, column in self.columns.items()}
         return type(self)(kinds=self.kinds, columns=columns, tags=self.tags, num_items=len(wanted))
 
     def recoded(self, codes: dict[str, dict[str, int]]) -> Columns:
-        """The columns with tags as in `codes`, which gets those that it lacks; copied only where codes differ."""
+        """Return the columns with tags as in `codes`, which gets missing ones; copied only if codes differ."""
         columns = dict(self.columns)
         for name, tags in self.tags.items():
             known = codes.setdefault(name, {})
@@ -99,26 +99,27 @@ class AttributeTable:
 
 
 def no_attributes(num_items: int) -> AttributeTable:
-    """The table of items of a model that declares none."""
+    """Return the table of a model without attributes."""
     return AttributeTable(kinds={}, columns={}, tags={}, num_items=num_items)
 
 
 class AttributeRows:
-    """The attributes of items that change, by row: those of a table, uncopied, and those put since. One writer, any
-    number of readers."""
+    """The attributes of changing items, by row: those of a table, uncopied, and later ones. One writer, any number of
+    readers.
+    """
 
     def __init__(self, table: AttributeTable, items: Rows) -> None:
         """items: the table's item in each row; -1: a row without attributes."""
         self.kinds, self._table, self._items = table.kinds, table, items
         self._codes = {name: {tag: code for code, tag in enumerate(tags)} for name, tags in table.tags.items()}
         self._is_table = bool(np.array_equal(items, np.arange(table.num_items)))
-        # What was put, and of each row its place there, -1: none.
+        # The written rows, and each row's place among them, -1: none.
         self._put, self._num_put = np.empty(0, row_type(table.kinds)), 0
         self._places = np.full(len(items) if table.kinds else 0, -1, np.int32)
         self._num_rows = len(items)
 
     def put(self, row: int, values: Values) -> None:
-        """An item's attributes, whole; the row behind the last one is a new item."""
+        """Replace an item's attributes; the row after the last one is a new item."""
         if not self.kinds:
             return
         if row >= len(self._places):
@@ -136,8 +137,10 @@ class AttributeRows:
         self._num_rows = max(self._num_rows, row + 1)
 
     def mask(self, where: Sequence[Condition], rows: Rows | None = None) -> Mask:
-        """The items that meet all conditions, of which there is at least one: of all, or of m rows (m,), where one
-        that there is no item for does not. Raises: ValueError as `Condition.check`."""
+        """Return the items that meet all conditions, of which there is at least one: of all, or of m rows (m,); a row
+        without
+        an item meets none. Raises: ValueError as `Condition.check`.
+        """
         for one in where:
             one.check(self.kinds)
         num_rows, places, put = self._num_rows, self._places, self._put  # the last written first
@@ -172,12 +175,12 @@ class AttributeRows:
 
 
 def row_type(kinds: Kinds) -> np.dtype[Any]:
-    """Of an array whose rows have an entry for each of these attributes."""
+    """Return the type of arrays whose rows have an entry for each of these attributes."""
     return np.dtype([(name, DTYPES[kind]) for name, kind in kinds.items()])
 
 
 def encoded(values: Values, kinds: Kinds, codes: dict[str, dict[str, int]]) -> tuple[float, ...]:
-    """One item's row; a new tag gets the next code of its attribute."""
+    """Return one item's row; a new tag gets the next code of its attribute."""
     entries: list[float] = []
     for name, kind in kinds.items():
         value = values.get(name, absent(DTYPES[kind]))
@@ -186,14 +189,14 @@ def encoded(values: Values, kinds: Kinds, codes: dict[str, dict[str, int]]) -> t
 
 
 def taken(column: Column, rows: Rows) -> Column:
-    """A column's entries of m rows, none of row -1: (m,), copied."""
+    """Return copies of a column's entries of m rows, absent for row -1: (m,)."""
     out = column[rows] if len(column) else np.empty(len(rows), column.dtype)
     out[rows < 0] = absent(column.dtype)
     return out
 
 
 def stored(table: pa.Table) -> dict[str, pa.Array]:
-    """Columns of `ARROW_TYPES` as an items' file has them: tags as codes, and below a null what stands for no value."""
+    """Return columns of `ARROW_TYPES` in the format of an items' file: tags as codes, and absent values below nulls."""
     columns = {}
     for name in table.column_names:
         array = _whole(table.column(name))
@@ -218,8 +221,7 @@ def _filled(array: pa.Array) -> pa.Array:
 
 
 def _column(name: str, array: pa.Array, dtype: np.dtype[Any]) -> Column:
-    """The entries of an array, over its memory. Raises: ValueError unless nulls, and no others, say that there is no
-    value."""
+    """Return the entries of an array over its memory. Raises: ValueError unless exactly the nulls are absent values."""
     validity, data = array.buffers()
     column = np.frombuffer(data, dtype)[array.offset : array.offset + len(array)]
     is_null = np.zeros(len(array), dtype=bool)

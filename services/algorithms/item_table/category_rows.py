@@ -1,4 +1,4 @@
-"""The rows of each category: those of a bundle's items, and what changed since.
+"""The rows of each category: those of a bundle's items, and later changes.
 
 Letters: n items of the bundle.
 """
@@ -15,8 +15,10 @@ Rows = npt.NDArray[np.int32]
 
 
 class CategoryRows:
-    """The rows of each category, ascending. Rows that left it stay until they are half of them: who reads looks at each
-    row's own categories. What is longer than a number is replaced or added to, so that others may read."""
+    """The rows of each category, ascending. Removed rows stay until they are half of them, so readers check each row's
+    own
+    categories. Arrays are replaced or appended to, never overwritten, so that others may read.
+    """
 
     def __init__(self, categories: Categories, rows: Rows) -> None:
         """rows (n,): of each item of the bundle."""
@@ -29,7 +31,7 @@ class CategoryRows:
         self._left: dict[str, set[int]] = {}
 
     def of(self, name: str) -> tuple[Rows, list[int]]:
-        """Every row of the category, and some that were: of the bundle's items, and of those that came into it."""
+        """Return all rows of the category, and some former ones: of the bundle's items, and later ones."""
         return self._bundled.get(name, np.zeros(0, np.int32)), self._joined.get(name, [])
 
     def has(self, name: str) -> bool:
@@ -38,17 +40,17 @@ class CategoryRows:
         return len(bundled) + len(joined) > len(self._left.get(name, ()))
 
     def names(self) -> list[str]:
-        """Of the categories that have a row."""
+        """Return the names of categories with a row."""
         return [name for name in {**self._bundled, **self._joined} if self.has(name)]
 
     def members(self, name: str) -> Rows:
-        """Every row of the category, and no other one."""
+        """Return exactly the rows of the category."""
         rows = np.concatenate([np.asarray(part, np.int32) for part in self.of(name)])
         left = self._left.get(name)
         return rows[~np.isin(rows, list(left))] if left else rows
 
     def moved(self, row: int, old: Collection[str], new: Collection[str]) -> None:
-        """The row left these categories, and came into those."""
+        """Remove the row from the old categories, and add it to the new ones."""
         for name in old:
             left, (bundled, joined) = self._left.setdefault(name, set()), self.of(name)
             left.add(row)

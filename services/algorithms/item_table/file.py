@@ -1,9 +1,9 @@
-"""A catalogue's items as an Arrow file: what a bundle knows of each beside its states.
+"""A catalogue's items as an Arrow file: a bundle's columns besides the states.
 
-    item_id: string   title: string   categories: list<dictionary<string>>   count: int64
-    attributes.NAME: double, timestamp[ms, UTC] or dictionary<string>, one for each attribute that the bundle declares
+item_id: string   title: string   categories: list<dictionary<string>>   count: int64
+attributes.NAME: double, timestamp[ms, UTC] or dictionary<string>, one per declared attribute
 
-One batch of uncompressed columns, mapped where the file is large, so that the processes of a machine share its pages.
+One batch of uncompressed columns, mapped if the file is large, so that the processes of a machine share its pages.
 Any Arrow library reads it: pandas.read_feather(path), pyarrow.ipc.open_file(path).
 
 Letters: n items.
@@ -25,14 +25,14 @@ from services.algorithms.item_table.categories import Categories, CategoryLists
 from services.algorithms.item_table.ids import ItemIds
 from services.algorithms.item_table.strings import Strings
 
-_LONG = 2**31 - 1  # bytes of a column beyond which its ends take eight bytes each
+_LONG = 2**31 - 1  # bytes of a column beyond which its ends need eight bytes each
 _CATEGORY = pa.dictionary(pa.int32(), pa.string())
 _ATTRIBUTE = "attributes."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ItemColumns:
-    """n items: ids, titles, categories, how many interactions training saw of each (n,), and attributes."""
+    """n items: ids, titles, categories, training interactions of each (n,), and attributes."""
 
     ids: ItemIds
     titles: Strings
@@ -69,8 +69,10 @@ def write_items(
 
 
 def read_items(path: Path, num_items: int) -> ItemColumns:
-    """Raises: BundleError for a file that is not such a table of so many items, naming the column; ids that are not
-    distinct or not of 1-128 bytes among it."""
+    """Read an items' file. Raises: BundleError with the column for a file that is no such table of `num_items`, or
+    whose ids
+    are not distinct or not of 1-128 bytes.
+    """
     try:
         table = pa.ipc.open_file(mapped_or_read(path)).read_all().combine_chunks()
         table.validate(full=True)
@@ -113,13 +115,13 @@ def read_items(path: Path, num_items: int) -> ItemColumns:
 
 
 def attributes_in(table: pa.Table) -> pa.Table:
-    """Those of the attributes, by their own names, in a table of an items' file."""
+    """Return the attributes of an items' file under their own names."""
     found = table.select([name for name in table.column_names if name.startswith(_ATTRIBUTE)])
     return found.rename_columns([name.removeprefix(_ATTRIBUTE) for name in found.column_names])
 
 
 def _as_arrow(column: Strings) -> pa.Array:
-    """An array over the column's own memory."""
+    """Return an array over the column's own memory."""
     is_long = len(column.data) > _LONG
     ends = column.ends.astype(np.int64 if is_long else np.int32)
     offsets = pa.py_buffer(np.concatenate([np.zeros(1, ends.dtype), ends]))
@@ -128,7 +130,7 @@ def _as_arrow(column: Strings) -> pa.Array:
 
 
 def strings_of(array: pa.Array) -> Strings:
-    """A column over the memory of an array of strings. Raises: ValueError as `Strings`."""
+    """Return a column over the memory of an array of strings. Raises: ValueError as `Strings`."""
     width = np.int64 if pa.types.is_large_string(array.type) else np.int32
     _, offsets, data = array.buffers()
     ends = np.frombuffer(offsets, width)[array.offset : array.offset + len(array) + 1]

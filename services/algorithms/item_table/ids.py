@@ -1,9 +1,9 @@
-"""Ids of items as a column in which an id's row is found: by hash, without a dictionary.
+"""Item ids as a column that finds an id's row by hash, without a dictionary.
 
-Hashes are 64 bits of this process alone, never stored. A dictionary of ten million ids takes 1.5 GB and holds the
-interpreter lock while it is made; sorted hashes take 12 bytes an id, and 8 where the index asks for them row by row.
+Hashes are 64 bits, valid in this process only, never stored. A dictionary of ten million ids takes 1.5 GB and blocks
+the interpreter lock while it is built; sorted hashes take 12 bytes an id, and 8 more if the index needs them by row.
 
-Letters: n ids, m ids asked for.
+Letters: n ids, m requested ids.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,7 +18,7 @@ from services.algorithms.lazy import lazy_property
 Hashes = npt.NDArray[np.int64]
 
 MAX_ID_BYTES = 128
-_FOUND = 65_536  # looked for at a time
+_FOUND = 65_536  # number of ids searched at a time
 _HASH = np.dtype(np.int64)
 
 
@@ -26,20 +26,20 @@ class ItemIds(Mapping[str, int]):
     """n distinct ids and the row of each."""
 
     def __init__(self, strings: Strings, hashes: Hashes | None = None) -> None:
-        """hashes (n,): as `hash_ids` makes them, where they are known."""
+        """hashes (n,): those of `hash_ids`, if known."""
         self.strings = strings
         if hashes is not None:
             self.__dict__["hashes"] = hashes
 
     @classmethod
     def of(cls, item_ids: Iterable[str]) -> "ItemIds":
-        """Raises: ValueError, naming the id, unless all are distinct and 1-128 bytes of UTF-8."""
+        """Make a column. Raises: ValueError with the id unless all are distinct and 1-128 bytes of UTF-8."""
         found = cls(Strings.of(item_ids))
         found.check("item_ids")
         return found
 
     def check(self, name: str) -> None:
-        """Raise ValueError, naming the id, unless all are distinct and of 1-128 bytes."""
+        """Raises: ValueError with the id unless all are distinct and of 1-128 bytes."""
         lengths = self.strings.lengths
         wrong = np.flatnonzero((lengths < 1) | (lengths > MAX_ID_BYTES))
         if len(wrong):
@@ -69,14 +69,13 @@ class ItemIds(Mapping[str, int]):
         return row
 
     def get(self, item_id: str, default: Any = None) -> Any:
-        """The row, `default` where there is none: 3 us. `find` is for many; a dictionary, where each event asks for
-        hundreds."""
+        """Return the row, or `default`: 3 us. Use `find` for many ids, and a dictionary for hundreds per event."""
         row = self._row(item_id)
         return default if row < 0 else row
 
     @property
     def nbytes(self) -> int:
-        """Of what is this process's own, with all made: the strings may be a file's."""
+        """Bytes of this process, with everything prepared, without strings of a file."""
         return len(self) * (2 * _HASH.itemsize + _row_type(len(self)).itemsize)
 
     @lazy_property
@@ -97,11 +96,11 @@ class ItemIds(Mapping[str, int]):
         return hashes[order], order.astype(_row_type(len(self)))
 
     def prepare(self) -> None:
-        """Make now what a first search would make."""
+        """Compute now what the first search would compute."""
         self._by_hash  # noqa: B018
 
     def find(self, item_ids: Sequence[str], hashes: Hashes | None = None) -> Indices:
-        """Rows (m,) of the ids, -1 for unknown ones. hashes (m,): theirs, where they are known."""
+        """Return rows (m,) of the ids, -1 for unknown ones. hashes (m,): of the ids, if known."""
         if not len(self) or not len(item_ids):
             return np.full(len(item_ids), -1, dtype=np.int64)
         hashes = hash_ids(item_ids) if hashes is None else hashes
@@ -112,12 +111,12 @@ class ItemIds(Mapping[str, int]):
         asked = item_ids if len(here) == len(item_ids) else [item_ids[number] for number in here.tolist()]
         if not self.strings.are(rows[here], asked):
             for number, item_id, found in zip(here.tolist(), asked, self.strings.take(rows[here]), strict=True):
-                if found != item_id:  # another id of equal hash comes first
+                if found != item_id:  # another id of equal hash is first
                     rows[number] = self._among_equal(item_id, int(positions[number]))
         return rows
 
     def first(self, count: int) -> "ItemIds":
-        """A column of the first of them, not copied."""
+        """Return a column of the first `count` ids, not copied."""
         strings = self.strings
         return (
             self
@@ -126,7 +125,7 @@ class ItemIds(Mapping[str, int]):
         )
 
     def rows_of(self, others: "ItemIds") -> Indices:
-        """The rows here of all others (m,), -1 for unknown ones."""
+        """Return the rows here of all others (m,), -1 for unknown ones."""
         if self.strings == others.strings:
             return np.arange(len(self))
         parts = range(0, len(others), _FOUND)
@@ -142,7 +141,7 @@ class ItemIds(Mapping[str, int]):
         return self._among_equal(item_id, at) if at < len(hashes) and hashes[at] == wanted else -1
 
     def _among_equal(self, item_id: str, at: int) -> int:
-        """The row of an id among those whose hash is that at a place, -1 if it is none of them."""
+        """Return the row of an id among those of equal hash at a position, -1 if it is none of them."""
         hashes, order = self._by_hash
         wanted = hashes[at]
         while at < len(order) and hashes[at] == wanted:
@@ -153,10 +152,10 @@ class ItemIds(Mapping[str, int]):
 
 
 def _row_type(size: int) -> np.dtype[Any]:
-    """In four bytes where they fit."""
+    """Use four bytes if they suffice."""
     return np.dtype(np.int32 if size < 2**31 else np.int64)
 
 
 def hash_ids(item_ids: Iterable[str]) -> Hashes:
-    """64-bit hashes of ids, of this process only."""
+    """Return 64-bit hashes of ids, valid in this process only."""
     return np.fromiter(map(hash, item_ids), np.int64)

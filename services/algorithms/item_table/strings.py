@@ -1,9 +1,9 @@
-"""Strings as a column: their UTF-8 end to end and where each one ends, in arrays that may be memory-mapped.
+"""Strings as a column: their concatenated UTF-8 and the end of each one, in arrays that may be memory-mapped.
 
 A Python string takes 60 bytes and a reference; a column of ten million ids of 12 bytes takes 16 bytes an id, of a file
-that the processes of one machine share. Whoever asks for a string gets a new one.
+that the processes of one machine share. Each access makes a new string.
 
-Letters: n strings, m rows asked for.
+Letters: n strings, m requested rows.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,7 +16,7 @@ import numpy.typing as npt
 Indices = npt.NDArray[np.int64]
 
 _DECODED = 65_536  # strings decoded at a time: some megabytes
-_FEW = 16  # one by one, below which NumPy's calls take longer
+_FEW = 16  # handled one by one, since NumPy's calls take longer
 
 
 class Strings(Sequence[str]):
@@ -25,7 +25,7 @@ class Strings(Sequence[str]):
     __slots__ = ("data", "ends")
 
     def __init__(self, data: npt.NDArray[np.uint8], ends: npt.NDArray[Any]) -> None:
-        """Raises ValueError for ends that decrease or are not of the data."""
+        """Raises: ValueError for ends that decrease or do not fit the data."""
         if data.dtype != np.uint8 or ends.dtype.kind != "i" or data.ndim != 1 or ends.ndim != 1:
             raise ValueError(f"strings of {data.dtype} {data.shape} that end at {ends.dtype} {ends.shape}")
         last = int(ends[-1]) if len(ends) else 0
@@ -40,7 +40,7 @@ class Strings(Sequence[str]):
 
     @classmethod
     def of(cls, strings: Iterable[str]) -> "Strings":
-        """Raises: ValueError naming a string that is not UTF-8."""
+        """Make a column. Raises: ValueError with a string that is not UTF-8."""
         if isinstance(strings, Strings):
             return strings
         encoded = []
@@ -54,7 +54,7 @@ class Strings(Sequence[str]):
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, npt.NDArray[Any]], name: str) -> "Strings":
-        """The column that `tensors` wrote, checked. Raises: KeyError for one that is missing, ValueError naming it."""
+        """Read and check the column of `tensors`. Raises: KeyError for a missing one, ValueError with its name."""
         try:
             found = cls(tensors[name], tensors[f"{name}_ends"])
             found.check()
@@ -63,7 +63,7 @@ class Strings(Sequence[str]):
         return found
 
     def tensors(self, name: str) -> dict[str, npt.NDArray[Any]]:
-        """As arrays for a safetensors file."""
+        """Return arrays for a safetensors file."""
         return {name: self.data, f"{name}_ends": self.ends}
 
     def __len__(self) -> int:
@@ -88,7 +88,7 @@ class Strings(Sequence[str]):
             yield from _cut(self.data[first : int(ends[-1])].tobytes(), ends - first)
 
     def encoded(self) -> Iterator[bytes]:
-        """Each one's bytes."""
+        """Yield each string's bytes."""
         for start in range(0, len(self), _DECODED):
             first = int(self.ends[start - 1]) if start else 0
             ends = (self.ends[start : start + _DECODED].astype(np.int64) - first).tolist()
@@ -115,7 +115,7 @@ class Strings(Sequence[str]):
         return np.diff(self.ends, prepend=np.zeros(1, self.ends.dtype)).astype(np.int64)
 
     def take(self, rows: npt.NDArray[np.integer[Any]] | Sequence[int]) -> list[str]:
-        """The strings of m rows, in their order."""
+        """Return the strings of m rows, in order."""
         if len(rows) < _FEW:
             data, ends, wanted = self.data, self.ends, np.asarray(rows, np.int64).tolist()
             return [data[ends[row - 1] if row else 0 : ends[row]].tobytes().decode() for row in wanted]
@@ -123,13 +123,13 @@ class Strings(Sequence[str]):
         return list(_cut(data.tobytes(), ends))
 
     def taken(self, rows: npt.NDArray[np.integer[Any]] | Sequence[int]) -> "Strings":
-        """A column of m rows, copied."""
+        """Return a copied column of m rows."""
         wanted = np.asarray(rows, np.int64)
         parts = [self._gathered(wanted[start : start + _DECODED]) for start in range(0, len(wanted), _DECODED)]
         return _together(parts)
 
     def are(self, rows: Indices, wanted: Sequence[str]) -> bool:
-        """Whether the strings of m rows are these, compared without decoding any of many."""
+        """Whether the strings of m rows are these; many are compared without decoding."""
         if len(rows) < _FEW:
             return self.take(rows) == list(wanted)
         data, ends = self._gathered(rows)
@@ -140,14 +140,14 @@ class Strings(Sequence[str]):
         return bool(ends.tolist() == list(accumulate(lengths)))
 
     def check(self) -> None:
-        """Raise ValueError, naming the row, unless each string is UTF-8."""
+        """Raises: ValueError with the row unless each string is UTF-8."""
         for start in range(0, len(self), _DECODED):
             first = int(self.ends[start - 1]) if start else 0
             ends = self.ends[start : start + _DECODED].astype(np.int64) - first
             data = self.data[first : first + int(ends[-1])]
             begins = np.concatenate([[0], ends[:-1]])
             inside = begins[begins < ends]
-            # No string begins within a character of the one before.
+            # No string begins inside a character of the one before.
             is_whole = (data[inside] & 0xC0 != 0x80).all() and _is_utf8(data.tobytes())
             if not is_whole:
                 wrong = next(
@@ -157,15 +157,15 @@ class Strings(Sequence[str]):
                 raise ValueError(f"string {start + wrong} is not UTF-8")
 
     def order(self) -> Indices:
-        """The rows in the order of their strings, by code points (n,)."""
-        # 16 bytes a string while it sorts, and those of longer ones.
+        """Return the rows in the order of their strings, by code points (n,)."""
+        # 16 bytes a string during the sort, more for longer ones.
         strings = np.empty(len(self), np.dtypes.StringDType())
         for start in range(0, len(self), _DECODED):
             strings[start : start + _DECODED] = self[start : start + _DECODED]
         return np.argsort(strings, kind="stable")
 
     def is_ascending(self) -> bool:
-        """Whether each string comes after the one before: by code points, which is by bytes."""
+        """Whether each string comes after the one before: by code points, which equals by bytes."""
         for start in range(0, len(self), _DECODED):
             rows = np.arange(start, min(start + _DECODED + 1, len(self)))
             data, ends = self._gathered(rows)
@@ -177,7 +177,7 @@ class Strings(Sequence[str]):
         return True
 
     def _gathered(self, rows: Indices) -> tuple[npt.NDArray[np.uint8], Indices]:
-        """The bytes of m rows end to end, and where each ends."""
+        """Return the concatenated bytes of m rows, and the end of each."""
         starts = np.where(rows > 0, self.ends[rows - 1], 0).astype(np.int64) if len(rows) else np.zeros(0, np.int64)
         lengths = self.ends[rows] - starts
         ends = np.cumsum(lengths, dtype=np.int64)
@@ -188,7 +188,7 @@ class Strings(Sequence[str]):
 
 
 def joined(columns: Sequence[Strings]) -> Strings:
-    """One column of several, end to end, copied."""
+    """Concatenate several columns into a new one."""
     return _together([(one.data, one.ends.astype(np.int64)) for one in columns])
 
 
@@ -202,12 +202,12 @@ def _together(parts: Sequence[tuple[npt.NDArray[np.uint8], Indices]]) -> Strings
 
 
 def _narrow(ends: Indices) -> npt.NDArray[Any]:
-    """In four bytes each where they fit."""
+    """Use four bytes each if they suffice."""
     return ends.astype(np.int32) if not len(ends) or ends[-1] < 2**31 else ends
 
 
 def _cut(data: bytes, ends: Indices) -> Iterator[str]:
-    """The strings that end there."""
+    """Yield the strings with these ends."""
     places = pairwise([0, *ends.tolist()])
     if data.isascii():
         text = data.decode("ascii")

@@ -1,1 +1,1 @@
-"""A catalogue as it was trained and as it changes, and what is popular in it."""
+"""A catalogue as trained and as changed by the stream, and item popularity."""

@@ -1,7 +1,7 @@
-"""A bundle's items as they were trained: ids, titles, categories and states, named by one index version.
+"""A bundle's items as trained: ids, titles, categories and states, named by one index version.
 
-What candidates and reranker both start from, so that they agree on the version they speak of; what changes since is
-`live_catalogue.py`'s. States stay memory-mapped.
+Candidates and reranker both start from it, so their versions agree; `live_catalogue.py` applies later changes. States
+stay memory-mapped.
 
 Letters: X items, P_x item components, P pairs, d component width.
 """
@@ -21,9 +21,9 @@ from services.algorithms.item_table.strings import Indices, Strings
 from services.algorithms.scoring.neighbours import ItemNeighbours
 from services.algorithms.scoring.states import ItemStates, PairGate
 
-# Of an id: its hash, the same in order, and the row of each.
+# Per id: its hash, the hash in sorted order, and its row.
 _HASH_BYTES = 20
-# An id as a Python object, with the reference to it: 61 bytes of MovieLens-1M's.
+# An id as a Python object with its reference: 61 bytes on MovieLens-1M.
 _ID_OBJECT_BYTES = 64
 
 
@@ -31,10 +31,11 @@ _ID_OBJECT_BYTES = 64
 class Catalogue:
     """X items of one model, in the bundle's order.
 
-    user_component: the query component that says who the user is, None where the model has none. is_normalised: whether
-    the model's components are of length 1 at most; embeddings brought from elsewhere need not be. version: the index
-    version where it is known; a part has that of the whole. rows: the row of each id. voting: ids of the rows that
-    neighbours name: all of the model's, in a part too.
+    user_component: the query component that identifies the user, None if the model has none. is_normalised: whether
+    components have at most length 1; imported embeddings need not. version: the index version if known; a part has that
+    of
+    the whole. rows: the row of each id. voting: ids of the rows that neighbours refer to: the whole model's, also in a
+    part.
     """
 
     model_version: str
@@ -54,7 +55,7 @@ class Catalogue:
     attributes: AttributeTable = field(default_factory=lambda: no_attributes(0))
 
     def __post_init__(self) -> None:
-        """Raises ValueError if columns disagree in length or an id repeats."""
+        """Raises: ValueError if columns disagree in length or an id repeats."""
         ids = self.item_ids if isinstance(self.item_ids, ItemIds) else ItemIds.of(self.item_ids)
         object.__setattr__(self, "rows", ids)
         for name in ("titles", "categories", "states"):
@@ -74,7 +75,7 @@ class Catalogue:
         return len(self.item_ids)
 
     def part(self, rows: Indices) -> "Catalogue":
-        """The items of some rows alone, copied; item neighbours vote among all."""
+        """Return a copy of some rows; item neighbours still vote among all."""
         return replace(
             self,
             version=self.index_version,
@@ -86,13 +87,14 @@ class Catalogue:
         )
 
     def states_of(self, item_ids: Sequence[str]) -> ItemStates:
-        """The states of some items (KeyError for one that is not here)."""
+        """Return the states of some items. Raises: KeyError for an unknown item."""
         return self.states.take([self.rows[item_id] for item_id in item_ids])
 
 
 def catalogue_from_bundle(bundle: Bundle, rows: Indices | None = None) -> Catalogue:
-    """A bundle's items, or those of some rows: of the others no states are checked or held. Raises: BundleError if its
-    files disagree with each other."""
+    """Return a bundle's items, or those of some rows; only their states are checked and loaded. Raises: BundleError if
+    its files disagree.
+    """
     encoder = bundle.manifest.encoder
     has_users = encoder is not None and encoder.uses_user_index
     try:
@@ -126,10 +128,11 @@ def _catalogue(bundle: Bundle, user_component: int | None, rows: Indices | None)
 
 
 def required_bytes(manifest: Manifest, *, parts: int = 1) -> int:
-    """Bytes that a catalogue of this shape, or one of so many parts of it, will take, known before any array is read.
+    """Return the bytes of a catalogue of this shape, or of one of its `parts`, before any array is read.
 
-    Components once (mapped), the gate twice (mapped and transposed), averaged components, the file of items, the
-    hashes of their ids; ids of who votes; neighbours with their weights and a row, for all items in each part.
+    Components once (mapped), the gate twice (mapped and transposed), averaged components, the file of items, hashes of
+    ids;
+    voters' ids; neighbours with weights and a row, for all items in each part.
     """
     head = manifest.head
     gate = 2 * head.num_pairs if head.is_mixture else 0

@@ -1,10 +1,9 @@
-"""A catalogue that changes while it answers: refreshed states, new, withdrawn and returning items, versions by name.
+"""A catalogue that changes while it answers: refreshed states; new, withdrawn and returning items; versions by name.
 
-It puts a mutable index over a bundle's items and says what a change of the stream means for it: which state an item
-has now, whether it may be answered, what it is called. Before any change a version is named as the bundle's index
-is. Names are compared, never read: positions say what comes before what. The last versions are kept, so that a reranker
-can score with the very one that made a pool. It knows neither the stream nor a clock: positions, marks and times are
-the caller's.
+It puts a mutable index over a bundle's items and applies the stream's changes to it: an item's present state, whether
+it is served, its title. Before any change the version has the bundle's index version as its name. Names are compared,
+never parsed; positions order versions. The last versions stay available, so that a reranker can score with the version
+of a pool. Streams and clocks are not known here: the caller gives positions, marks and times.
 
 Letters: n items of a change, P_x item components, P = P_q * P_x pairs, d component width.
 """
@@ -33,16 +32,16 @@ from services.algorithms.rules.attributes import Values
 from services.algorithms.rules.filters import ItemFilter, ListedItems, Mask, passing
 from services.algorithms.scoring.states import FloatArray, ItemStates, QueryStates, check_sizes
 
-NO_CHANGE = -1  # the position before any
-# Where others speak of a version: two seconds at 30 batches a second; what they say is here within milliseconds.
+NO_CHANGE = -1  # the position before any change
+# For requests that name a version: two seconds at 30 batches a second; named versions arrive within milliseconds.
 VERSIONS_KEPT = 64
 _UNTOUCHED = (math.nan, 0)  # the evidence of an item in its bundle's state, in a snapshot
 
 
 class ItemChange(Protocol):
-    """An item's state as refreshed, whole, or that there is none any more (`dropped`): back to the bundle's, or gone.
+    """An item's refreshed state, or its removal (`dropped`): it returns to the bundle's state, or disappears.
 
-    components (P_x, d); gate (P,) or None; model_share: lambda, 0 for an item that the bundle has not.
+    components (P_x, d); gate (P,) or None; model_share: lambda, 0 for an item outside the bundle.
     """
 
     @property
@@ -60,7 +59,7 @@ class ItemChange(Protocol):
 
 
 class Description(Protocol):
-    """What the catalogue says of an item; `is_served` is False while it is withdrawn or not available."""
+    """An item in the stream's catalogue; `is_served` is False while it is withdrawn or unavailable."""
 
     @property
     def item_id(self) -> str: ...
@@ -76,10 +75,10 @@ class Description(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Served:
-    """One version, whole: its name, the position it reflects with that one's mark, and how fresh that was.
+    """One version: its name, its position with that position's mark, and its freshness.
 
-    newest_recorded_ms: when the newest interaction in it was recorded, Unix milliseconds; lag_s: how long that was
-    before it was served. None before any.
+    newest_recorded_ms: when its newest interaction was recorded, Unix milliseconds; lag_s: seconds from then until it
+    was served. None before any interaction.
     """
 
     name: str
@@ -92,7 +91,7 @@ class Served:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExplainedItem:
-    """An item in one version: its state (one row), the bundle's (None where it has none), lambda and the evidence."""
+    """An item in one version: its state (one row), the bundle's state (None without one), lambda and the evidence."""
 
     served: Served
     state: ItemStates
@@ -114,17 +113,18 @@ class LiveCatalogue:
         versions_kept: int = 1,
         snapshot: Snapshot | None = None,
     ) -> None:
-        """Start from the bundle's items, or from a snapshot of what became of them. `build` and `max_bytes` as in
-        MutableIndex. What was withdrawn when the snapshot was written has to be described again.
+        """Start from the bundle's items or from a snapshot of their later states. build, max_bytes: as in MutableIndex.
+        The items withdrawn at the snapshot have to be described again.
 
-        Raises: SnapshotError for one over other items; IndexFullError for one with no room; ValueError if states and
-        gates disagree, and what `build` raises.
+        Raises: SnapshotError for a snapshot of other items; IndexFullError without enough room; ValueError if states
+        and
+        gates disagree, and the errors of `build`.
         """
         self.base, self._categories = base, Categories.of(base.categories)
         self._writing = threading.Lock()
         self._described: dict[str, Description] = {}
         self._evidence: dict[str, tuple[float, int]] = {}  # lambda and interactions of refreshed items
-        self._aside: dict[str, ItemStates] = {}  # refreshed states of items that may not be answered
+        self._aside: dict[str, ItemStates] = {}  # refreshed states of items that are not served
         self._versions_kept = versions_kept
         self._kept: tuple[Served, ...] = ()
         if snapshot is None:
@@ -139,7 +139,7 @@ class LiveCatalogue:
             self._start_from(snapshot, build, max_bytes)
 
     def _start_from(self, snapshot: Snapshot, build: Build, max_bytes: int | None) -> None:
-        """The snapshot's coded items, or all of them, as the main segment, and the others as changes of it."""
+        """Make the snapshot's coded items, or all of them, the main segment, and apply the others as changes."""
         said, base, items = StoredChanges.of(snapshot, self.base), self.base, snapshot.items
         count = snapshot.codes.num_rows or len(items)
         rows = base.rows.rows_of(items.ids)
@@ -147,7 +147,7 @@ class LiveCatalogue:
         main = rows[:count]
         batch = ItemBatch(
             item_ids=base.rows if is_base and count == len(rows) else items.ids.first(count),
-            # The bundle's, which processes share, where they are the same.
+            # If equal to the bundle's, use those: processes share them.
             states=(base.states if is_base else items.states).take(slice(0, count)),
             categories=self._categories.take(main),
             attributes=base.attributes.take(main),
@@ -181,7 +181,9 @@ class LiveCatalogue:
         return self._merged(self._kept[-1])
 
     def version_named(self, name: str, position: int | None = None) -> tuple[Served, bool]:
-        """The version of that name, True; or the one nearest to the position (the newest without one), False."""
+        """Return (the version of that name, True), or (the one nearest to the position, or the newest without one,
+        False).
+        """
         kept = self._kept
         for served in reversed(kept):
             if served.name == name:
@@ -191,17 +193,17 @@ class LiveCatalogue:
         return self._merged(min(kept, key=lambda served: abs(served.position - position))), False
 
     def may_come(self, name: str, position: int | None = None) -> bool:
-        """Whether the version of that name may be here soon: it comes after the newest one, or nobody says."""
+        """Whether the version of that name may arrive soon: its position is after the newest one, or not given."""
         kept = self._kept
         return all(served.name != name for served in kept) and (position is None or position > kept[-1].position)
 
     def is_hidden(self, item_id: str) -> bool:
-        """Whether the item may not be answered now, whatever an older version says."""
+        """Whether the item is not served now, whatever an older version says."""
         description = self._described.get(item_id)
         return description is not None and not description.is_served
 
     def absence_of(self, item_id: str) -> str:
-        """Why no answer holds an item that has no state in the newest version, as the end of a sentence."""
+        """Return why an item without a state in the newest version is not answered, as the end of a sentence."""
         if self.is_hidden(item_id):
             return "is withdrawn or not available"
         if item_id in self._described:
@@ -209,7 +211,7 @@ class LiveCatalogue:
         return "is no item of this index"
 
     def categories_of(self, item_ids: Sequence[str]) -> list[Sequence[str]]:
-        """Each item's categories as described, else as the bundle has them; none of an unknown item."""
+        """Return each item's described categories, else the bundle's; none for an unknown item."""
         rows = self.base.rows.find(item_ids)
         described = map(self._described.get, item_ids)
         listed = self._categories.take(rows)
@@ -223,7 +225,7 @@ class LiveCatalogue:
         return {} if row is None else self.base.attributes.of_row(row)
 
     def passing(self, wanted: ItemFilter, item_ids: Sequence[str]) -> Mask:
-        """Which of n items pass a filter by what the catalogue says of them now, decided one by one: (n,)."""
+        """Return which of n items pass a filter by their present description, item by item: (n,)."""
         asks_categories = wanted.allow_categories or wanted.deny_categories
         categories = self.categories_of(item_ids) if asks_categories else [()] * len(item_ids)
         attributes = [self.attributes_of(item_id) for item_id in item_ids] if wanted.where else ()
@@ -237,7 +239,7 @@ class LiveCatalogue:
         return "" if row is None else self.base.titles[row]
 
     def explain(self, item_id: str) -> ExplainedItem | None:
-        """An item of the newest version; None when it has no state that may be answered."""
+        """Return an item of the newest version; None if it has no state or is not served."""
         with self._writing:  # state and evidence of one version
             served = self._kept[-1]
             found = find_items(served.version, [item_id])
@@ -254,7 +256,7 @@ class LiveCatalogue:
             )
 
     def check(self, queries: QueryStates) -> None:
-        """Raise ValueError, naming both values, if these queries cannot be scored against these items."""
+        """Raises: ValueError with both values if these queries cannot be scored against these items."""
         self.index.shape.check_queries(queries)
         if self.base.is_normalised:
             check_sizes(queries.components)
@@ -270,11 +272,11 @@ class LiveCatalogue:
         newest_recorded_ms: int | None = None,
         lag_s: float | None = None,
     ) -> tuple[str, ...]:
-        """Take a batch of states as one version of that position; return the ids whose states do not fit the model.
+        """Apply a batch of states as one version of that position; return the ids whose states do not fit the model.
 
-        mark: tells the batch from another one that has its position in another log; it becomes part of the name.
-        A version keeps the newest `newest_recorded_ms` that there was, with its lag.
-        Raises: ValueError for an id that occurs twice; IndexFullError, and then nothing has changed.
+        mark: distinguishes the batch from one of equal position in another log; part of the name.
+        A version has the newest `newest_recorded_ms` so far, with its lag.
+        Raises: ValueError for a repeated id; IndexFullError, and then nothing has changed.
         """
         misfits = [one.item_id for one in changes if not one.dropped and not self._fits(one)]
         states = {one.item_id: _state(one) for one in changes if not one.dropped and one.item_id not in misfits}
@@ -300,10 +302,10 @@ class LiveCatalogue:
         return tuple(misfits)
 
     def describe(self, descriptions: Sequence[Description]) -> None:
-        """Take titles, categories, attributes, withdrawals and returns; of several for one item the last one counts.
+        """Apply titles, categories, attributes, withdrawals and returns; the last description of an item counts.
 
-        What is withdrawn keeps its state and what it learns meanwhile. Positions and names of versions stay.
-        Raises: IndexFullError when no room is left for what returns; the withdrawals are then done, the rest is not.
+        A withdrawn item keeps its state and still learns. Positions and names of versions stay.
+        Raises: IndexFullError without room for returning items; then only the withdrawals are applied.
         """
         newest = {one.item_id: one for one in descriptions}
         with self._writing:
@@ -342,7 +344,7 @@ class LiveCatalogue:
             self._publish_again()
 
     def reset(self) -> None:
-        """Back to the bundle's states: the positions so far mean nothing any more."""
+        """Return to the bundle's states: the positions so far are invalid."""
         with self._writing:
             refreshed = list(self._evidence)
             back = {item_id: self.base.states_of([item_id]) for item_id in refreshed if item_id in self.base.rows}
@@ -355,9 +357,10 @@ class LiveCatalogue:
             self._publish(NO_CHANGE, None, None, "", others=())
 
     def capture(self, **said: int) -> Callable[[Path], Path]:
-        """What writes the stream's changes up to now as a snapshot below a folder, at any time and in any thread.
+        """Return a function that writes the present content as a snapshot below a folder, at any time and in any
+        thread.
 
-        said: the caller's own, kept in the manifest.
+        said: the caller's own fields of the manifest.
         """
         with self._writing:
             served, evidence, aside = self.served, dict(self._evidence), dict(self._aside)
@@ -390,7 +393,9 @@ class LiveCatalogue:
         return lambda root: write_snapshot(root, self.index, version=served.version, said=content, columns=columns)
 
     def _change(self, states: dict[str, ItemStates], removals: Sequence[str]) -> None:
-        """Under the writer's lock: these items with their categories in, those out, as one version of the index."""
+        """Under the writer's lock: insert these items with their categories and remove those, as one version of the
+        index.
+        """
         if states:
             self._upsert(list(states), _together(list(states.values())), removals)
         elif removals:
@@ -410,7 +415,7 @@ class LiveCatalogue:
         mark: str,
         others: Sequence[Served] | None = None,
     ) -> None:
-        """others: the earlier versions to be kept; None: those of other positions. There is one version at any time."""
+        """Publish a version. others: the earlier versions that stay; None: those of other positions."""
         base = self.base.index_version
         served = Served(
             name=base if position == NO_CHANGE else f"{base}+{position}{mark and '.'}{mark}",
@@ -425,7 +430,7 @@ class LiveCatalogue:
         self._kept = (*others[max(0, len(others) - self._versions_kept + 1) :], served)
 
     def _publish_again(self) -> None:
-        """The same position with other items visible."""
+        """Publish the same position with other visible items."""
         before = self._kept[-1]
         self._publish(before.position, before.newest_recorded_ms, before.lag_s, before.mark)
 
@@ -436,7 +441,7 @@ class LiveCatalogue:
         return replace(served, version=newest)
 
     def _is_bundled(self, one: Description) -> bool:
-        """Whether that is what the bundle says of the item."""
+        """Whether the description equals the bundle's."""
         row = self.base.rows.get(one.item_id, -1)
         if row < 0 or one.title != self.base.titles[row] or tuple(one.categories) != self._categories[row]:
             return False
@@ -447,7 +452,7 @@ class LiveCatalogue:
             self._aside[item_id] = find_items(self.index.version, [item_id]).states()
 
     def _states_of(self, item_ids: Sequence[str]) -> dict[str, ItemStates]:
-        """The states that items have now, in the index, aside or in the bundle; those without any are left out."""
+        """Return the items' present states, from the index, aside or the bundle; items without a state are left out."""
         states: dict[str, ItemStates] = {}
         for item_id in item_ids:
             found = find_items(self.index.version, [item_id])

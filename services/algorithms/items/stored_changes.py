@@ -1,6 +1,6 @@
-"""What a snapshot of a catalogue says beside its items: the last position read from the stream, and what was learnt.
+"""A catalogue snapshot's content besides its items: the last stream position, and evidence.
 
-`LiveCatalogue.capture` writes it, and a catalogue starts from it.
+`LiveCatalogue.capture` writes it; a catalogue starts from it.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from services.algorithms.scoring.states import MAX_LENGTH, MAX_OWN_LENGTH, ItemS
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredChanges:
-    """Evidence (lambda and interactions) by item, and the states of items that could not be answered."""
+    """Evidence (lambda and interactions) by item, and the states of items that were not served."""
 
     position: int
     mark: str
@@ -25,7 +25,7 @@ class StoredChanges:
 
     @classmethod
     def of(cls, snapshot: Snapshot, base: Catalogue) -> "StoredChanges":
-        """Raises: SnapshotError for changes of other items, other shapes, and what does not fit each other."""
+        """Read a snapshot. Raises: SnapshotError for changes of other items, other shapes, and inconsistent arrays."""
         manifest, said = snapshot.manifest, snapshot.manifest.said
         if (of := said.get("base")) != base.index_version:
             raise SnapshotError(f"{snapshot.path}: changes of {of!r}; this process serves {base.index_version!r}")
@@ -38,7 +38,7 @@ class StoredChanges:
 
     @classmethod
     def _read(cls, snapshot: Snapshot, longest: float) -> "StoredChanges":
-        """Raises: what arrays that do not fit each other raise."""
+        """Read without translating errors. Raises: the errors of inconsistent arrays."""
         said, columns, items = snapshot.manifest.said, snapshot.columns, snapshot.items
         if not all(isinstance(item_id, str) for item_id in said["aside"]):
             raise SnapshotError("aside holds what is no item id")

@@ -1,7 +1,7 @@
-"""A local folder of a BERT encoder (MiniLM is one) in the usual format: config.json, model.safetensors, vocab.txt.
+"""A local folder of a BERT encoder (such as MiniLM) in the usual format: config.json, model.safetensors, vocab.txt.
 
-What it does not know it refuses by name, for a model that loads and answers wrongly costs more than one that does not
-load. No pickled weights.
+Unknown fields are rejected by name, because a model that loads and is wrong costs more than one that fails to load.
+No pickled weights.
 
 Letters: n, B texts, L tokens of the longest, D width.
 """
@@ -22,14 +22,14 @@ from services.algorithms.text.word_pieces import Tokens, WordPieces
 
 _ALLOWED = {"model_type": "bert", "position_embedding_type": "absolute", "hidden_act": "gelu"}
 _WEIGHTS = "model.safetensors"
-# Tokens of so many texts are held at once: 64 MB at 256 of them.
+# Texts whose tokens are in memory at once: 64 MB at 256 tokens each.
 _TEXTS_AT_ONCE = 16_384
 
 
 def load_body(folder: Path) -> BertBody:
-    """The folder's encoder with its weights, in float32. A decoder's or a head's weights are left alone.
+    """Load the folder's encoder with its weights, in float32. Weights of decoders or heads are ignored.
 
-    Raises: ValueError naming the folder and the field, file, or tensor that is missing, unknown, or of another shape.
+    Raises: ValueError with the folder and the field, file, or tensor that is missing, unknown, or of another shape.
     """
     config = _json(folder / "config.json")
     for field, allowed in _ALLOWED.items():
@@ -78,7 +78,7 @@ class FolderEmbedder:
     """Mean-pooled unit vectors of a model folder, as sentence encoders are published."""
 
     def __init__(self, folder: Path, *, max_tokens: int = 256) -> None:
-        """Raises: ValueError as `load_body` and `WordPieces.read` do."""
+        """Load a model. Raises: ValueError as `load_body` and `WordPieces.read` do."""
         self.body, self.tokenizer = load_body(folder), WordPieces.read(folder / "vocab.txt")
         self.max_tokens = max_tokens
 
@@ -90,9 +90,9 @@ class FolderEmbedder:
     def encode(
         self, texts: Sequence[str], *, batch_tokens: int = 8192, progress: Callable[[int], None] | None = None
     ) -> FloatArray:
-        """Vectors (n, D), unit norm, of n texts in their order; `progress` is called with the number of texts done.
+        """Return unit vectors (n, D) of n texts, in order. progress: called with the number of finished texts.
 
-        Texts of similar length share a batch, so that hardly any padding is computed.
+        Texts of similar length share a batch, so that little padding is computed.
         """
         vectors = np.empty((len(texts), self.width), dtype=np.float32)
         for begin in range(0, len(texts), _TEXTS_AT_ONCE):
@@ -124,13 +124,13 @@ def mean_of_tokens(hidden: Tensor, real: Tensor) -> Tensor:
 
 
 def _filled(folder: Path, body: BertBody, names: Mapping[str, str], weights: Mapping[str, Tensor]) -> BertBody:
-    """The body with each of its parameters read; `names`: ours to theirs, whole or ending in a dot for a module's."""
+    """Return the body with all parameters loaded. names: our name -> theirs, whole, or ending in a dot for a module."""
     found = {}
     for own, parameter in body.state_dict().items():
         module = own[: own.rindex(".") + 1] if "." in own else own
         theirs = names[own] if own in names else names[module] + own.removeprefix(module)
         if theirs not in weights:
-            # Weights from before 2019 name a norm's two gamma and beta.
+            # Weights from before 2019 call a norm's parameters gamma and beta.
             theirs = theirs.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
         if theirs not in weights:
             raise ValueError(f"{folder / _WEIGHTS} lacks {names.get(own, theirs)}; config.json asks for it")

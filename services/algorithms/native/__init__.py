@@ -1,7 +1,7 @@
-"""The compiled CPU kernels, which the install builds: one library per op and instruction set.
+"""The compiled CPU kernels, built at installation: one library per op and instruction set.
 
-An op's `cpu.cpp` exports plain C functions; the op declares their argument types and calls them (ctypes lets go of the
-interpreter lock meanwhile). Nothing here knows any op.
+An op's `cpu.cpp` exports plain C functions; the op declares their argument types and calls them (ctypes releases the
+interpreter lock meanwhile). Ops are not known here.
 """
 
 import ctypes
@@ -19,21 +19,21 @@ _CACHE_LINE = 64
 
 @cache
 def instruction_set() -> str:
-    """The best of `INSTRUCTION_SETS` that this processor has. Raises: RuntimeError where no kernels were built."""
+    """Return this processor's best of `INSTRUCTION_SETS`. Raises: RuntimeError if no kernels were built."""
     return INSTRUCTION_SETS[int(_opened(Path(__file__).with_name("processor.so")).freshet_instruction_set())]
 
 
 @cache
 def load_kernels(op: str | Path) -> ctypes.CDLL:
-    """The library of `ops/<op>/cpu.cpp`, or of an op's folder elsewhere, for this processor.
+    """Return the library of `ops/<op>/cpu.cpp`, or of another op's folder, for this processor.
 
-    Raises: RuntimeError where no kernels were built.
+    Raises: RuntimeError if no kernels were built.
     """
     return _opened(Path(__file__).parent.parent / "ops" / op / f"cpu-{instruction_set()}.so")
 
 
 def address(array: npt.NDArray[np.generic] | None) -> ctypes.c_void_p:
-    """Where a C-contiguous array begins, or null. The caller keeps the array alive during the call."""
+    """Return the address of a C-contiguous array, or null. The caller must reference the array during the call."""
     if array is None:
         return ctypes.c_void_p(None)
     if not array.flags.c_contiguous:
@@ -42,7 +42,7 @@ def address(array: npt.NDArray[np.generic] | None) -> ctypes.c_void_p:
 
 
 def aligned_zeros(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """Zeros that begin on a cache line: vectors in rows of whole lines then never cross one."""
+    """Return zeros that begin on a cache line, so that vectors in rows of whole lines never cross one."""
     size = np.dtype(dtype).itemsize * math.prod(shape)
     space = np.zeros(size + _CACHE_LINE, dtype=np.uint8)
     start = -space.ctypes.data % _CACHE_LINE

@@ -1,7 +1,7 @@
-"""How many threads a call of the compiled kernels may use: a process-wide count, and one for a background thread.
+"""The number of threads of a kernel call: a process-wide count, and one for a background thread.
 
-A kernel starts its threads itself and takes the count as an argument. NumPy's BLAS has threads of its own, whose count
-the environment sets before NumPy is imported (OPENBLAS_NUM_THREADS); nothing here changes it.
+A kernel starts its threads itself, by the count it is given. NumPy's BLAS has its own threads, whose count the
+environment sets before NumPy is imported (OPENBLAS_NUM_THREADS); nothing here changes it.
 """
 
 import os
@@ -9,7 +9,7 @@ import threading
 
 
 class _Counts(threading.local):
-    here: int | None = None  # of this thread alone
+    here: int | None = None  # of this thread only
 
 
 _counts = _Counts()
@@ -17,7 +17,7 @@ _process_count: int | None = None
 
 
 def compute_threads() -> int:
-    """Threads that a kernel called from this thread may use: OMP_NUM_THREADS, or one per core, until it is set."""
+    """Return the threads for a kernel called from this thread: OMP_NUM_THREADS, or one per core, until it is set."""
     if _counts.here is not None:
         return _counts.here
     return _process_count if _process_count is not None else _default_count()
@@ -32,7 +32,7 @@ def set_compute_threads(count: int) -> None:
 
 
 def use_one_compute_thread_here() -> None:
-    """Kernels called from the calling thread use one thread from now on, whatever the process's count is."""
+    """Use one thread for kernels called from the calling thread, whatever the process's count."""
     _counts.here = 1
 
 

@@ -1,14 +1,14 @@
-"""States of items that nobody touched yet, from what their text says: a ridge regression onto known items' states.
+"""States of untouched items, predicted from their texts by ridge regression onto known items' states.
 
-The content vector of an item (a sentence encoder's, of its title) is mapped linearly to where its components lie from
-the catalogue's mean. Each interaction that training knew counts once: states of items that nearly nobody took are
-mostly noise. A regression shrinks what it predicts towards the mean, where nobody looks: the mean of states scores
-below most of them for everybody. So a prediction gives the direction alone, and the length is that of known items.
+A linear map takes an item's content vector (its title's, from a sentence encoder) to the deviation of its components
+from the catalogue's mean. Each interaction in training counts once, since states of rarely used items are mostly noise.
+Regression shrinks predictions towards the mean state, which scores below most items for every user. So the prediction
+gives only the direction; the length is that of known items.
 
-The fit is in closed form, and so is its judgement: each known item is predicted by the fit without it, from the same
-decomposition, and the ridge whose directions are best wins. Where they are not better than chance, content says nothing
-and new items get the mean state. `TextStates` is all of it for titles and categories; who encodes them is its caller's
-choice. Decision 053 has the figures.
+The fit and its evaluation are in closed form: each known item is predicted by the fit without it, from the same
+decomposition, and the ridge with the best directions is chosen. If these are not better than chance, new items get the
+mean state. `TextStates` does all of it for titles and categories; the caller chooses the encoder. Decision 053 has the
+figures.
 
 Letters: X known items, B new items, D content width, P_x item components, P pairs, d component width, R = P_x * d,
 M items of a block.
@@ -28,28 +28,29 @@ _Exact = npt.NDArray[np.float64]
 
 # In units of the contents' mean eigenvalue.
 _RIDGES = (1e-3, 1e-2, 1e-1, 0.3, 1.0, 3.0, 1e1, 1e2)
-# Standard errors that directions have to be better than chance by.
+# Standard errors by which directions must be better than chance.
 _BEYOND_CHANCE = 3.0
 _BLOCK = 4096
 _SMALLEST_EIGENVALUE = 1e-10  # relative to the largest; below it a direction is rounding
 
 
 class TextEncoder(Protocol):
-    """Texts to vectors, as models/sentence_encoder.py's MiniLM does."""
+    """Turns texts into vectors, such as models/sentence_encoder.py's MiniLM."""
 
     def encode(self, texts: Sequence[str]) -> FloatArray:
-        """Vectors (B, D) of B texts, in their order."""
+        """Return vectors (B, D) of B texts, in order."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ContentMap:
-    """A fitted map, ready for new items.
+    """A fitted map for new items.
 
-    Shapes: content_mean (D,), weight (D, P_x, d), mean (P_x, d), distance (P_x,): how far known components lie from
-    their mean, 0 where content says nothing; gate (P,) the catalogue's mean, or None for plain dot products. `ridge` is
-    the chosen one, in units of the contents' mean eigenvalue. `left_out_cosine`: between known items' deviations from
-    the mean and their prediction by the fit without them, the mean over interactions and components; `standard_error`
-    its own.
+    Shapes: content_mean (D,), weight (D, P_x, d), mean (P_x, d), distance (P_x,): known components' distance from their
+    mean, 0 if content predicts nothing; gate (P,): the catalogue's mean, or None for plain dot products. ridge: the
+    chosen
+    one, in units of the contents' mean eigenvalue. left_out_cosine: between known items' deviations from the mean and
+    their
+    prediction by the fit without them, averaged over interactions and components. standard_error: of that average.
     """
 
     content_mean: FloatArray
@@ -62,9 +63,9 @@ class ContentMap:
     standard_error: float
 
     def states(self, contents: FloatArray) -> ItemStates:
-        """States of B items from their content vectors (B, D): components of length 1, the catalogue's mean gate.
+        """Return states of B items from content vectors (B, D): components of length 1, the catalogue's mean gate.
 
-        Raises: ValueError if `contents` has another width, or values that are not finite.
+        Raises: ValueError for another width, or for values that are not finite.
         """
         if contents.ndim != 2 or contents.shape[1] != len(self.weight):
             raise ValueError(f"contents has shape {contents.shape}; expected (B, {len(self.weight)})")
@@ -75,12 +76,12 @@ class ContentMap:
 
 
 def fit_content_map(contents: FloatArray, items: ItemStates, counts: npt.NDArray[np.integer]) -> ContentMap:
-    """Fit on X known items: contents (X, D), their states and how often training saw them (X,), in the same order.
+    """Fit on X known items: contents (X, D), their states, and their counts in training (X,), in the same order.
 
     With w the counts (at least 1), C and G the centred contents and components, each row times the root of its w,
     C = U S V^T: W = V (S^2 + r)^-1 S U^T G. Item i left out is g_i - (g_i - W^T c_i) / (1 - h_i),
     h_i = w_i / sum w + sum_j U_ij^2 S_j^2 / (S_j^2 + r), the known identity of weighted least squares.
-    Cost: O(X D (D + R)) and O(D^3) per fit, O(X D R) per ridge tried; blocks of 4,096 items at a time.
+    Cost: O(X D (D + R)) and O(D^3) per fit, O(X D R) per ridge; in blocks of 4,096 items.
 
     Raises: ValueError if the rows disagree, for fewer than 3 items, or for contents that are not finite.
     """
@@ -112,7 +113,7 @@ def fit_content_map(contents: FloatArray, items: ItemStates, counts: npt.NDArray
 
 
 class TextStates:
-    """States of new items from their titles and categories, fitted on the catalogue that a model was trained with."""
+    """States of new items from titles and categories, fitted on a model's training catalogue."""
 
     def __init__(
         self,
@@ -125,25 +126,25 @@ class TextStates:
     ) -> None:
         """Encode X known items' texts and fit: about 500 texts a second with MiniLM on two cores.
 
-        Raises: ValueError as `fit_content_map` does.
+        Raises: ValueError as `fit_content_map`.
         """
         self._encoder = encoder
         self.map = fit_content_map(encoder.encode(_texts(titles, categories)), items, counts)
 
     def of(self, titles: Sequence[str], categories: Sequence[Sequence[str]]) -> ItemStates:
-        """States of B new items. Cost: one encoding of each text (10 ms alone) and D P_x d multiply-adds."""
+        """Return states of B new items. Cost: one encoding per text (10 ms alone) and D P_x d multiply-adds."""
         return self.map.states(self._encoder.encode(_texts(titles, categories)))
 
 
 def _texts(titles: Sequence[str], categories: Sequence[Sequence[str]]) -> list[str]:
-    """What is encoded of an item: "Toy Story (1995). Animation, Comedy"."""
+    """Return the texts to encode: "Toy Story (1995). Animation, Comedy"."""
     return [f"{title}. {', '.join(names)}" if names else title for title, names in zip(titles, categories, strict=True)]
 
 
 class _Decomposition:
-    """Centred contents (X, D) in their principal directions, and targets (X, R) along them; everything in float64.
+    """Centred contents (X, D) in their principal directions, and targets (X, R) along them; in float64.
 
-    Rows count as often as `counts` says; means and spreads are over interactions.
+    Rows are weighted by `counts`; means and spreads are over interactions.
     """
 
     def __init__(self, contents: FloatArray, targets: FloatArray, counts: npt.NDArray[np.integer]) -> None:
@@ -161,30 +162,32 @@ class _Decomposition:
         kept = eigenvalues > _SMALLEST_EIGENVALUE * max(eigenvalues[-1], np.finfo(np.float64).tiny)
         self._eigenvalues, self._directions = eigenvalues[kept], directions[:, kept]
         self._along = self._directions.T @ cross
-        # Equal contents everywhere have no direction at all: then every ridge gives the mean.
+        # Equal contents have no direction: then every ridge gives the mean.
         self._unit = float(self._eigenvalues.mean()) if kept.any() else 1.0
 
     def weight(self, ridge: float) -> _Exact:
-        """(D, R)."""
+        """Return the weight (D, R)."""
         return np.asarray(self._directions @ (self._along / (self._eigenvalues + ridge * self._unit)[:, None]))
 
     def distance(self, num_components: int) -> _Exact:
-        """How far components lie from their mean: (P_x,)."""
+        """Return the distance of components from their mean: (P_x,)."""
         total = np.zeros(num_components)
         for share, _, target in self._blocks():
             total += share @ np.linalg.norm(target.reshape(len(target), num_components, -1), axis=-1)
         return total
 
     def left_out_cosine(self, ridge: float, num_components: int) -> tuple[float, float]:
-        """Mean over interactions and components of the cosine between a state's deviation from the mean and its
-        prediction without the item, about the mean without the item; and its standard error."""
+        """Return the mean over interactions and components of the cosine between a state's deviation from the mean and
+        its
+        prediction without the item, about the mean without the item; and its standard error.
+        """
         weight = self.weight(ridge)
         shrunk = 1.0 / (self._eigenvalues + ridge * self._unit)
         cosines = np.empty(len(self._contents))
         start = 0
         for share, content, target in self._blocks():
             leverage = share * (1.0 + np.square(content @ self._directions) @ shrunk)
-            # An item that alone spans a direction has leverage 1 without a ridge: nothing else can predict it.
+            # Without a ridge, an item that alone spans a direction has leverage 1: no other item predicts it.
             remaining = np.maximum(1.0 - leverage, 1e-9)[:, None]
             mean_without = -(share / np.maximum(1.0 - share, 1e-9))[:, None] * target
             left_out = target - (target - content @ weight) / remaining - mean_without
@@ -196,13 +199,13 @@ class _Decomposition:
         return mean, float(np.sqrt(np.square(self._shares) @ np.square(cosines - mean)))
 
     def _blocks(self) -> Iterator[tuple[_Exact, _Exact, _Exact]]:
-        """Shares (M,), centred contents (M, D) and targets (M, R)."""
+        """Yield shares (M,), centred contents (M, D) and targets (M, R)."""
         for start in range(0, len(self._contents), _BLOCK):
             rows = slice(start, start + _BLOCK)
             yield self._shares[rows], self._contents[rows] - self.content_mean, self._targets[rows] - self.target_mean
 
 
 def _unit(vectors: _Exact) -> _Exact:
-    """Each of the last axis at length 1; zero stays zero."""
+    """Scale to length 1 along the last axis; zero stays zero."""
     norms = np.linalg.norm(vectors, axis=-1, keepdims=True)
     return np.asarray(vectors / np.where(norms > 0, norms, 1.0))

@@ -1,9 +1,8 @@
-"""What one interaction adds to its item's sums, as integers that never depend on the batch it was computed in.
+"""An interaction's contribution to its item's sums, as integers independent of the batch.
 
-For a mixture of logits an item component gets w * sum_pq pi_(pq,px) f_pq(q), with pi the gating weights of the query
-state and the item's bundle state (never the refreshed one, else sums would depend on order); for one component it is
-w * q, the paper's Q^T Y (equation 7). Refreshed states are made elsewhere (refresh.py); types and values become
-weights in policy.py.
+For a mixture of logits an item component gets w * sum_pq pi_(pq,px) f_pq(q), with pi the gate weights of the query
+state and the item's bundle state (the refreshed one would make sums depend on order). For one component it is w * q,
+the paper's Q^T Y (equation 7). refresh.py makes the refreshed states; policy.py turns types and values into weights.
 
 Letters: n interactions, P_q, P_x query and item components, P = P_q * P_x, d component width, G gate hidden width.
 """
@@ -17,15 +16,15 @@ from services.algorithms.scoring.states import FloatArray, ItemStates, PairGate,
 FixedPoint = npt.NDArray[np.int64]
 
 SCALE_BITS = 30
-"""Fixed point: an integer i stands for i * 2**-30, half of which (5e-10) is the most that a contribution is off."""
+"""Fixed point: an integer i means i * 2**-30; a contribution's error is at most half of that (5e-10)."""
 SCALE = 2**SCALE_BITS
 
-# A component's values may not pass this (normalised ones stay below 1.001 in half precision), nor a weight that: with
-# them |contribution| <= 2 |w| 2**30, so sums of less than 2**31 in total weight stay below 2**62 (sums.py watches it).
+# Limit of a component's values (normalised ones stay below 1.001 in half precision); weights have a limit, too. With
+# both, |contribution| <= 2 |w| 2**30, so sums of less than 2**31 in total weight stay below 2**62 (sums.py checks it).
 MAX_COMPONENT = 2.0
 MAX_WEIGHT = 2.0**16
 
-_QUERY_BITS = 24  # half precision holds multiples of 2**-24 only, so rounding a stored state changes nothing
+_QUERY_BITS = 24  # half precision has only multiples of 2**-24, so rounding a stored state changes nothing
 _COSINE_BITS = 24
 _HIDDEN_BITS = 20
 _SOFTMAX_BITS = 40  # 2**12 terms of at most 1 stay exact
@@ -33,23 +32,23 @@ _SHARE_BITS = 24
 
 
 class Contributions:
-    """Interactions to fixed point, for one model. Holds the gate's network, rounded so that its sums are exact."""
+    """Converts interactions of one model to fixed point. The gate network is rounded so that its sums are exact."""
 
     def __init__(self, pair_gate: PairGate | None, *, leave_out: int | None = None) -> None:
-        """`leave_out`: the query component that says who the user is (the last one of a model with users), if any.
+        """leave_out: the query component that identifies the user (the last one of a model with users), if any.
 
-        It is zeroed, as it is for a user that training never saw: an item must not learn whose id liked it.
+        It is zeroed, as for a user unknown to training: an item must not learn the ids of its users.
         """
         self.pair_gate, self.leave_out = pair_gate, leave_out
         self._network = None if pair_gate is None else _Network(pair_gate)
 
     def __call__(self, queries: QueryStates, weights: npt.NDArray[np.float64], items: ItemStates) -> FixedPoint:
-        """What n interactions add to their items' sums, one row each.
+        """Return the contributions of n interactions to their items' sums, one row each.
 
         Shapes: queries (n, P_q, d) and (n, P), weights (n,), items (n, P_x, d) and (n, P): row i is the bundle state of
-                interaction i's item, or `cold_start_items`'s -> (n, P_x, d) int64, in units of 2**-30.
+        interaction i's item, or `cold_start_items`'s -> (n, P_x, d) int64, in units of 2**-30.
         Exact:  a row's bits depend on that row alone, whatever the batch, the BLAS or the processor.
-        Raises: ValueError naming the field for shapes that disagree, values beyond the allowed sizes, or NaN.
+        Raises: ValueError with the field for shapes that disagree, values beyond the allowed sizes, or NaN.
         Source: arXiv:2312.02429, equation 7 (P = 1); the mixture's form is the design's, "PEFA, streamed".
         Cost:   n P (2 d + 2 G) multiply-adds in float64 and n (G + P) exponentials.
         """
@@ -63,7 +62,7 @@ class Contributions:
         return np.asarray(np.rint(per_item * (weights * SCALE)[:, None, None]).astype(np.int64))
 
     def shares(self, queries: QueryStates, items: ItemStates) -> Doubles:
-        """The gating weights pi of n queries and as many items, (n, P_q, P_x). Raises: as a call."""
+        """Return the gate weights pi of n pairs of query and item, (n, P_q, P_x). Raises: as a call."""
         components, _ = self._checked(queries, np.ones(len(queries)), items)
         if components.shape[1] * items.components.shape[1] == 1:
             return np.ones((len(queries), 1, 1))
@@ -97,7 +96,7 @@ class Contributions:
         return components, weights
 
     def _pair_shares(self, query_gate: FloatArray | None, components: Doubles, items: ItemStates) -> Doubles:
-        """pi of each interaction and pair, (n, P_q, P_x), multiples of 2**-24."""
+        """Return pi of each interaction and pair, (n, P_q, P_x), multiples of 2**-24."""
         num_rows, num_query_components, _ = components.shape
         item_bits = spare_bits(components.shape[2] * MAX_COMPONENT**2, _QUERY_BITS)
         cosines = np.matmul(components, to_multiples(items.components, item_bits).transpose(0, 2, 1))
@@ -114,9 +113,9 @@ class Contributions:
 
 
 def cold_start_items(count: int, *, num_components: int, width: int, mean_gate: FloatArray | None) -> ItemStates:
-    """Rows that stand for items without a bundle state: no components, the catalogue's mean gate.
+    """Return rows for items without a bundle state: zero components, the catalogue's mean gate.
 
-    With zero components every cosine is 0, so the pair weights come from the query's part of the gate alone.
+    With zero components every cosine is 0, so pair weights depend on the query's part of the gate only.
     Shapes: mean_gate (P,), None for a plain dot product -> components (count, P_x, d) of zeros, gate (count, P).
     """
     return ItemStates(
@@ -126,7 +125,7 @@ def cold_start_items(count: int, *, num_components: int, width: int, mean_gate: 
 
 
 def mean_gate(items: ItemStates) -> FloatArray | None:
-    """The catalogue's mean item gate (P,), which a new item has until training; None without gates.
+    """Return the catalogue's mean item gate (P,), the gate of new items until training; None without gates.
 
     Raises: ValueError for a catalogue without items.
     """
@@ -138,7 +137,7 @@ def mean_gate(items: ItemStates) -> FloatArray | None:
 
 
 class _Network:
-    """The gate's W2 SiLU(W1 c + b1) + b2, on numbers short enough that no sum is rounded."""
+    """The gate's W2 SiLU(W1 c + b1) + b2, on numbers with so few bits that no sum is rounded."""
 
     def __init__(self, pair_gate: PairGate) -> None:
         # |c| <= d MAX_COMPONENT^2 in theory, about 1 for normalised components; cosines are cut to 2.

@@ -1,9 +1,9 @@
-"""Forward decay: recent interactions of an item weigh more, without touching what was added before.
+"""Forward decay: an item's recent interactions weigh more; earlier sums do not change.
 
-An interaction at time t weighs 2 ** ((t - landmark) / half_life) relative to the landmark before it, so sums of one
-landmark's segment add in any order; segments meet only when they are read, where their ratio is an exact power of two
-(a segment is 8 half-lives long). A decay that all of an item's interactions share cancels in the normalisation: that
-an item as a whole grows stale is the model share's work (policy.py).
+An interaction at time t weighs 2 ** ((t - landmark) / half_life) relative to the landmark before it. Sums of one
+landmark's segment add in any order. Readers combine segments (8 half-lives each) by exact powers of two. A decay common
+to all interactions of an item cancels in the normalisation; the model weight (policy.py) handles items that age as a
+whole.
 """
 
 from dataclasses import dataclass
@@ -15,12 +15,12 @@ from services.algorithms.pefa.exact_floats import Doubles, exp_of_negative
 
 _LN2 = 0.6931471805599453
 SEGMENT_HALF_LIVES = 8
-"""Weights within a segment differ by 2**8 at most; an item holds one sum per segment in which it was used."""
+"""Weights within a segment differ by at most 2**8; an item has one sum per segment with interactions."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ForwardDecay:
-    """`half_life_seconds` of an interaction's weight, whole seconds; 0 turns decay off (one segment, all factors 1)."""
+    """half_life_seconds: of an interaction's weight, whole seconds; 0 turns decay off (one segment, all factors 1)."""
 
     half_life_seconds: int = 0
     epoch_seconds: int = 0
@@ -34,13 +34,13 @@ class ForwardDecay:
         return SEGMENT_HALF_LIVES * self.half_life_seconds
 
     def segments(self, event_seconds: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """The segment of each time, counted from the epoch; negative before it."""
+        """Return the segment of each time, counted from the epoch; negative before it."""
         if not self.half_life_seconds:
             return np.zeros(len(event_seconds), dtype=np.int64)
         return np.asarray((event_seconds - self.epoch_seconds) // self.segment_seconds)
 
     def factors(self, event_seconds: npt.NDArray[np.int64]) -> Doubles:
-        """What an interaction's weight is multiplied by within its segment: 1 up to 2**8."""
+        """Return the factors of interactions' weights within their segments: 1 to 2**8."""
         if not self.half_life_seconds:
             return np.ones(len(event_seconds))
         into = (event_seconds - self.epoch_seconds) % self.segment_seconds

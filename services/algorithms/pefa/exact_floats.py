@@ -1,10 +1,9 @@
-"""Arithmetic whose bits depend on nothing but the numbers: no batch size, no BLAS, no instruction set.
+"""Arithmetic whose bits depend only on the numbers: not on batch size, BLAS or instruction set.
 
-Sums over fixed point are exact only if one interaction always contributes the same integers. A matrix product of
-floats does not promise that (its order of additions changes with shape and library), but it does when nothing is
-rounded: factors that are multiples of powers of two, few enough bits that every partial sum fits float64's 53. And
-the exponential here is made of single IEEE operations, which are the same everywhere, where a library's may differ in
-the last bit between processors.
+Sums in fixed point are exact only if an interaction always contributes the same integers. A float matrix product adds
+in an order that depends on shape and library, but the order is irrelevant if nothing is rounded: factors are multiples
+of powers of two, with so few bits that every partial sum fits float64's 53. The exponential here consists of single
+IEEE operations, which are equal everywhere; a library's may differ in the last bit between processors.
 """
 
 import math
@@ -28,9 +27,9 @@ def to_multiples(values: npt.NDArray[np.floating], bits: int) -> Doubles:
 
 
 def spare_bits(largest_sum: float, used: int) -> int:
-    """The finest power of two that a factor may be a multiple of, so that sums stay exact.
+    """Return the most bits below one that a factor may have so that sums stay exact.
 
-    `largest_sum` bounds the sum of absolute products; `used` are the other factor's bits below one.
+    largest_sum: bounds the sum of absolute products. used: the other factor's bits below one.
     """
     return MANTISSA_BITS - 1 - used - max(0, math.ceil(math.log2(max(largest_sum, 1.0))))
 

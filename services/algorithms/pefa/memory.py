@@ -1,10 +1,9 @@
-"""The interactions that PEFA-XL remembers: of all that survive, those with the smallest hashes of their ids.
+"""The interactions that PEFA-XL remembers: those surviving interactions whose ids have the smallest hashes.
 
-So what it holds is a function of the surviving set, not of the order or of who was there in between: a uniform sample
-of it, bounded. Who was turned away is gone, so beside the `capacity` that is visible a reserve is kept: taking out a
-visible entry moves the next one in from there. Once removals have used the reserve up, entries that survive in the log
-but are held no more are missing, `wants_refill` says so, and the memory is made anew beside this one by offering it
-everything that survives; until then it holds all that survives below a bound, and nothing else.
+The content is a function of the surviving set, whatever the order of additions and removals: a bounded uniform sample.
+Besides the `capacity` visible entries there is a reserve; a removed visible entry is replaced from it. Rejected entries
+are lost. When removals have used up the reserve, surviving entries are missing: `wants_refill` is true, and a second
+memory is filled from all survivors. Until then the memory has exactly the survivors below a bound.
 
 Letters: P_q query components, d component width.
 """
@@ -27,10 +26,10 @@ _OBJECT_BYTES = 800  # the entry, its id, item, type and user, the array's head 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class MemoryEntry:
-    """One remembered interaction. It never changes under its id.
+    """One remembered interaction, immutable under its id.
 
-    `components` (P_q, d) in half precision: the query state that preceded the interaction. `user` is a pseudonym, and
-    empty where the entry has left the refresher.
+    components (P_q, d): the query state before the interaction, in half precision. user: a pseudonym; "" in entries
+    outside the refresher.
     """
 
     entry_id: str
@@ -54,17 +53,17 @@ class MemoryEntry:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryChanges:
-    """What became visible and what ceased to be, net, since it was last asked for."""
+    """Net changes of the visible entries since the last call."""
 
     entered: tuple[MemoryEntry, ...] = ()
     left: tuple[str, ...] = ()
 
 
 class QueryMemory:
-    """At most `capacity` visible entries of one model. Not for several writers at once."""
+    """At most `capacity` visible entries of one model. Not safe for concurrent writers."""
 
     def __init__(self, *, capacity: int, num_components: int, width: int, reserve: int | None = None) -> None:
-        """`reserve`: entries held beside the visible ones, an eighth of `capacity` when not given; 0 is allowed."""
+        """reserve: number of invisible entries; default an eighth of `capacity`; 0 is allowed."""
         for name, value in (("capacity", capacity), ("num_components", num_components), ("width", width)):
             if value < 1:
                 raise ValueError(f"{name}={value} allowed: at least 1")
@@ -77,39 +76,39 @@ class QueryMemory:
         self._order: list[tuple[int, str]] = []
         self._by_user: dict[str, set[str]] = {}
         self._bound = _NO_BOUND
-        self._changed: dict[str, MemoryEntry | None] = {}  # what was visible before the first change not yet taken
+        self._changed: dict[str, MemoryEntry | None] = {}  # visible entries before the first change not yet taken
 
     def __len__(self) -> int:
-        """Visible entries."""
+        """Number of visible entries."""
         return min(len(self._order), self.capacity)
 
     def __contains__(self, entry_id: object) -> bool:
-        """Whether an entry is held, visible or not."""
+        """Whether an entry is here, visible or not."""
         return entry_id in self._entries
 
     def __iter__(self) -> Iterator[MemoryEntry]:
-        """The visible entries in order of their hashes."""
+        """Iterate over the visible entries in order of their hashes."""
         return (self._entries[entry_id] for _, entry_id in self._order[: self.capacity])
 
     @property
     def wants_refill(self) -> bool:
-        """Whether survivors may be missing: fewer than `capacity` are left after some had been turned away."""
+        """Whether survivors may be missing: fewer than `capacity` are left after some were rejected."""
         return self._bound < _NO_BOUND and len(self._order) < self.capacity
 
     @property
     def bytes_per_entry(self) -> int:
-        """Bytes of one remembered query: 2 P_q d, and 800 for its ids and its entry in the tables."""
+        """Bytes of one entry: 2 P_q d, and 800 for its ids and its places in the tables."""
         return 2 * self.num_components * self.width + _OBJECT_BYTES
 
     @property
     def nbytes(self) -> int:
-        """Bytes of everything held, the reserve included."""
+        """Bytes of all entries, the reserve included."""
         return len(self._order) * self.bytes_per_entry
 
     def admits(self, entry_id: str) -> bool:
-        """Whether `add` would hold such an entry; to be asked before making one, as most are turned away.
+        """Whether `add` would store this entry. Call it before building one, since most are rejected.
 
-        Who is turned away counts as offered: from then on the memory knows that it does not hold all that survives.
+        A rejected entry counts as offered: afterwards the memory knows that survivors are missing.
         """
         if entry_id in self._entries:
             return False
@@ -122,9 +121,9 @@ class QueryMemory:
         return True
 
     def add(self, entries: Iterable[MemoryEntry]) -> None:
-        """Offer entries; one that is held already is left alone.
+        """Offer entries; one that is here already is ignored.
 
-        Raises: ValueError naming the entry whose components have another shape; those before it are in.
+        Raises: ValueError with the entry whose components have another shape; the entries before it are added.
         """
         for entry in entries:
             if entry.components.shape != (self.num_components, self.width):
@@ -151,7 +150,7 @@ class QueryMemory:
                 self._end_at(self._order[-1][0])
 
     def remove(self, entry_ids: Iterable[str]) -> tuple[str, ...]:
-        """Take entries out; returns those that were held. Others are passed over: most were never admitted."""
+        """Remove entries; return the ids that were here. Other ids are ignored: most were never admitted."""
         gone = []
         for entry_id in entry_ids:
             if entry_id in self._entries:
@@ -160,21 +159,21 @@ class QueryMemory:
         return tuple(gone)
 
     def entries_of(self, user: str) -> tuple[str, ...]:
-        """Ids of what is held of a user (by pseudonym), in order."""
+        """Return the ids of a user's entries (by pseudonym), sorted."""
         return tuple(sorted(self._by_user.get(user, ())))
 
     def forget(self, user: str) -> tuple[str, ...]:
-        """Take everything of a user out; returns the ids."""
+        """Remove all entries of a user; return their ids."""
         return self.remove(self.entries_of(user))
 
     def emptied(self) -> "QueryMemory":
-        """A memory of the same sizes that holds nothing."""
+        """Return an empty memory of the same sizes."""
         return QueryMemory(
             capacity=self.capacity, reserve=self.reserve, num_components=self.num_components, width=self.width
         )
 
     def take_changes(self) -> MemoryChanges:
-        """What became visible and what ceased to be since the last call."""
+        """Return the entries that became visible or invisible since the last call."""
         visible = self._order[: self.capacity]
         edge = visible[-1] if visible else (-1, "")
         entered, left = [], []
@@ -190,7 +189,7 @@ class QueryMemory:
         return MemoryChanges(entered=tuple(entered), left=tuple(left))
 
     def digest(self) -> str:
-        """32 hex digits of the visible entries: equal sets of survivors make equal digests (unless `wants_refill`)."""
+        """32 hex digits of the visible entries: equal sets of survivors have equal digests (unless `wants_refill`)."""
         digest = hashlib.blake2b(repr((self.capacity, self.num_components, self.width)).encode(), digest_size=16)
         for entry in self:
             for text in (entry.entry_id, entry.item_id, entry.interaction_type, entry.user):
@@ -202,12 +201,12 @@ class QueryMemory:
         return digest.hexdigest()
 
     def held(self) -> list[tuple[int, MemoryEntry]]:
-        """Everything held, the reserve included, each with its hash, in order of the hashes."""
+        """Return all entries with their hashes, the reserve included, in order of the hashes."""
         return [(number, self._entries[entry_id]) for number, entry_id in self._order]
 
     @property
     def bound(self) -> int | None:
-        """The hash below which all that survives is held; None: all of it is."""
+        """The hash below which all survivors are here; None: all survivors are."""
         return self._bound if self._bound < _NO_BOUND else None
 
     @classmethod
@@ -221,7 +220,7 @@ class QueryMemory:
         width: int,
         bound: int | None,
     ) -> "QueryMemory":
-        """A memory that holds these, with nothing changed since. Raises: ValueError for an entry of another shape."""
+        """Return a memory with these entries and no changes. Raises: ValueError for an entry of another shape."""
         out = cls(capacity=capacity, reserve=reserve, num_components=num_components, width=width)
         out.add(entries)
         out._bound = _NO_BOUND if bound is None else bound
@@ -229,7 +228,7 @@ class QueryMemory:
         return out
 
     def _end_at(self, bound: int) -> None:
-        """Entries of equal hash go together, so that "below the bound" says exactly what is held."""
+        """Remove entries from this hash on. Entries of equal hash go together, so "below the bound" is exact."""
         self._bound = bound
         while self._order and self._order[-1][0] >= bound:
             self._take_out(len(self._order) - 1)
@@ -255,7 +254,7 @@ class QueryMemory:
 
 
 def arrays_of(entries: Sequence[MemoryEntry], num_components: int, width: int) -> Arrays:
-    """Entries as arrays."""
+    """Convert entries to arrays."""
     texts = [
         text.encode()
         for entry in entries
@@ -302,12 +301,12 @@ def entries_of_arrays(arrays: Mapping[str, npt.NDArray[np.generic]]) -> list[Mem
 
 
 def hash_of(entry_id: str) -> int:
-    """64 bits of an entry id's BLAKE2b: which entries are remembered, in every process and forever."""
+    """64 bits of an entry id's BLAKE2b: they decide which entries are remembered, equally in every process."""
     return int.from_bytes(hashlib.blake2b(entry_id.encode(), digest_size=8).digest(), "big")
 
 
 def offer_all(memory: QueryMemory, entries: Sequence[MemoryEntry]) -> QueryMemory:
-    """A memory like `memory` made anew from everything that survives: what a refill ends in."""
+    """Return a memory like `memory` filled from all survivors: the result of a refill."""
     anew = memory.emptied()
     anew.add(entries)
     return anew

@@ -1,8 +1,8 @@
-"""What feedback is worth, and how far an item may leave its model for it.
+"""The weight of feedback, and its share in an item's state.
 
-`FeedbackPolicy` turns an interaction's type and value into a weight; `SharePolicy` turns an item's evidence, coherence
-and age into lambda, the model's share (1 = model only). Both have a text form, so that a benchmark's row can be pasted
-into a setting. Which policy is good is measured elsewhere, on held-out time (closed forms: share_choice.py).
+`FeedbackPolicy` turns an interaction's type and value into a weight. `SharePolicy` turns an item's evidence, coherence
+and age into lambda, the model's share (1 = model only). Both have a text form, for pasting a benchmark's row into a
+setting. Policies are evaluated elsewhere, on held-out time (closed forms: share_choice.py).
 """
 
 import math
@@ -27,9 +27,9 @@ _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TypeWeight:
-    """How a value of one type becomes a weight: slope * (value - centre), clipped; or `slope` alone without a centre.
+    """The weight of a value of one type: slope * (value - centre), clipped; or `slope` alone without a centre.
 
-    "rating:0.5@3" says 0.5 * (stars - 3): five stars weigh 1, one star -1.
+    "rating:0.5@3" is 0.5 * (stars - 3): five stars weigh 1, one star -1.
     """
 
     slope: float = 1.0
@@ -45,13 +45,13 @@ class TypeWeight:
 
 @dataclass(frozen=True, slots=True)
 class FeedbackPolicy:
-    """The weight of an interaction by its type and value; `other` weighs types that are not named."""
+    """The weight of an interaction by type and value; `other` is for unnamed types."""
 
     types: Mapping[str, TypeWeight] = field(default_factory=lambda: MappingProxyType({}))
     other: TypeWeight = TypeWeight()
 
     def weight(self, interaction_type: str, value: float) -> float:
-        """One interaction's weight; 0 says nothing and is not to be folded. Raises: ValueError for a value of NaN."""
+        """Return one interaction's weight; one of weight 0 is not folded. Raises: ValueError for a value of NaN."""
         if math.isnan(value):
             raise ValueError("value=nan allowed: a number")
         rule = self.types.get(interaction_type, self.other)
@@ -59,20 +59,20 @@ class FeedbackPolicy:
         return min(max(raw, -rule.limit), rule.limit)
 
     def weights(self, types: Sequence[str], values: Sequence[float] | npt.NDArray[np.floating]) -> Floats:
-        """The weights (n,) of n interactions."""
+        """Return the weights (n,) of n interactions."""
         return np.array([self.weight(kind, float(value)) for kind, value in zip(types, values, strict=True)])
 
     @property
     def text(self) -> str:
-        """As `parse` reads it."""
+        """Return the text that `parse` reads."""
         parts = [*sorted(self.types.items()), ("*", self.other)]
         return ",".join(f"{name}:{_rule_text(rule)}" for name, rule in parts)
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read "rating:0.5@3,purchase:2<2,*:1": type, slope, @centre, <limit (1 when left out, or the slope's size).
+        """Read "rating:0.5@3,purchase:2<2,*:1": type, slope, @centre, <limit (default 1, or the slope's size).
 
-        Raises: ValueError naming the part that cannot be read.
+        Raises: ValueError with the unreadable part.
         """
         types: dict[str, TypeWeight] = {}
         for part in filter(None, (part.strip() for part in text.split(","))):
@@ -88,14 +88,14 @@ class FeedbackPolicy:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SharePolicy:
-    """lambda from what stands behind an item.
+    """lambda from an item's evidence.
 
     "evidence": lambda = least + (1 - least) prior / (prior + m), with m = evidence * coherence * 2^(-age / half-life):
-    the posterior mean direction under a von Mises-Fisher prior around the model's with concentration `prior`, in the
-    same units as a weight. As m is the length of the sum, refreshed components are a smooth function of it, so
-    feedback that nearly cancels moves nothing.
-    "fixed": lambda = least, the paper's constant, for items whose coherence reaches `min_coherence`; below that it
-    grows to 1 in proportion, because normalising a nearly cancelled sum would amplify noise to full length.
+    the posterior mean direction under a von Mises-Fisher prior around the model's, with concentration `prior` in units
+    of weight. As m is the length of the sum, refreshed components are a smooth function of it, so feedback that nearly
+    cancels moves nothing.
+    "fixed": lambda = least, the paper's constant, for items with a coherence of at least `min_coherence`. Below that it
+    rises to 1 in proportion, because normalising a nearly cancelled sum would amplify noise to full length.
     """
 
     kind: Literal["evidence", "fixed"] = "evidence"
@@ -119,10 +119,10 @@ class SharePolicy:
     def model_share(
         self, evidence: npt.ArrayLike, coherence: npt.ArrayLike, age_seconds: npt.ArrayLike
     ) -> npt.NDArray[np.float64]:
-        """lambda in [0, 1], elementwise; 1 where there is no evidence or it cancels.
+        """Return lambda in [0, 1], elementwise; 1 without evidence, or if the evidence cancels.
 
-        `age_seconds`: stream time since the last interaction; less than 0 (clocks differ) counts as 0.
-        Raises: ValueError naming an argument that holds NaN or negative evidence or coherence.
+        age_seconds: stream time since the last interaction; below 0 (clocks differ) counts as 0.
+        Raises: ValueError with the argument that has NaN, or negative evidence or coherence.
         """
         evidence, coherence = np.asarray(evidence, dtype=np.float64), np.asarray(coherence, dtype=np.float64)
         age = np.maximum(np.asarray(age_seconds, dtype=np.float64), 0.0)
@@ -142,7 +142,7 @@ class SharePolicy:
 
     @property
     def text(self) -> str:
-        """As `parse` reads it: "evidence(prior=10,least=0,half_life=30d)"."""
+        """Return the text that `parse` reads: "evidence(prior=10,least=0,half_life=30d)"."""
         if self == FROZEN:
             return "frozen"
         half_life = "" if math.isinf(self.half_life_seconds) else f",half_life={self.half_life_seconds:.17g}s"
@@ -155,7 +155,7 @@ class SharePolicy:
     def parse(cls, text: str) -> "SharePolicy":
         """Read a policy's text, or a name of `NAMED_SHARES`.
 
-        Raises: ValueError naming the text and what is allowed.
+        Raises: ValueError with the text and what is allowed.
         """
         if text in NAMED_SHARES:
             return NAMED_SHARES[text]
@@ -189,20 +189,20 @@ FROZEN = SharePolicy(kind="fixed", least=1.0)
 PAPER = SharePolicy(kind="fixed", least=0.5)
 """Equation 8 with the paper's usually best lambda (its Table 4)."""
 DEFAULT_SHARE = SharePolicy(prior=3.0, least=0.9)
-"""For items that the model knows: it knows more of them than the states of those who took them do.
+"""For items known to the model: it predicts better than the states of their users.
 
 8x4x64 model of MovieLens-1M, 3,987 queries of other users, hit rate@10 and MRR: frozen .1710 and .0771, this .1737 and
 .0779, the paper's .5 .1540 and .0715, prior 10 without a floor .1542 and .0702. A weak model gains from lower floors.
 """
 NEW_ITEM_SHARE = SharePolicy(prior=0.2, least=0.5)
-"""For an item without a bundle state, whose components are then at most half as long as a trained item's.
+"""For an item without a bundle state; its components are at most half as long as a trained item's.
 
-At full length they would be in everybody's answer: query states are more like each other than like their items. With a
-tenth of the items hidden (8x4x64 model of MovieLens-1M, 3,987 queries of other users), hit rate@50 of the hidden ones
-from their 3rd interaction and MRR of all: nothing for them .000 and .0730, lambda 0 .739 and .0305, this .370 and
-.0731 (after exactly 3 interactions .172), their trained states .423 and .0773, popularity .129. The best length is a
-property of the model (.8 to .9 at 4x2x32, where half does nothing): share_choice.new_item_share_from_sums finds it;
-this one floods nobody.
+At full length such items would be in every answer: query states are more similar to each other than to their items.
+With a tenth of the items hidden (8x4x64 model of MovieLens-1M, 3,987 queries of other users), hit rate@50 of the hidden
+ones from their 3rd interaction and MRR of all: without states .000 and .0730, lambda 0 .739 and .0305, this .370 and
+.0731 (after exactly 3 interactions .172), their trained states .423 and .0773, popularity .129. The best length depends
+on the model (.8 to .9 at 4x2x32, where half is useless): share_choice.new_item_share_from_sums finds it; this default
+is safe for every model.
 """
 NAMED_SHARES: Mapping[str, SharePolicy] = MappingProxyType(
     {"frozen": FROZEN, "paper": PAPER, "default": DEFAULT_SHARE, "new_item": NEW_ITEM_SHARE}

@@ -1,12 +1,12 @@
-"""What clicks on found items teach a text search: exact sums per item (PEFA-XS) and remembered queries (PEFA-XL).
+"""Feedback of clicks on found items for a text search: exact sums per item (PEFA-XS) and remembered queries (PEFA-XL).
 
-A click says that somebody chose an item for a query. Its query state pulls the item toward such queries, and votes for
-the item where it is among the nearest to another query. Clicks come in any order, more than once, are undone and their
-users forgotten, before or after they come: what is held is always, bit for bit, what the surviving clicks alone would
-have made. To take a click out its query is encoded again, so `encode` must be a function of the text alone (one text
-at a time, not padded in a batch, where matrix products may round otherwise). It knows neither streams nor answers.
+A click is a user's choice of an item for a query. Its query state pulls the item towards such queries, and votes for
+the item if it is among the nearest to another query. Clicks arrive in any order and repeatedly; they are undone and
+their users forgotten, before or after they arrive. The content is always bit-identical to that of the surviving clicks
+alone. Removing a click encodes its query again, so `encode` must be a function of the text alone (one text at a time:
+matrix products of a padded batch may round otherwise). Streams and answers are not known here.
 
-Letters: P_q, P_x query and item components, P = P_q * P_x, d component width, n items asked for.
+Letters: P_q, P_x query and item components, P = P_q * P_x, d component width, n requested items.
 """
 
 import hashlib
@@ -24,9 +24,9 @@ from services.algorithms.pefa.refresh import refreshed
 from services.algorithms.pefa.sums import ItemSums, SumsOf
 from services.algorithms.scoring.states import FloatArray, ItemStates, PairGate, QueryStates
 
-# (partition, offset) of the interaction: what makes a click count once.
+# (partition, offset) of the interaction: it identifies a click.
 SourcePosition = tuple[int, int]
-# A query's components (P_q, d) in float32; None where the text has no word to be encoded.
+# Returns a query's components (P_q, d) in float32; None for a text without a known word.
 Encode = Callable[[str], FloatArray | None]
 # `ItemSums.add` or `ItemSums.remove`.
 Into = Callable[[Sequence[str], FixedPoint, npt.NDArray[np.float64], npt.NDArray[np.int64]], None]
@@ -34,12 +34,12 @@ Into = Callable[[Sequence[str], FixedPoint, npt.NDArray[np.float64], npt.NDArray
 CLICK = "search_click"
 _CLICK_BYTES = 580  # a click with its texts of 30 bytes, its entries in two tables and its user's set, measured 574
 _CACHED_QUERIES = 4_096
-_FOLDED = 1_024  # clicks whose contributions are computed together
+_FOLDED = 1_024  # number of clicks whose contributions are computed together
 
 
 @dataclass(frozen=True, slots=True)
 class Click:
-    """One click, whole; `user` is a pseudonym."""
+    """One click; `user` is a pseudonym."""
 
     source_position: SourcePosition
     query: str
@@ -50,14 +50,14 @@ class Click:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FeedbackChanges:
-    """Since it was last asked: the items whose sums changed, and what entered and left the visible memory."""
+    """Changes since the last call: items with changed sums, and what entered and left the visible memory."""
 
     item_ids: tuple[str, ...]
     memory: MemoryChanges
 
 
 class QueryFeedback:
-    """All clicks of one text model. Not for several writers at once."""
+    """All clicks of one text model. Not safe for concurrent writers."""
 
     def __init__(
         self,
@@ -69,10 +69,10 @@ class QueryFeedback:
         num_query_components: int,
         capacity: int,
     ) -> None:
-        """`states` (X, P_x, d) are the model's, `index` their rows by id; other items start from zero components.
+        """states (X, P_x, d): the model's; index: their rows by id; other items start from zero components.
 
-        `capacity`: queries that may vote, those with the smallest hashes of their positions.
-        Raises: ValueError for states with a gate of their own, which a text model has not; a capacity below 1.
+        capacity: number of queries that may vote: those with the smallest hashes of their positions.
+        Raises: ValueError for states with their own gate, which a text model lacks; a capacity below 1.
         """
         if states.gate is not None:
             raise ValueError(f"states.gate has shape {states.gate.shape}; allowed: None, a text model gates by cosines")
@@ -89,16 +89,16 @@ class QueryFeedback:
         self._changed: dict[str, None] = {}
         self._cached: OrderedDict[str, FloatArray | None] = OrderedDict()
         self._mix = 0
-        self._visible: set[str] = set()  # of the memory, as it was last taken
+        self._visible: set[str] = set()  # visible entries of the memory at the last call
         self._refilled = False
 
     def __len__(self) -> int:
-        """Clicks that count."""
+        """Number of counted clicks."""
         return len(self._clicks)
 
     @property
     def num_remembered(self) -> int:
-        """Queries that may vote."""
+        """Number of queries that may vote."""
         return len(self._memory)
 
     @property
@@ -107,20 +107,20 @@ class QueryFeedback:
         return _CLICK_BYTES * len(self._clicks) + self._sums.nbytes + self._memory.nbytes
 
     def add(self, clicks: Iterable[Click]) -> None:
-        """Count clicks; those that count already, were undone or forgotten are passed over.
+        """Count clicks; clicks already counted, undone or forgotten are ignored.
 
         Raises: ValueError for a query state of another shape than the model's.
         """
         new: dict[SourcePosition, Click] = {}
         for click in clicks:
             known = self._clicks.get(click.source_position)
-            # One that counts under another pseudonym of the same user came again under the one that counts from now on.
+            # A click counted under another pseudonym of its user counts under the new one.
             if (known is None or known.user != click.user) and not self._is_void(click):
                 new[click.source_position] = click
         self._take_out(new.keys() & self._clicks.keys())
         arriving = list(new.values())
         for start in range(0, len(arriving), _FOLDED):
-            # Encoded before anything changes: what cannot be encoded leaves no half of a click.
+            # Encode before any change, so that an encoding error leaves no partial click.
             here = self._with_states(arriving[start : start + _FOLDED])
             for click, _ in here:
                 self._clicks[click.source_position] = click
@@ -134,20 +134,20 @@ class QueryFeedback:
             )
 
     def undo(self, positions: Iterable[SourcePosition]) -> None:
-        """Void what lies there, whether it came already or comes later."""
+        """Void the clicks at these positions, also those that arrive later."""
         wanted = set(positions)
         self._undone |= wanted
         self._take_out(wanted & self._clicks.keys())
 
     def forget(self, user: str, up_to: Mapping[int, int]) -> None:
-        """Void everything of a user at or below these offsets, by partition, now and later."""
+        """Void a user's clicks at or below these offsets, by partition, now and later."""
         known = self._forgotten.setdefault(user, {})
         for partition, offset in up_to.items():
             known[partition] = max(offset, known.get(partition, -1))
         self._take_out({at for at in self._by_user.get(user, ()) if at[1] <= up_to.get(at[0], -1)})
 
     def take_changes(self) -> FeedbackChanges:
-        """What is to be served anew since the last call."""
+        """Return the changes since the last call."""
         changed, self._changed = tuple(sorted(self._changed)), {}
         if self._memory.wants_refill:
             self._refill()
@@ -166,11 +166,11 @@ class QueryFeedback:
         return FeedbackChanges(item_ids=changed, memory=memory)
 
     def sums_of(self, item_ids: Sequence[str]) -> SumsOf:
-        """What the clicks say of these items (n,), known or not."""
+        """Return the sums of these items (n,), known or not."""
         return self._sums.of(item_ids)
 
     def states_of(self, item_ids: Sequence[str], *, share: SharePolicy, new_share: SharePolicy) -> ItemStates:
-        """Refreshed states (n, P_x, d): `share` for items of the model, `new_share` for others.
+        """Return refreshed states (n, P_x, d): `share` for items of the model, `new_share` for others.
 
         An item without clicks has the model's state, or zero components. Source: arXiv:2312.02429, equation 8.
         """
@@ -180,7 +180,7 @@ class QueryFeedback:
         return refreshed(self._rows(item_ids), sums.sums, np.where(known, *shares))
 
     def digest(self) -> str:
-        """32 hex digits of clicks, sums and visible memory: equal sets of surviving clicks make equal digests."""
+        """32 hex digits of clicks, sums and visible memory: equal sets of surviving clicks have equal digests."""
         digest = hashlib.blake2b((self._mix % (1 << 128)).to_bytes(16, "little"), digest_size=16)
         digest.update(self._sums.digest().encode())
         if self._memory.wants_refill:
@@ -217,13 +217,13 @@ class QueryFeedback:
         self._changed.update(dict.fromkeys(item_ids))
 
     def _refill(self) -> None:
-        """Offer the surviving clicks to a new memory in order of their hashes; only what it holds is encoded."""
+        """Offer the surviving clicks to a new memory in order of their hashes; encode only those that it stores."""
         anew = self._memory.emptied()
         for click in sorted(self._clicks.values(), key=lambda click: hash_of(_entry_id(click.source_position))):
             state = self._state(click.query)
             if state is None:
                 continue
-            if not anew.admits(_entry_id(click.source_position)):  # and so it knows that it does not hold all
+            if not anew.admits(_entry_id(click.source_position)):  # the memory notes the rejection
                 break
             anew.add([_entry(click, state)])
         self._memory, self._refilled = anew, True
@@ -232,7 +232,7 @@ class QueryFeedback:
         return [(click, self._state(click.query)) for click in clicks]
 
     def _state(self, query: str) -> FloatArray | None:
-        """The query's components in half precision's values, as the memory holds them."""
+        """Return the query's components in half precision's values, as in the memory."""
         if query in self._cached:
             self._cached.move_to_end(query)
             return self._cached[query]

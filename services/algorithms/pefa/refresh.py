@@ -1,6 +1,6 @@
-"""Item states as everybody is served from them: the model's, moved toward those who took the item (PEFA-XS).
+"""Item states as served: the model's, moved towards the states of the item's users (PEFA-XS).
 
-g' = lambda g + (1 - lambda) Pi(sum), per component, with Pi(v) = v / ||v|| and Pi(0) = 0 with lambda = 1; not
+g' = lambda g + (1 - lambda) Pi(sum), per component, with Pi(v) = v / ||v|| and Pi(0) = 0 with lambda = 1. It is not
 renormalised afterwards, and the gate stays the item's own, so that shares of model and memory stay defined.
 
 Letters: n items, P_x item components, P pairs, d component width.
@@ -14,10 +14,10 @@ from services.algorithms.scoring.states import ItemStates
 
 
 def refreshed(base: ItemStates, sums: Doubles, share: npt.NDArray[np.floating]) -> ItemStates:
-    """States of n items from their bundle states, their sums and lambda.
+    """Return the states of n items from bundle states, sums and lambda.
 
     Shapes: base (n, P_x, d) and (n, P), sums (n, P_x, d), share (n,) or (n, P_x) in [0, 1] -> as `base`.
-    A component whose sum is zero stays the model's whatever the share. An item that the model never saw comes as
+    A component with a zero sum stays the model's, whatever the share. Items unknown to the model are given as
     `contribution.cold_start_items` (zero components, the catalogue's mean gate) with `policy.NEW_ITEM_SHARE`'s share.
     Raises: ValueError for shapes that disagree, a share outside [0, 1] and sums that are not finite.
     Source: arXiv:2312.02429, equation 8.
@@ -38,14 +38,14 @@ def refreshed(base: ItemStates, sums: Doubles, share: npt.NDArray[np.floating]) 
 
 
 def unit(vectors: npt.NDArray[np.floating]) -> Doubles:
-    """Vectors along the last axis divided by their lengths in float64; zero ones stay zero.
+    """Return vectors along the last axis divided by their lengths, in float64; zero stays zero.
 
     Raises: ValueError for NaN or infinite values.
     """
     values = np.asarray(vectors, dtype=np.float64)
     if not np.isfinite(values).all():
         raise ValueError("vectors hold NaN or infinite values; every value must be finite")
-    # The largest value first, so that lengths neither vanish nor overflow.
+    # Divide by the largest value first, so that lengths neither underflow nor overflow.
     largest = np.abs(values).max(axis=-1, keepdims=True, initial=0)
     scaled = values / np.where(largest > 0, largest, 1.0)
     lengths = np.sqrt((scaled * scaled).sum(axis=-1, keepdims=True))

@@ -1,7 +1,7 @@
-"""How long a new item may be, in closed form, from held-out scores or from the sums themselves; grids are the
-evaluation's. Training measures it on its model and writes it into the bundle (services/offline/training/new_items.py).
+"""The length of new items' components, in closed form, from held-out scores or from the sums. Training computes it for
+its model and stores it in the bundle (services/offline/training/new_items.py).
 
-What a good ranking is, and which interactions are held out, is the caller's; here is the arithmetic.
+The caller chooses the held-out interactions and the measure of a ranking; grids are the evaluation's.
 
 Letters: n interactions, or items; P_x item components, d their width.
 """
@@ -17,12 +17,13 @@ from services.algorithms.scoring.states import ItemStates
 
 _ENOUGH = 20  # interactions of an item
 _ITEMS = 20
-# In units of weight times coherence, and three interactions together have about 1.3: they reach nine tenths.
+# In units of weight times coherence. Three interactions together have about 1.3: they reach nine tenths.
 _PRIOR = 0.1
 
 
 def share_of_length(length: float) -> SharePolicy:
-    """The policy of new items whose components may become `length` long; after three interactions nine tenths of it.
+    """Return the policy of new items whose components reach length `length`, nine tenths of it after three
+    interactions.
 
     Raises: ValueError for a length that is not above 0 and at most 1.
     """
@@ -32,15 +33,18 @@ def share_of_length(length: float) -> SharePolicy:
 
 
 def new_item_share_from_sums(known: ItemStates, said: SumsOf, *, prior: float = NEW_ITEM_SHARE.prior) -> SharePolicy:
-    """The policy of new items under which they score as trained ones do, in closed form from known items' sums.
+    """Return the policy under which new items score like trained ones, in closed form from known items' sums.
 
-    <g, sum> adds up the model's similarity of an item with those who took it (the pair weights are in the sum), ||sum||
-    that of the direction which a new item would have: the ratio over all items is how long a new item's components may
-    become. Measured: .46 to .49 for the 8x4x64 model of MovieLens-1M, where .5 to .55 answers best; .78 to .85 for
-    4x2x32, where .8 to .9 does. Items of few interactions flatter their own sums, so those of `_ENOUGH` and more are
-    asked; where fewer than `_ITEMS` have as many, `NEW_ITEM_SHARE` it is.
+    <g, sum> adds up the similarity of an item's trained state with its users' (the sum contains the pair weights),
+    ||sum||
+    that of a new item's direction. Their ratio over all items is the length of a new item's components. Measured: .46
+    to
+    .49 for the 8x4x64 model of MovieLens-1M, where .5 to .55 is best; .78 to .85 for 4x2x32, where .8 to .9 is. Items
+    of
+    few interactions are too similar to their own sums, so only items of at least `_ENOUGH` count; with fewer than
+    `_ITEMS` of them the result is `NEW_ITEM_SHARE`.
 
-    Shapes: known (n, P_x, d): bundle states of n items that the model knows; said: what the sums say of the same items.
+    Shapes: known (n, P_x, d): bundle states of n items known to the model; said: the sums of the same items.
     Raises: ValueError for shapes that disagree.
     """
     if known.components.shape != said.sums.shape:
@@ -57,12 +61,12 @@ def new_item_share_from_sums(known: ItemStates, said: SumsOf, *, prior: float = 
 
 
 def new_item_length(model: npt.NDArray[np.floating], memory: npt.NDArray[np.floating]) -> float:
-    """How long new items' components may become so that they score as trained ones do: the ratio of the means, 0 to 1.
+    """Return the length at which new items' components score like trained ones: the ratio of the means, 0 to 1.
 
     Shapes: model, memory (n,): the similarity of n held-out queries with the known items that followed, by the bundle's
-    states and by Pi(sum) of others' interactions with no model in it. On MovieLens-1M .52 (8x4x64), where .5 to .55
-    measured best, and .96 (4x2x32).
-    Raises: ValueError for shapes that disagree, no rows, values that are not finite, or a memory that points away.
+    states and by Pi(sum) of other users' interactions without the model. On MovieLens-1M .52 (8x4x64), where .5 to .55
+    is best, and .96 (4x2x32).
+    Raises: ValueError for shapes that disagree, no rows, values that are not finite, or a memory of opposite direction.
     """
     by_model, by_memory = np.asarray(model, dtype=np.float64), np.asarray(memory, dtype=np.float64)
     if by_model.shape != by_memory.shape or by_model.ndim != 1 or not len(by_model):

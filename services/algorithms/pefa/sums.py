@@ -1,10 +1,9 @@
-"""Each item's sum of contributions, in integers: any order of adding and removing leaves the same bits.
+"""Each item's sum of contributions, in integers: any order of additions and removals gives the same bits.
 
-So a fold is equal to the batch computation over what survives, a forgotten user leaves what never seeing them would
-have left, and two processes can compare 16 bytes. It knows neither where contributions come from nor what a weight
-means; voiding what arrives later is the caller's ledger.
+So a fold equals the batch computation over the surviving interactions, a forgotten user leaves no trace, and two
+processes can compare 16 bytes. The caller computes contributions and weights, and voids interactions that arrive later.
 
-Letters: n interactions or items asked for, P_x item components, d component width.
+Letters: n interactions or requested items, P_x item components, d component width.
 """
 
 import bisect
@@ -23,7 +22,7 @@ from services.algorithms.pefa.exact_floats import Doubles
 Arrays = dict[str, npt.NDArray[np.generic]]
 
 MAX_TOTAL_WEIGHT = 2**31
-"""The most that |weights| of one item and segment may add up to: 2 billion interactions of weight 1."""
+"""Limit of the sum of |weights| of one item and segment: 2 billion interactions of weight 1."""
 NEVER = np.iinfo(np.int64).min
 """The last time of an item without interactions."""
 
@@ -32,18 +31,19 @@ _FIRST_ROWS = 64
 _ROW_OBJECT_BYTES = 440  # the id, two dictionary entries and the times' array as Python objects, measured 433
 _BYTES_PER_TIME = 8
 _WORD = 1 << 64
-_MOST = 1 << 62  # a weight, or a sum of a batch's, as an integer: twice what is allowed
+_MOST = 1 << 62  # a weight, or a batch's sum, as an integer: twice the limit
 
 
-# Gives the times of an item's interactions, in any order.
+# Returns the times of an item's interactions, in any order.
 Times = Callable[[str], npt.NDArray[np.int64]]
 
 
 @dataclass(slots=True)
 class _Item:
-    """Where an item's sums lie, by segment; when the newest of its interactions happened, and a hash of all their
-    times, whatever their order. seconds: those times, ascending, where nobody else keeps them. `hash`: its part of the
-    digest as last computed, 0 before."""
+    """An item's rows by segment, the time of its newest interaction, and an order-independent hash of all times.
+    seconds: those times, ascending, unless another object has them. hash: its last computed part of the digest, 0
+    before.
+    """
 
     rows: dict[int, int] = field(default_factory=dict)
     last: int = int(np.iinfo(np.int64).min)
@@ -54,11 +54,11 @@ class _Item:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SumsOf:
-    """What the sums say of n items, all zero (and `last_seconds` NEVER) for one without interactions.
+    """The sums of n items, all zero (and `last_seconds` NEVER) for one without interactions.
 
-    Shapes: sums (n, P_x, d), relative to the item's newest interaction where weights decay; evidence (n,) =
-    sum |w|, likewise; coherence (n,) = sum_px ||sum_px|| / evidence in [0, 1]: 1 when all interactions point one way,
-    0 when they cancel; counts (n,) interactions; last_seconds (n,) the newest event time.
+    Shapes: sums (n, P_x, d), with decay relative to the item's newest interaction; evidence (n,) = sum |w|, likewise;
+    coherence (n,) = sum_px ||sum_px|| / evidence in [0, 1]: 1 when all interactions point in one direction, 0 when they
+    cancel; counts (n,) interactions; last_seconds (n,) the newest event time.
     """
 
     sums: Doubles
@@ -73,7 +73,7 @@ class SumsOf:
 
 @dataclass(frozen=True, slots=True)
 class _Delta:
-    """A batch by row: distinct rows (r,), and what comes to each, (r, P_x, d), (r,) and (r,)."""
+    """A batch by row: distinct rows (r,), and the additions to each, (r, P_x, d), (r,) and (r,)."""
 
     rows: FixedPoint
     sums: FixedPoint
@@ -89,19 +89,21 @@ class _Delta:
         distinct, starts = np.unique(rows[order], return_index=True)
         sums = np.add.reduceat(contributions[order], starts, axis=0)
         totals = np.add.reduceat(weights[order], starts)
-        # What may have wrapped is far beyond any total that is allowed.
+        # A wrapped sum is far above every allowed total.
         totals[np.add.reduceat(weights[order].astype(np.float64), starts) > _MOST] = _MOST
         return cls(distinct, sums, totals, np.diff(np.append(starts, len(rows))))
 
 
 class ItemSums:
-    """Fixed-point sums of P_x components of width d by item id. Not for several writers at once."""
+    """Fixed-point sums of P_x components of width d by item id. Not safe for concurrent writers."""
 
     def __init__(
         self, *, num_components: int, width: int, decay: ForwardDecay | None = None, times: Times | None = None
     ) -> None:
-        """`times`: for who keeps the interactions elsewhere: asked when an item's newest interaction was removed, with
-        that one gone already. None: the times are kept here, 8 bytes each."""
+        """times: for a caller that has the interactions; called after an item's newest interaction was removed, without
+        that
+        one. None: the times are stored here, 8 bytes each.
+        """
         for name, value in (("num_components", num_components), ("width", width)):
             if value < 1:
                 raise ValueError(f"{name}={value} allowed: at least 1")
@@ -114,7 +116,7 @@ class ItemSums:
         self._counts = np.zeros(_FIRST_ROWS, dtype=np.int64)
         self._free: list[int] = []
         self._used = 0
-        # The sum of the items' hashes, and the items that changed since theirs was computed.
+        # The sum of the items' hashes, and the items that changed since theirs were computed.
         self._mix = 0
         self._unhashed: set[str] = set()
 
@@ -133,12 +135,12 @@ class ItemSums:
 
     @property
     def bytes_per_item(self) -> int:
-        """Bytes of one item and segment, beside 8 for each of its interactions: 8 P_x d + 456."""
+        """Bytes of one item and segment, plus 8 for each of its interactions: 8 P_x d + 456."""
         return 8 * self.num_components * self.width + 16 + _ROW_OBJECT_BYTES
 
     @property
     def nbytes(self) -> int:
-        """Bytes of everything held, free rows included."""
+        """Bytes of all items, free rows included."""
         arrays = self._sums.nbytes + self._weights.nbytes + self._counts.nbytes
         times = 0 if self._times else _BYTES_PER_TIME * self.num_interactions
         return arrays + self._used * _ROW_OBJECT_BYTES + times
@@ -150,11 +152,12 @@ class ItemSums:
         weights: npt.NDArray[np.float64],
         event_seconds: npt.NDArray[np.int64],
     ) -> None:
-        """Fold n interactions in.
+        """Add n interactions, all or none.
 
-        `contributions` (n, P_x, d) as `contributions(...)` made them with these `weights` (n,): with decay, the
-        policy's weights times `decay.factors(event_seconds)`. All or nothing.
-        Raises: ValueError for shapes that disagree, or an item whose total weight would pass `MAX_TOTAL_WEIGHT`.
+        contributions (n, P_x, d): made by `contributions(...)` with these weights (n,): with decay, the policy's
+        weights
+        times `decay.factors(event_seconds)`.
+        Raises: ValueError for shapes that disagree, or an item whose total weight would exceed `MAX_TOTAL_WEIGHT`.
         """
         fixed, seconds = self._checked(item_ids, contributions, weights, event_seconds)
         segments = self.decay.segments(seconds).tolist()
@@ -178,7 +181,7 @@ class ItemSums:
             if self._times:
                 continue
             times = item.seconds
-            if not times or second >= times[-1]:  # streams come nearly in order
+            if not times or second >= times[-1]:  # streams are nearly in order
                 times.append(second)
             else:
                 bisect.insort(times, second)
@@ -190,10 +193,11 @@ class ItemSums:
         weights: npt.NDArray[np.float64],
         event_seconds: npt.NDArray[np.int64],
     ) -> None:
-        """Take n interactions out again, given exactly as they were added. All or nothing.
+        """Remove n interactions, given exactly as added; all or none.
 
-        Raises: ValueError for shapes that disagree, and for an interaction that is not in here (as far as is known:
-        where the times are kept elsewhere, their owner answers for each).
+        Raises: ValueError for shapes that disagree, and for an interaction that is not here (unverifiable if another
+        object
+        stores the times; then its owner guarantees it).
         """
         fixed, seconds = self._checked(item_ids, contributions, weights, event_seconds)
         segments = self.decay.segments(seconds).tolist()
@@ -232,7 +236,7 @@ class ItemSums:
                 self._items[item_id].last = int(self._seconds(item_id)[-1])
 
     def drop(self, item_id: str) -> None:
-        """Forget everything of an item, as if it had never been seen."""
+        """Remove everything of an item, as if it had never been seen."""
         rows = self._items[item_id].rows
         self._counts[list(rows.values())] = 0
         self._sums[list(rows.values())] = 0
@@ -240,7 +244,7 @@ class ItemSums:
         self._release(dict.fromkeys((item_id, segment) for segment in list(rows)))
 
     def of(self, item_ids: Sequence[str]) -> SumsOf:
-        """What the sums say of these items (n,), known or not."""
+        """Return the sums of these items (n,), known or not."""
         num = len(item_ids)
         sums, weights = np.zeros((num, self.num_components, self.width)), np.zeros(num)
         counts, last = np.zeros(num, dtype=np.int64), np.full(num, NEVER, dtype=np.int64)
@@ -273,12 +277,12 @@ class ItemSums:
         return SumsOf(sums=sums, evidence=weights, coherence=np.minimum(coherence, 1), counts=counts, last_seconds=last)
 
     def counts(self, item_ids: Sequence[str]) -> list[int]:
-        """Interactions of each of these items, all held here."""
+        """Return the interactions of each of these items, all of which are here."""
         counts = self._counts
         return [sum(int(counts[row]) for row in self._items[item_id].rows.values()) for item_id in item_ids]
 
     def digest(self) -> str:
-        """32 hex digits of everything held, whatever the order that it came in.
+        """32 hex digits of the content, whatever the order of additions.
 
         Cost: a hash over the items that changed since `hash_some` or the last digest.
         """
@@ -289,8 +293,9 @@ class ItemSums:
         return digest.hexdigest()
 
     def hash_some(self, num_bytes: int = 1 << 18) -> bool:
-        """Hash changed items of about so many bytes for the next digest; True when none is left. The default takes a
-        millisecond or two: whoever holds a lock meanwhile may let go of it in between."""
+        """Hash changed items of about `num_bytes` for the next digest; True when none is left. The default takes a
+        millisecond or two, so a caller can release its lock between calls.
+        """
         while self._unhashed and num_bytes > 0:
             item_id = self._unhashed.pop()
             item = self._items.get(item_id)
@@ -312,7 +317,7 @@ class ItemSums:
         return int.from_bytes(digest.digest(), "little")
 
     def pick(self, item_ids: Sequence[str]) -> Arrays:
-        """Some items, all held here, without their ids and times, for a checkpoint of parts. Copies."""
+        """Return copies of some items, all of which are here, without ids and times, for a checkpoint of parts."""
         items = [self._items[item_id] for item_id in item_ids]
         rows = [row for item in items for row in item.rows.values()]
         return {
@@ -326,7 +331,7 @@ class ItemSums:
         }
 
     def put(self, item_ids: Sequence[str], arrays: Mapping[str, npt.NDArray[np.generic]]) -> None:
-        """Items that are not held yet, as `pick` gave them. Raises: ValueError for arrays that do not fit."""
+        """Insert new items from `pick`. Raises: ValueError for inconsistent arrays."""
         counts, sums = np.asarray(arrays["counts"], dtype=np.int64), np.asarray(arrays["sums"], dtype=np.int64)
         own = arrays["num_segments"].tolist()
         if len({len(counts), len(sums), len(arrays["weights"]), len(arrays["segments"]), sum(own)}) > 1:
@@ -349,7 +354,7 @@ class ItemSums:
         self._unhashed.update(item_ids)
 
     def _seconds(self, item_id: str) -> npt.NDArray[np.int64]:
-        """When an item's interactions happened, ascending."""
+        """Return the times of an item's interactions, ascending."""
         if self._times:
             return np.sort(self._times(item_id))
         return np.frombuffer(self._items[item_id].seconds, dtype=np.int64)
@@ -376,7 +381,7 @@ class ItemSums:
         return np.rint(np.minimum(np.abs(weights), _MOST / SCALE) * SCALE).astype(np.int64), seconds.astype(np.int64)
 
     def _row(self, item_id: str, segment: int) -> int:
-        """The row of an item's segment, a new one where it has none."""
+        """Return the row of an item's segment, a new one if it has none."""
         item = self._items.get(item_id)
         if item is None:
             item = self._items[item_id] = _Item()
@@ -400,7 +405,7 @@ class ItemSums:
             setattr(self, name, new)
 
     def _release(self, segments: Mapping[tuple[str, int], None]) -> None:
-        """Forget rows that hold no interaction any more, so that they are as if never seen."""
+        """Drop rows without interactions, so that they leave no trace."""
         for item_id, segment in segments:
             item = self._items[item_id]
             row = item.rows[segment]
@@ -413,7 +418,7 @@ class ItemSums:
 
 
 def _mix(second: int) -> int:
-    """64 bits of a time, well mixed (splitmix64): their sum tells multisets apart, in any order."""
+    """64 bits of a time, well mixed (splitmix64): their sum distinguishes multisets, in any order."""
     word = (second + 0x9E3779B97F4A7C15) % _WORD
     word = (word ^ word >> 30) * 0xBF58476D1CE4E5B9 % _WORD
     word = (word ^ word >> 27) * 0x94D049BB133111EB % _WORD
@@ -421,5 +426,5 @@ def _mix(second: int) -> int:
 
 
 def _count(seconds: "array[int]", second: int) -> int:
-    """How often a time occurs."""
+    """Return how often a time occurs."""
     return bisect.bisect_right(seconds, second) - bisect.bisect_left(seconds, second)

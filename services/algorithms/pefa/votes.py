@@ -1,8 +1,8 @@
 """PEFA-XL: the remembered interactions nearest to a query vote for their items, while the memory changes.
 
-The similarity of two query states is the mean over their components of the cosines, the user-id component left out:
-a dot product of the components laid end to end. So the memory is an index of plain vectors, the retrieval library's
-mutable one, and a search speaks of one version of it. A vote says who cast it, which is its explanation.
+The similarity of two query states is the mean of their components' cosines without the user-id component: a dot product
+of the concatenated components. So the memory is a mutable index of plain vectors, and a search reads one version of it.
+A vote names its interaction, for explanations.
 
 Letters: B queries, k neighbours, P_q query components, d component width, n entries.
 """
@@ -29,14 +29,14 @@ from services.algorithms.scoring.states import FloatArray, ItemStates, PairGate,
 # 64, one core of a busy machine: 0.9 ms a query and 0.3 s to build; the library's defaults (4 bits of half the width,
 # 227 cells) 14 ms and 5 s; all vectors 23 ms. On 4,000: 0.13 ms.
 _CELLS = 64
-_SCANNED = 512  # vectors up to which scanning them is as quick
+_SCANNED = 512  # up to so many vectors a scan is as fast
 _OBJECT_BYTES = 340  # an entry's id, numbers and entries in tables as Python objects, measured 320
 _ATTEMPTS = 100
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Voter:
-    """A remembered interaction; as one of a query's k nearest also what it gave its item: weight * similarity / k."""
+    """A remembered interaction; among a query's k nearest also its vote: weight * similarity / k."""
 
     entry_id: str
     item_id: str
@@ -48,7 +48,7 @@ class Voter:
 
 
 class VotingIndex:
-    """The memory as candidates search it. One writer at a time; any number of readers."""
+    """The memory's search index. One writer at a time; any number of readers."""
 
     def __init__(
         self,
@@ -59,9 +59,11 @@ class VotingIndex:
         leave_out: int | None = None,
         max_bytes: int | None = None,
     ) -> None:
-        """Empty, for states of P_q components of width d; `leave_out` is the user-id component, if the model has one.
+        """Make an empty index for states of P_q components of width d.
 
-        `max_bytes` bounds the vectors; a change beyond it raises IndexFullError and changes nothing.
+        leave_out: the user-id component, if the model has one. max_bytes: limit of the vectors; a change beyond it
+        raises
+        IndexFullError and changes nothing.
         """
         if leave_out is not None and not 0 <= leave_out < num_components:
             raise ValueError(f"leave_out={leave_out} allowed: 0 to {num_components - 1}, or None")
@@ -84,12 +86,12 @@ class VotingIndex:
 
     @property
     def version(self) -> str:
-        """What its answers speak of: model version, number of changes and their digest."""
+        """The version of its answers: model version, number of changes and their digest."""
         return self.index.version.name
 
     @property
     def memory(self) -> Memory:
-        """Bytes of the vectors; the entries themselves take `bytes_per_entry` less those."""
+        """Bytes of the vectors; entries take `bytes_per_entry` less those."""
         return self.index.memory
 
     @property
@@ -98,9 +100,9 @@ class VotingIndex:
         return 5 * len(self._kept) * self.width + _OBJECT_BYTES
 
     def apply(self, *, upserts: Sequence[MemoryEntry] = (), removals: Sequence[str] = ()) -> str:
-        """Add entries and take others out, as one version, whose name is returned. Unknown removals are passed over.
+        """Add and remove entries as one version; return its name. Unknown removals are ignored.
 
-        Raises: ValueError for components of another shape and repeated ids, IndexFullError; nothing has changed then.
+        Raises: ValueError for components of another shape and repeated ids, IndexFullError; then nothing has changed.
         """
         for entry in upserts:
             if entry.components.shape != (self.num_components, self.width):
@@ -114,7 +116,7 @@ class VotingIndex:
             batch = ItemBatch(
                 item_ids=[entry.entry_id for entry in upserts], states=ItemStates(components=vectors[:, None])
             )
-        # A vote is there before its vector can be found and until after it cannot; `neighbours` sees to the rest.
+        # A vote exists before its vector can be found and until it no longer can; `neighbours` handles the rest.
         before = {entry.entry_id: self._voters.get(entry.entry_id) for entry in upserts}
         self._voters.update({entry.entry_id: _voter(entry) for entry in upserts})
         try:
@@ -131,9 +133,9 @@ class VotingIndex:
         return change.version
 
     def neighbours(self, queries: QueryStates, k: int) -> list[list[Voter]]:
-        """The k nearest entries of each query, nearest first, ties by entry id; fewer where the memory holds fewer.
+        """Return the k nearest entries of each query, nearest first, ties by entry id; fewer if the memory has fewer.
 
-        `vote` is each one's part of equation 6, divided by k even when fewer were found.
+        vote: the entry's part of equation 6, divided by k even if fewer were found.
         Raises: ValueError for k below 1 or queries of another shape.
         """
         return [
@@ -142,9 +144,9 @@ class VotingIndex:
         ]
 
     def votes(self, queries: QueryStates, k: int) -> list[dict[str, float]]:
-        """What each query's k nearest entries say of items: (1/k) sum of weight * similarity, in similarity units.
+        """Return the votes of each query's k nearest entries: (1/k) sum of weight * similarity, in similarity units.
 
-        Raises as `neighbours` does. Source: arXiv:2312.02429, equation 6 with D_ii = 1/k (section 3.1).
+        Raises: as `neighbours`. Source: arXiv:2312.02429, equation 6 with D_ii = 1/k (section 3.1).
         """
         votes: list[dict[str, float]] = []
         for found in self._nearest(queries, k):
@@ -155,7 +157,7 @@ class VotingIndex:
         return votes
 
     def _nearest(self, queries: QueryStates, k: int) -> list[list[tuple[Voter, float]]]:
-        """The k nearest entries and their similarities."""
+        """Return the k nearest entries and their similarities."""
         if k < 1:
             raise ValueError(f"k={k} allowed: at least 1")
         _, num_components, width = queries.components.shape
@@ -177,11 +179,11 @@ class VotingIndex:
             ]
             if sum(map(len, found)) == sum(map(len, answer.item_ids)):
                 break
-            # An entry was taken out between the search and here: that version is gone, ask the newest one.
+            # An entry was removed since the search, whose version is outdated: search the newest one.
         return found
 
     def _vectors(self, components: npt.NDArray[np.floating]) -> FloatArray:
-        """(n, P_q, d) -> (n, P' d): unit components end to end, so that dot products are mean cosines."""
+        """(n, P_q, d) -> (n, P' d): concatenated unit components, so that dot products are mean cosines."""
         kept = unit(components[:, self._kept]) / np.sqrt(len(self._kept))
         return np.asarray(kept.reshape(len(kept), len(self._kept) * self.width).astype(np.float32))
 
@@ -189,7 +191,7 @@ class VotingIndex:
 def with_votes(
     scores: npt.NDArray[np.floating], item_ids: Sequence[str], votes: Mapping[str, float], share: float
 ) -> npt.NDArray[np.float64]:
-    """Final scores (n,) of n items from the model's (n,) and one query's votes: share * s + (1 - share) * vote.
+    """Return final scores (n,) of n items from the model's (n,) and one query's votes: share * s + (1 - share) * vote.
 
     Raises: ValueError for a share outside [0, 1]. Source: arXiv:2312.02429, equation 6.
     """
@@ -200,7 +202,7 @@ def with_votes(
 
 
 def _voter(entry: MemoryEntry) -> Voter:
-    # Few types and items stand behind many entries: one string of each.
+    # Many entries have few types and items: share one string of each.
     return Voter(
         entry_id=entry.entry_id,
         item_id=sys.intern(entry.item_id),
@@ -211,7 +213,7 @@ def _voter(entry: MemoryEntry) -> Voter:
 
 
 def _build(items: MolScorer, pair_gate: PairGate | None, /) -> Mapping[str, Index]:
-    """Exact either way: every vector, or their codes with a proven bound and float64 on what they leave open."""
+    """Build an exact index: every vector, or codes with a proven bound and float64 for the undecided ones."""
     del pair_gate
     if items.num_items <= _SCANNED:
         return {"nearest": BruteForce(items)}

@@ -1,1 +1,1 @@
-"""What an answer may hold and in which order: filters, boosts, pins, caps, diversity, reserved positions."""
+"""Content and order of an answer: filters, boosts, pins, caps, diversity, reserved positions."""

@@ -1,8 +1,8 @@
-"""Typed attributes of items: numbers, times and tags, and the conditions that filters put on them.
+"""Typed attributes of items: numbers, times and tags, and conditions on them in filters.
 
-Which attributes there are, and of what kind, the bundle declares; a value of another kind is refused wherever it comes
-from. A value's Python type says its kind: float a number, int a time in Unix milliseconds, str a tag. Columns are of
-float64, int64 and, for tags' codes, int32; NaN or the least number of its type says that an item lacks the attribute.
+The bundle declares the attributes and their kinds; a value of another kind is rejected everywhere. The Python type of a
+value gives its kind: float a number, int a time in Unix milliseconds, str a tag. Columns are float64, int64 and, for
+tags' codes, int32; NaN or the least number of the type marks an item without the attribute.
 
 Letters: n items.
 """
@@ -33,7 +33,7 @@ _FEW = 8  # compared one by one
 
 
 class Kind(StrEnum):
-    """What an attribute's values are."""
+    """The kind of an attribute's values."""
 
     NUMBER = "number"
     TIME = "time"
@@ -42,7 +42,7 @@ class Kind(StrEnum):
 
 Kinds = Mapping[str, Kind]
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
-# What tables of attributes hold.
+# Types of table columns.
 ARROW_TYPES = {Kind.NUMBER: pa.float64(), Kind.TIME: pa.timestamp("ms", tz="UTC"), Kind.TAG: pa.string()}
 _CODED_TAG = pa.dictionary(pa.int32(), pa.string())
 DTYPES: Mapping[Kind, np.dtype[Any]] = {
@@ -54,7 +54,7 @@ _KIND_OF = {float: Kind.NUMBER, int: Kind.TIME, str: Kind.TAG}
 
 
 def kind_of(value: Value) -> Kind:
-    """Raises: ValueError for what is no value of an attribute, NaN and infinity among it."""
+    """Return a value's kind. Raises: ValueError for other types, NaN and infinity."""
     kind = _KIND_OF.get(type(value))
     if kind is None or (kind is Kind.NUMBER and not math.isfinite(value)):  # type: ignore[arg-type]
         raise ValueError(f"{value!r} allowed: a finite number (float), a time (int, Unix milliseconds) or a tag (str)")
@@ -62,7 +62,7 @@ def kind_of(value: Value) -> Kind:
 
 
 def check_values(values: Values, kinds: Kinds) -> None:
-    """Raise ValueError, naming attribute, value and what is allowed, for what is not declared or of another kind."""
+    """Raises: ValueError with attribute, value and what is allowed for an undeclared attribute or another kind."""
     for name, value in values.items():
         if name not in kinds:
             raise ValueError(f"attributes[{name!r}] is not declared; allowed: {described(kinds)}")
@@ -71,12 +71,12 @@ def check_values(values: Values, kinds: Kinds) -> None:
 
 
 def described(kinds: Kinds) -> str:
-    """For messages: which attributes there are."""
+    """Describe the declared attributes, for messages."""
     return ", ".join(f"{name} ({kind})" for name, kind in kinds.items()) or "none, the bundle declares no attribute"
 
 
 class Comparison(StrEnum):
-    """How a condition compares. NONE_OF and ABSENT alone hold for an item without the attribute."""
+    """How a condition compares. Only NONE_OF and ABSENT are true for an item without the attribute."""
 
     AT_MOST = "at most"
     AT_LEAST = "at least"
@@ -100,14 +100,14 @@ _MANY_VALUES = frozenset({Comparison.ONE_OF, Comparison.NONE_OF})
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """What an attribute of an item must be: `name` `comparison` `values`, of one kind."""
+    """A condition on an attribute: `name` `comparison` `values`, of one kind."""
 
     name: str
     comparison: Comparison
     values: tuple[Value, ...] = ()
 
     def __post_init__(self) -> None:
-        """Raises: ValueError for values that are none, too few, too many, of several kinds, or tags to be ordered."""
+        """Raises: ValueError for too few or too many values, several kinds, or ordered tags."""
         count, comparison = len(self.values), self.comparison
         if comparison in _NO_VALUE:
             allowed, is_right = "none", count == 0
@@ -124,7 +124,7 @@ class Condition:
             raise ValueError(f"{self.name!r} {comparison} {self.values[0]!r}: a tag; allowed: one of, none of")
 
     def check(self, kinds: Kinds) -> None:
-        """Raise ValueError, naming the attribute and what is allowed, where it is not declared or of another kind."""
+        """Raises: ValueError with the attribute and what is allowed if it is undeclared or of another kind."""
         if self.name not in kinds:
             raise ValueError(f"name={self.name!r} allowed: {described(kinds)}")
         if self.values and (found := kind_of(self.values[0])) is not kinds[self.name]:
@@ -133,7 +133,7 @@ class Condition:
             )
 
     def holds(self, value: Value | None) -> bool:
-        """For one item; None where it lacks the attribute."""
+        """Whether it is true for one item; None: the item lacks the attribute."""
         if value is None:
             return self.comparison in (Comparison.NONE_OF, Comparison.ABSENT)
         match self.comparison:
@@ -146,7 +146,7 @@ class Condition:
         return bool(_ORDERED[self.comparison](value, self.values[0]))
 
     def mask(self, column: Column, codes: Mapping[str, int]) -> Mask:
-        """Where it holds in a column (n,) whose tags have these codes: (n,)."""
+        """Return where it is true in a column (n,) whose tags have these codes: (n,)."""
         match self.comparison:
             case Comparison.ONE_OF | Comparison.NONE_OF:
                 known = [codes.get(value, -1) if isinstance(value, str) else value for value in self.values]
@@ -163,17 +163,17 @@ class Condition:
 
 
 def absent(dtype: np.dtype[Any]) -> float:
-    """The entry of a column for an item without the attribute."""
+    """Return the column entry of an item without the attribute."""
     return math.nan if dtype.kind == "f" else int(np.iinfo(dtype).min)
 
 
 def is_absent(column: Column) -> Mask:
-    """Which items of a column (n,) lack the attribute: (n,)."""
+    """Return which items of a column (n,) lack the attribute: (n,)."""
     return np.asarray(np.isnan(column) if column.dtype.kind == "f" else column == absent(column.dtype))
 
 
 def mask_of(where: Sequence[Condition], columns: Columns | npt.NDArray[np.void], codes: Codes) -> Mask:
-    """The items (n,) that meet all conditions, of which there is at least one and each was checked."""
+    """Return the items (n,) that meet all conditions; there is at least one, and each is checked."""
     passes, *others = (one.mask(columns[one.name], codes.get(one.name, {})) for one in where)
     for mask in others:
         passes &= mask
@@ -181,7 +181,7 @@ def mask_of(where: Sequence[Condition], columns: Columns | npt.NDArray[np.void],
 
 
 def arrow_kinds(schema: pa.Schema) -> dict[str, Kind]:
-    """What columns of attributes declare. Raises: ValueError for names or types that are not allowed."""
+    """Return the declared kinds of table columns. Raises: ValueError for names or types that are not allowed."""
     if len(schema.names) > MAX_ATTRIBUTES:
         raise ValueError(f"{len(schema.names)} attributes; allowed: at most {MAX_ATTRIBUTES}")
     kinds = {}

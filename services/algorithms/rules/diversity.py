@@ -1,9 +1,9 @@
-"""Choosing K of a ranked pool with pins, category limits, caps and maximal marginal relevance (MMR).
+"""Choose K of a ranked pool with pins, category limits, caps and maximal marginal relevance (MMR).
 
-MMR (Carbonell and Goldstein, 1998) takes, one by one, the item that is largest in
-(1 - w) * s - w * (largest likeness to what was taken). The likeness of two items is the mean cosine of their
-components, so both terms are in the same units. What is passed over for a limit is skipped, never an error. Pinned
-items are taken first, so that every limit counts them.
+MMR (Carbonell and Goldstein, 1998) takes, one by one, the item with the largest
+(1 - w) * s - w * (largest likeness to the chosen items). The likeness of two items is the mean cosine of their
+components, so both terms have the same units. Items beyond a limit are skipped without an error. Pinned items are
+chosen first, so that every limit counts them.
 
 Letters: n pool size, P_x item components, d component width, K results.
 """
@@ -19,7 +19,9 @@ Positions = npt.NDArray[np.int64]
 
 
 def likeness_vectors(components: npt.NDArray[np.floating]) -> npt.NDArray[np.float32]:
-    """Vectors (n, P_x * d) whose dot products are the mean cosine of components (n, P_x, d). Zero ones like nothing."""
+    """Return vectors (n, P_x * d) whose dot products are the mean cosine of components (n, P_x, d). Zero vectors have
+    likeness 0.
+    """
     norms = np.linalg.norm(components, axis=-1, keepdims=True)
     unit = np.divide(components, norms, out=np.zeros_like(components), where=norms > 0)
     _, num_components, width = components.shape
@@ -38,13 +40,14 @@ def select(
     caps: Sequence[tuple[Mask, int]] = (),
     pins: Sequence[tuple[Mask, int]] = (),
 ) -> Positions:
-    """Positions of at most `k` chosen items, in the order they should be shown.
+    """Return the positions of at most `k` chosen items, in display order.
 
-    `scores` (n,) come best first; ties keep the pool's order. `components` (n, P_x, d) are needed when `diversity`,
-    the weight w in [0, 1], is above 0. `categories`: each item's; `max_per_category` 0 is no limit.
-    `caps`: which items (n,), and at most how many of them. `pins`: which items (n,), and the position, from 1, of the
-    first of them that the limits admit; of two pins of a position the first counts.
-    Raises: ValueError naming what is out of range or missing.
+    scores (n,): best first; ties keep the pool's order. components (n, P_x, d): required if `diversity`, the weight w
+    in
+    [0, 1], is above 0. categories: of each item; max_per_category: 0 is no limit. caps: which items (n,), and the most
+    of them. pins: which items (n,), and the position, from 1, of the first one that the limits admit; of two pins of a
+    position the first counts.
+    Raises: ValueError with the field that is out of range or missing.
     Cost: O(K n P_x d) with diversity, O(n) without.
     """
     if k < 1:
@@ -69,12 +72,12 @@ def select(
     else:
         chosen = _marginal_relevance(scores, k, likeness_vectors(components), diversity, limits, taken)
     for position, row in sorted(pinned.items()):
-        chosen.insert(position, row)  # behind the end it is the end
+        chosen.insert(position, row)  # a position beyond the end is the end
     return np.array(chosen[:k], dtype=np.int64)
 
 
 class _Limits:
-    """How much room each group of items has left: categories, and what caps name."""
+    """The remaining room of each group of items: categories and caps."""
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
-"""Which items a request may be answered with: allow and deny lists, categories, attributes, what the user has seen.
+"""Filters of answers: allow and deny lists, categories, attributes, seen items.
 
-`passing` is the one meaning of a filter; who holds items says which of them ids, categories and conditions name.
-Unknown ids and categories match nothing; they are not errors, since a caller's list may be newer or older than the
-catalogue. Attributes are declared, so an unknown one is an error.
+`passing` defines what a filter means, over masks of the items' ids, categories and conditions. Unknown ids and
+categories match nothing. They are not errors, since a caller's list may be newer or older than the catalogue.
+Attributes are declared, so an unknown one is an error.
 
 Letters: n items.
 """
@@ -24,10 +24,11 @@ MAX_CATEGORIES = 1_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ItemFilter:
-    """Rules over item ids, categories and attributes; an empty allow list allows everything, all of `where` must hold.
-    Nothing is checked before `check`.
+    """Rules over item ids, categories and attributes. An empty allow list allows everything; all of `where` must be
+    true.
+    Validated by `check` only.
 
-    `seen_item_ids` is what `exclude_seen` leaves out; without it they are ignored.
+    seen_item_ids: left out if `exclude_seen`, else ignored.
     """
 
     allow_item_ids: Sequence[str] = ()
@@ -39,8 +40,10 @@ class ItemFilter:
     seen_item_ids: Sequence[str] = ()
 
     def check(self, kinds: Kinds) -> None:
-        """Raise ValueError, naming the field, for lists longer than a request may carry, and for attributes that are
-        not declared or of another kind."""
+        """Raises: ValueError with the field for lists beyond a request's limit, and for attributes that are undeclared
+        or of
+        another kind.
+        """
         for name in ("allow_item_ids", "deny_item_ids", "seen_item_ids", "allow_categories", "deny_categories"):
             limit = MAX_CATEGORIES if name.endswith("categories") else MAX_IDS
             if len(getattr(self, name)) > limit:
@@ -55,7 +58,7 @@ class ItemFilter:
 
     @property
     def denied_ids(self) -> Sequence[str]:
-        """Denied ones, and seen ones where these are left out."""
+        """Return denied ids, and seen ones if these are left out."""
         return [*self.deny_item_ids, *(self.seen_item_ids if self.exclude_seen else ())]
 
     @property
@@ -72,7 +75,7 @@ class ItemFilter:
 
 
 class Filterable(Protocol):
-    """n items, as a filter asks for them; each mask is (n,) and the caller's own."""
+    """n items to filter; each mask is (n,) and owned by the caller."""
 
     def __len__(self) -> int: ...
     def named(self, item_ids: Sequence[str]) -> Mask: ...
@@ -81,7 +84,7 @@ class Filterable(Protocol):
 
 
 def passing(wanted: ItemFilter, items: Filterable) -> Mask:
-    """Which of n items pass: (n,)."""
+    """Return which of n items pass: (n,)."""
     passes = np.ones(len(items), dtype=bool)
     if wanted.allow_item_ids:
         passes &= items.named(wanted.allow_item_ids)
@@ -98,7 +101,7 @@ def passing(wanted: ItemFilter, items: Filterable) -> Mask:
 
 @dataclass(frozen=True, slots=True)
 class ListedItems:
-    """n items by what is said of each: categories, and attributes where conditions ask for them."""
+    """n items with their categories, and attributes if there are conditions."""
 
     item_ids: Sequence[str]
     categories: Sequence[Sequence[str]] = ()

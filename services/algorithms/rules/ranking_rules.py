@@ -1,9 +1,9 @@
 """Rules over a ranking: boosts and buries of scores, pinned positions, caps.
 
-A boost adds to the score of every item that it names, a bury takes from it; of several the sum counts. Of what the
-first stage left out nothing is known but bounds: its own, and one for each boost from a search among that boost's
-items. An item that was left out and that the boosts S name scores at most the least of these bounds and the sum of S;
-buries only lower. So an answer under rules is exact, or says how far off it may be, like any other.
+A boost adds to the score of its items, a bury subtracts; several add up. Items outside the pool have only bounds: the
+pool's, and one per boost from a search among that boost's items. An omitted item with the boosts S scores at most the
+least of these bounds plus the sum of S; buries only lower that. So an answer under rules is exact or has a gap, like
+any other.
 
 Letters: n items.
 """
@@ -23,7 +23,7 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rule:
-    """`which` names items by everything that it gives: ids, categories, conditions. One of the effects is not 0."""
+    """which: the items that match all of its ids, categories and conditions. One of the effects is not 0."""
 
     name: str
     which: ItemFilter
@@ -34,17 +34,17 @@ class Rule:
 
     @property
     def adds(self) -> float:
-        """What it adds to a score, in similarity units."""
+        """What the rule adds to a score, in similarity units."""
         return self.boost - self.bury
 
 
 def added(rules: Sequence[Rule], masks: Sequence[Mask]) -> npt.NDArray[np.float64]:
-    """What the rules add to the scores of n items: (n,). masks: for each rule, which items it names."""
+    """Return the sum of the rules for n items: (n,). masks: for each rule, its items."""
     return np.asarray(np.sum([rule.adds * mask for rule, mask in zip(rules, masks, strict=True)], axis=0))
 
 
 def bound_with_boosts(bound: float | None, boosts: Sequence[tuple[float, float | None]]) -> float | None:
-    """Of what was left out of the pool and of every boost's own search: no final score is above it.
+    """Return a bound of the final scores of all items outside the pool and every boost's search.
 
     bound: of the pool. boosts: what each adds, above 0, and the bound of the search among its items; None: no proof.
     For every least bound the most is added by all boosts whose own bound is no lower.

@@ -1,11 +1,11 @@
-"""Positions of an answer that are kept for new items, drawn so that the chance of every slot is known.
+"""Reserve positions of an answer for new items, at random, with a known chance of every slot.
 
-Of k positions R are reserved: the share of k, rounded up or down by chance so that it is right on average, and never
-more than there are new items. Which positions, and which of the m new items stand there in which order, is drawn
-evenly. So whoever learns from what was shown can weigh each slot by how likely it was.
+Of k positions R are reserved: the share of k, rounded up or down at random so that its mean is right, and at most the
+number of new items. The reserved positions, and the m new items at them, are drawn uniformly. So learners can weigh
+each exposure by its chance.
 
-A new item stands at a position with the chance E[R] / (k m). The ordinary item of rank r stands at position j where
-j - r positions before it are reserved and j is not: C(j-1, j-r) C(k-j, R-j+r) / C(k, R), the mean over R.
+A new item is at a position with the chance E[R] / (k m). The ordinary item of rank r is at position j if j - r
+positions before it are reserved and j is not: C(j-1, j-r) C(k-j, R-j+r) / C(k, R), the mean over R.
 
 Letters: k positions, m new items, R reserved positions.
 """
@@ -15,21 +15,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
-# Beyond, chances are too small to learn from, and binomials too large.
+# Beyond this, chances are too small to learn from, and binomials too large.
 MAX_POSITIONS = 100
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Slots:
-    """`rows`: by position, the rank (from 0) of an ordinary item, or -1 - n for new item n. `propensities`: the chance
-    that this very item stood there."""
+    """rows: by position, the rank (from 0) of an ordinary item, or -1 - n for new item n. propensities: the chance of
+    this
+    item at this position.
+    """
 
     rows: Sequence[int]
     propensities: Sequence[float]
 
 
 def draw_slots(k: int, num_new: int, share: float, rng: Random) -> Slots:
-    """Fill k positions, as many as there are ordinary items for; the first `MAX_POSITIONS` take part."""
+    """Fill k positions, or as many as there are ordinary items; new items get at most the first `MAX_POSITIONS`."""
     taking = min(k, MAX_POSITIONS)
     chances = _counts(taking, num_new, share)
     drawn = rng.choices(list(chances), weights=list(chances.values()))[0]
@@ -51,7 +53,7 @@ def draw_slots(k: int, num_new: int, share: float, rng: Random) -> Slots:
 
 
 def _counts(taking: int, num_new: int, share: float) -> dict[int, float]:
-    """How many positions are reserved, with which chance."""
+    """Return the chance of each number of reserved positions."""
     wanted = share * taking
     least = math.floor(wanted)
     chances: dict[int, float] = {}
@@ -63,7 +65,7 @@ def _counts(taking: int, num_new: int, share: float) -> dict[int, float]:
 
 
 def _chance(position: int, rank: int, taking: int, chances: dict[int, float]) -> float:
-    """Of the ordinary item of a rank at a position, both from 0."""
+    """Return the chance of the ordinary item of a rank at a position, both from 0."""
     if position >= taking:
         return chances.get(position - rank, 0.0)
     before = position - rank

@@ -1,7 +1,7 @@
-"""Interleaving of two rankings, so that one person compares them in one answer.
+"""Interleave two rankings, so that one user compares them in one answer.
 
-Team draft: for each pair of slots a coin says which ranking picks first, and each picks its best item that is not in
-the answer yet. What a person takes from a team's slots counts for its ranking.
+Team draft: for each pair of slots a coin decides which ranking picks first, and each picks its best item that is not in
+the answer yet. A user's choices from a team's slots count for its ranking.
 
 Source: Radlinski, Kurup and Joachims, "How does clickthrough data reflect retrieval quality?", CIKM 2008, section 3.2.
 """
@@ -11,8 +11,10 @@ from random import Random
 
 
 def team_draft(first: Sequence[str], second: Sequence[str], k: int, rng: Random) -> tuple[list[str], list[int]]:
-    """At most k items and, for each, whose pick it is: 0 the first ranking's, 1 the second's. A ranking that has no
-    item left leaves its picks to the other one."""
+    """Return at most k items and the team of each: 0 the first ranking, 1 the second. A ranking without items leaves
+    its
+    picks to the other.
+    """
     rankings, at = (first, second), [0, 0]
     items: list[str] = []
     teams: list[int] = []

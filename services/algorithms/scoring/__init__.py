@@ -1,1 +1,1 @@
-"""States and what their scores are made of: model, votes, impressions."""
+"""States, and the parts of their scores: model, votes, impressions."""

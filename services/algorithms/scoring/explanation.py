@@ -1,7 +1,7 @@
-"""Where one item's score for one query comes from: component pairs, gating weights, and the model's share.
+"""Explain one item's score for one query: component pairs, gate weights, and the model's share.
 
-s = sum_p pi_p c_p. A refreshed component is lambda * g + (1 - lambda) * Pi with g the bundle's, so each cosine falls
-into what the model's own component makes of it and what interactions do. Gates keep the original item state, so the
+s = sum_p pi_p c_p. A refreshed component is lambda * g + (1 - lambda) * Pi with g the bundle's, so each cosine splits
+into the part of the model's own component and the part of interactions. Gates use the original item state, so the
 weights are the model's.
 
 Letters: P_q, P_x query and item components, P = P_q * P_x (pair p = p_q * P_x + p_x).
@@ -19,7 +19,7 @@ Doubles = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScoreParts:
-    """Per pair (P,): gating weight, cosine, and of weight * cosine what the model's own component makes."""
+    """Per pair (P,): gate weight, cosine, and the model's own part of weight * cosine."""
 
     weights: Doubles
     cosines: Doubles
@@ -31,7 +31,7 @@ class ScoreParts:
         return self.weights * self.cosines
 
     def largest(self, count: int) -> list[int]:
-        """The pairs of the `count` largest contributions by size, largest first; all of them for 0."""
+        """Return the pairs of the `count` largest contributions by size, largest first; all of them for 0."""
         order: list[int] = np.argsort(-np.abs(self.contributions), kind="stable").tolist()
         return order[:count] if count else order
 
@@ -39,9 +39,9 @@ class ScoreParts:
 def score_parts(
     query: QueryStates, item: ItemStates, pair_gate: PairGate | None, *, base: ItemStates | None, model_share: float
 ) -> ScoreParts:
-    """Take one query's score for one item apart, in float64.
+    """Split one query's score of one item into its parts, in float64.
 
-    `base`: the bundle's state of the item, None where it has none; `model_share`: lambda of the item's state.
+    base: the bundle's state of the item, None without one; model_share: lambda of the item's state.
     Raises: ValueError if shapes disagree or `model_share` is outside [0, 1].
     """
     check_shapes(query, item, pair_gate)
@@ -66,7 +66,7 @@ def score_parts(
 
 
 def _own(query: QueryStates, item: ItemStates, base: ItemStates | None, model_share: float) -> Doubles:
-    """What the model's own components make of each cosine (P,). One that no interaction moved is the model's, whole."""
+    """Return the part of the model's own components in each cosine (P,). Untouched components are all the model's."""
     if base is None:
         return np.zeros(query.components.shape[1] * item.components.shape[1])
     untouched = (item.components[0] == base.components[0]).all(axis=1)
@@ -79,7 +79,5 @@ def _cosines(query: QueryStates, item: ItemStates) -> Doubles:
 
 
 def _silu(x: Doubles) -> Doubles:
-    with np.errstate(
-        over="ignore"
-    ):  # far below zero the exponential is infinite, and the quotient is what it should be
+    with np.errstate(over="ignore"):  # far below zero the exponential is infinite, and the quotient correct
         return np.asarray(x / (1 + np.exp(-x)))

@@ -1,8 +1,8 @@
-"""Item neighbours: which items stand near which in people's histories, and what that says of a user's next one.
+"""Item neighbours: items that are close to each other in users' histories vote for a user's next item.
 
-A bundle may hold them beside its model; they vote beside it (`voted_answers.py` merges votes and keeps certificates).
-A click changes the votes at once: they are computed from the user's last items when asked. How they were learnt is
-unknown here, and so are item ids.
+A bundle may have them in addition to its model (`voted_answers.py` merges votes and preserves certificates). A click
+changes the votes at once: each request computes them from the user's last items. How they were learned, and item ids,
+are not known here.
 
 Letters: X items, N neighbours of an item, n voted items.
 """
@@ -18,22 +18,22 @@ from services.algorithms.scoring.states import FloatArray
 
 Rows = npt.NDArray[np.int64]
 
-# At decay 0.7 the 31st item back would weigh 2e-5.
+# At decay 0.7 the 31st last item would weigh 2e-5.
 WINDOW = 30
-# Votes are for the strongest: on ml-latest-small and Amazon Beauty the same HR@200 as votes for all, 1,200 on average.
+# Only the strongest votes: on ml-latest-small and Amazon Beauty the same HR@200 as all votes, 1,200 on average.
 MAX_VOTED = 200
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ItemNeighbours:
-    """Each item's N neighbours, items (X, N) int32, with weights (X, N); a weight of 0 is no neighbour."""
+    """Each item's N neighbours, items (X, N) int32, with weights (X, N); weight 0 pads."""
 
     shape: NeighbourShape
     items: npt.NDArray[np.int32]
     weights: FloatArray
 
     def __post_init__(self) -> None:
-        """Raises ValueError naming the array and what is allowed."""
+        """Raises: ValueError with the array and what is allowed."""
         wanted = (len(self.items), self.shape.num_neighbours)
         for name, array in (("items", self.items), ("weights", self.weights)):
             if array.shape != wanted:
@@ -50,10 +50,11 @@ class ItemNeighbours:
         return int(self.items.nbytes + self.weights.nbytes)
 
     def votes(self, recent: Sequence[int] | Rows, left_out: Sequence[int] | Rows) -> tuple[Rows, FloatArray]:
-        """What a user's last items say: rows (n,) and votes (n,) in (0, 1], best first, at most MAX_VOTED.
+        """Return the votes of a user's last items: rows (n,) and votes (n,) in (0, 1], best first, at most MAX_VOTED.
 
-        The neighbours of the item r places back (`recent` holds distinct rows, newest first; WINDOW of them count)
-        get decay^r times their weights; sums are divided by the largest. Rows in `left_out` get none.
+        recent: distinct rows, newest first; WINDOW of them count. The neighbours of the item at index r get decay^r
+        times
+        their weights; sums are divided by the largest. Rows in `left_out` get none.
         Cost: WINDOW * N weights, sorted by item.
         """
         recent = np.asarray(recent[:WINDOW], dtype=np.int64)

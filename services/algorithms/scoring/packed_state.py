@@ -1,7 +1,7 @@
-"""A query state as bytes: half precision, little-endian, row-major, as the wire and Redis hold it.
+"""A query state as bytes, on the wire and in Redis: half precision, little-endian, row-major.
 
-Half precision halves the state (about a kilobyte at 8x64) and is part of what a score is: *exact* speaks of the state
-as stored. Letters: P_q query components, P pairs, d component width.
+Half precision halves the state (about a kilobyte at 8x64) and is part of a score's definition: *exact* refers to the
+stored state. Letters: P_q query components, P pairs, d component width.
 """
 
 from dataclasses import replace
@@ -14,7 +14,7 @@ from services.algorithms.scoring.states import QueryStates
 
 
 class Packed(Protocol):
-    """A state as `services.contracts.query_state` carries it (this package may not name it), a dataclass."""
+    """A state like `services.contracts.query_state`'s (this package may not import it), a dataclass."""
 
     @property
     def components(self) -> bytes: ...
@@ -30,9 +30,9 @@ S = TypeVar("S", bound=Packed)
 
 
 def unpack_query_state(components: bytes, gate: bytes, *, num_components: int, component_width: int) -> QueryStates:
-    """Read one state: components (1, P_q, d), gate (1, P) or None when `gate` is empty, both float32.
+    """Read one state: components (1, P_q, d), gate (1, P) or None if `gate` is empty, both float32.
 
-    Raises: ValueError naming the field when a size disagrees or a value is NaN or infinite.
+    Raises: ValueError with the field if a size disagrees or a value is NaN or infinite.
     """
     if num_components < 1:
         raise ValueError(f"num_components={num_components} allowed: at least 1")
@@ -52,17 +52,17 @@ def unpack_query_state(components: bytes, gate: bytes, *, num_components: int, c
 
 
 def pack_query_state(queries: QueryStates, query: int = 0) -> tuple[bytes, bytes]:
-    """One state's components and gate (empty without one) as half-precision bytes."""
+    """Return one state's components and gate (empty without one) as half-precision bytes."""
     gate = b"" if queries.gate is None else queries.gate[query].astype(HALF).tobytes()
     return queries.components[query].astype(HALF).tobytes(), gate
 
 
 def after_absence(state: S, rows: AbsenceRows | None, last_event_ms: int, at_ms: int) -> tuple[S, int]:
-    """The state to ask with at a moment, of one whose last event was at another (Unix milliseconds); and the bucket.
+    """Return the state for a request at `at_ms`, given the last event's time (both Unix milliseconds), and the bucket.
 
-    It is the state itself, bit for bit, within a sitting, for moments before the event, and for a model without rows.
-    An attribution, which says later what would have been asked with, is computed here too, of the same bytes.
-    Nothing is checked. Raises: ValueError where a size disagrees.
+    It is the unchanged state within a session, before the event, and for a model without rows. An attribution, which
+    records the state of a possible request, is computed here from the same bytes.
+    Values are not checked. Raises: ValueError if a size disagrees.
     """
     bucket = 0 if rows is None else rows.bucket_of((at_ms - last_event_ms) // 1000)
     if rows is None or not bucket:

@@ -1,7 +1,7 @@
-"""What a Mixture-of-Logits scores: query states, item states, and the gate's pair network.
+"""The inputs of a Mixture-of-Logits score: query states, item states, and the gate's pair network.
 
-A plain two-tower dot product is the case P_q = P_x = 1 without gates. Everything here is NumPy, so that a process
-that only carries states (the gateway, say) never loads PyTorch.
+A plain two-tower dot product has P_q = P_x = 1 and no gates. Everything here is NumPy, so that a process that only
+passes states on (such as the gateway) never loads PyTorch.
 
 Letters: B batch, X items, P_q, P_x query and item components, P = P_q * P_x, d component width, G gate hidden width.
 """
@@ -15,10 +15,11 @@ import numpy.typing as npt
 
 FloatArray = npt.NDArray[np.float32]
 
-# Components are of length 1, or 0 for an absent one, or shorter for refreshed items; half precision and float32 make of
-# 1 at most this. Embeddings brought from elsewhere are of any length up to what a query's values in half precision are.
+# Components have length 1, 0 if absent, or less than 1 for refreshed items; rounding to half precision and float32
+# makes
+# at most this of 1. Imported embeddings have any length up to the limit of a query's values in half precision.
 MAX_LENGTH, MAX_OWN_LENGTH = 1.001, 65_504.0
-# Of a gate's values, a query's and an item's: half precision's largest number.
+# Limit of gate values of queries and items: half precision's largest number.
 MAX_GATE = 65_504.0
 
 
@@ -28,8 +29,10 @@ def _check_finite(name: str, array: npt.NDArray[np.floating]) -> None:
 
 
 def check_sizes(components: FloatArray, gate: FloatArray | None = None, *, longest: float = MAX_LENGTH) -> None:
-    """Raise ValueError naming the row unless every vector of components (n, P, d) is at most `longest`, and every value
-    of gate (n, P) at most MAX_GATE in size. NaN is neither. Longer ones would come first in every answer."""
+    """Raises: ValueError with the row unless every vector of components (n, P, d) has at most length `longest`, and
+    every
+    value of gate (n, P) at most size MAX_GATE; NaN also raises. Longer vectors would be first in every answer.
+    """
     lengths = np.sqrt(np.einsum("npd,npd->np", components, components))
     if not (lengths <= longest).all():
         row, component = np.argwhere(~(lengths <= longest))[0]
@@ -60,7 +63,7 @@ class _States:
         return len(self.components)
 
     def take(self, rows: slice | Sequence[int] | npt.NDArray[np.integer]) -> Self:
-        """Some states, in that order."""
+        """Return some states, in this order."""
         return type(self)(components=self.components[rows], gate=None if self.gate is None else self.gate[rows])
 
 
@@ -77,10 +80,10 @@ class QueryStates(_States):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ItemStates(_States):
-    """X item states, precomputed so that scoring a pair never touches the encoder.
+    """X item states, precomputed so that scoring does not run the encoder.
 
-    Shapes: components (X, P_x, d), rows l2-normalised or zero (an item that training never saw); gate (X, P), or None
-    for a plain dot product.
+    Shapes: components (X, P_x, d), rows l2-normalised or zero (an item unknown to training); gate (X, P), or None for a
+    plain dot product.
     """
 
     axes = "(X, P_x, d)"
@@ -94,9 +97,9 @@ class ItemStates(_States):
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class PairGate:
-    """The gate's network on a pair's P cosines c = tau * l: W2 SiLU(W1 c + b1) + b2. Equal to itself alone.
+    """The gate's network on a pair's P cosines c = tau * l: W2 SiLU(W1 c + b1) + b2. Equal only to itself.
 
-    The gating weights are pi = softmax(SiLU(query gate * item gate + this)), as in arXiv:2407.15462, appendix A.3
+    The gate weights are pi = softmax(SiLU(query gate * item gate + this)), as in arXiv:2407.15462, appendix A.3
     (GLU-SiLU). It reads cosines, not logits: the same class of functions, since W1 absorbs 1 / tau.
 
     Shapes: hidden_weight (G, P), hidden_bias (G,), out_weight (P, G), out_bias (P,).
@@ -124,7 +127,7 @@ class PairGate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ItemShape:
-    """What every item of one model looks like: P_x, d, P, and whether items bring a gate of their own."""
+    """The shape of every item of one model: P_x, d, P, and whether items have a gate of their own."""
 
     num_components: int
     width: int
@@ -141,7 +144,7 @@ class ItemShape:
         return 4 * (self.num_components * self.width + (self.num_pairs if self.gated else 0))
 
     def check_items(self, states: ItemStates) -> None:
-        """Raise ValueError, naming both values, unless these states fit the index."""
+        """Raises: ValueError with both values unless these states fit the index."""
         _, num_components, width = states.components.shape
         if (num_components, width) != (self.num_components, self.width):
             raise ValueError(
@@ -157,7 +160,7 @@ class ItemShape:
             raise ValueError(f"items.gate has {states.gate.shape[1]} pairs; the index holds {self.num_pairs}")
 
     def check_queries(self, queries: QueryStates) -> None:
-        """Raise ValueError, naming the field and both values, if these queries cannot be scored with such items."""
+        """Raises: ValueError with the field and both values if these queries cannot be scored with such items."""
         _, num_query_components, width = queries.components.shape
         if width != self.width:
             raise ValueError(f"query components have width {width} but item components have width {self.width}")
@@ -176,10 +179,11 @@ class ItemShape:
 
 
 def shape_of(items: ItemStates, pair_gate: PairGate | None) -> ItemShape:
-    """The shape that item states and the pair gate imply, zero items included.
+    """Return the shape given by item states and the pair gate, also for zero items.
 
-    Raises: ValueError naming both values when pair counts disagree, when P is not a multiple of P_x, or when more
-    than one pair comes without any gate.
+    Raises: ValueError with both values if pair counts disagree, P is not a multiple of P_x, or more than one pair has
+    no
+    gate.
     """
     _, num_components, width = items.components.shape
     if items.gate is not None and pair_gate is not None and items.gate.shape[1] != pair_gate.num_pairs:
@@ -201,7 +205,7 @@ def shape_of(items: ItemStates, pair_gate: PairGate | None) -> ItemShape:
 
 
 def check_shapes(queries: QueryStates, items: ItemStates, pair_gate: PairGate | None) -> None:
-    """Raise ValueError as the checks above do unless all three fit together."""
+    """Raises: ValueError, as the checks above, unless all three match."""
     shape_of(items, pair_gate).check_queries(queries)
 
 

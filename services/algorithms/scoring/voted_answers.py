@@ -1,8 +1,8 @@
-"""Answers and pools with votes in them (of PEFA-XL's memory or item neighbours), and what becomes of certificates.
+"""Answers and pools with votes (of PEFA-XL's memory or item neighbours), and their certificates.
 
-final = share * s + (1 - share) * vote. Every voted item that passes the filter joins, with its own s, so whatever is
-left out has no vote and its final score is at most share * U when its s is at most U: certificates and bounds survive.
-Who voted is `pefa/votes.py`'s and `neighbours.py`'s.
+final = share * s + (1 - share) * vote. Every voted item that passes the filter joins with its own s. So an omitted item
+has no vote, and its final score is at most share * U if its s is at most U: certificates and bounds stay valid.
+`pefa/votes.py` and `neighbours.py` make the votes.
 
 Letters: n items, K results.
 """
@@ -25,7 +25,7 @@ Votes = Mapping[str, float]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Joined:
-    """Item ids with scores (n,), best first, ties by id; the certificate of an answer, None of a pool."""
+    """Item ids with scores (n,), best first, ties by id; the certificate of an answer, None for a pool."""
 
     item_ids: list[str]
     scores: Scores
@@ -44,10 +44,10 @@ def joined_answer(
     wanted: ItemFilter,
     model_share: float,
 ) -> Joined:
-    """The top `k` of the final scores, from the top of s (n' items with scores and certificate) and the votes.
+    """Return the top `k` of the final scores, from the top of s (n' items with scores and certificate) and the votes.
 
-    That top must hold `k` items beside those with a negative vote, or all that are allowed: then what it left out by s
-    cannot belong to the answer where it was exact.
+    That top must have `k` items besides those with a negative vote, or all allowed ones: then items omitted by s cannot
+    belong to the answer if it was exact.
     """
     ids, scores, proof = found
     joining = _joining(catalogue, served, queries, query, ids, votes, wanted)
@@ -72,10 +72,7 @@ def joined_pool(
     *,
     wanted: ItemFilter,
 ) -> Joined:
-    """A first-stage pool with the voted items that pass in it, so it may be larger than was asked for.
-
-    Those that join come with s.
-    """
+    """Return a first-stage pool plus the voted items that pass, with s; so it may exceed the requested size."""
     ids, scores = found
     joining = _joining(catalogue, served, queries, query, ids, votes, wanted)
     all_ids = [*ids, *joining.item_ids]
@@ -84,7 +81,7 @@ def joined_pool(
 
 
 def num_negative(votes: Iterable[Votes]) -> int:
-    """How many more items an answer must look at, so that items with negative votes push nothing out unseen."""
+    """Return the number of extra items that an answer needs because of negative votes."""
     return max((sum(vote < 0 for vote in one.values()) for one in votes), default=0)
 
 
@@ -97,7 +94,7 @@ def _joining(
     votes: Votes,
     wanted: ItemFilter,
 ) -> Joined:
-    """The voted items that are not there yet, pass, and have a state in this version, with s."""
+    """Return the voted items outside `ids` that pass and have a state in this version, with s."""
     there = frozenset(ids)
     others = [item_id for item_id in votes if item_id not in there]
     if not wanted.is_open:

@@ -1,1 +1,1 @@
-"""Words: BM25, word pieces, and one ranking of several."""
+"""Words: BM25, word pieces, and rank fusion."""

@@ -1,13 +1,12 @@
-"""BM25 over the items' words: a bm25s index, and a small delta beside it for what has changed since.
+"""BM25 over the items' words: a bm25s index, and a small delta of later changes.
 
-The baseline that finds an item by the very words of its text, and the source that a new item joins first: it needs no
-model. Rows are the caller's (a row is an item); which item that is and who may be answered with it, it does not know.
+It is the baseline that finds an item by its exact words, and the first source to have a new item, since it needs no
+model. Rows are the caller's items; their meaning and whether they are served are not known here.
 
-How it changes while it answers: a put or withdrawn row is dead in the index that bm25s built and, if it was put, lives
-in the delta, which every batch of changes adds to. Its scores use the index's own statistics (mean length, document
-frequencies), so that both compare; a word that the index lacks takes its frequency from the delta. When the delta has
-half as many slots as the index has rows (256 at least), one index is built of everything and replaces both: n new rows
-cost three times their building, whatever their batches are.
+Changes: a put or withdrawn row is dead in the bm25s index; a put row lives in the delta. Its scores use the index's
+statistics (mean length, document frequencies), so that both are comparable; the frequency of a word unknown to the
+index comes from the delta. When the delta has half as many slots as the index has rows (256 at least), one new index
+replaces both: n new rows cost three times their building, whatever the batches.
 
 Letters: R rows, T words of a query, n slots of the delta.
 """
@@ -27,20 +26,22 @@ Rows = npt.NDArray[np.int64]
 Scores = npt.NDArray[np.float32]
 Mask = npt.NDArray[np.bool_]
 
-# Lucene's defaults and formula; both papers on BM25 and bm25s take them as the baseline.
+# Lucene's defaults and formula, the baseline of the papers on BM25 and bm25s.
 _K1, _B = 1.2, 0.75
 _MERGE_ROWS, _MERGE_SHARE = 256, 2
 _WORD_BYTES = 160  # a word's string and its two dictionary entries, measured 131 on MovieLens-1M's titles
-# Scripts without spaces are cut into characters; \w takes digits and underscores, as titles hold years and code names.
+# Scripts without spaces are cut into characters; \w includes digits and underscores, since titles contain years and
+# code
+# names.
 _UNSPACED = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\u0e00-\u0e7f"
 _WORDS = re.compile(rf"[{_UNSPACED}]|[^\W{_UNSPACED}]+")
 _ACCENTS = re.compile("[\u0300-\u036f]")
 
 
 def words_of(text: str) -> list[str]:
-    """The words of a text, in order: case and accents folded, punctuation and symbols (emoji, too) dropped.
+    """Return the words of a text, in order: case and accents folded, punctuation and symbols (emoji, too) dropped.
 
-    No word is left out for being frequent: BM25 gives it next to nothing, and "It" or "The Who" are names.
+    Frequent words stay: BM25 gives them almost no weight, and "It" or "The Who" are names.
     """
     folded = _ACCENTS.sub("", unicodedata.normalize("NFKD", text.casefold()))
     return _WORDS.findall(unicodedata.normalize("NFKC", folded))
@@ -48,7 +49,7 @@ def words_of(text: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Index:
-    """What bm25s built of the rows whose documents are given; `tokens` are kept for the next building."""
+    """The bm25s index of these documents; `tokens` stay for the next building."""
 
     model: bm25s.BM25 | None
     vocabulary: Mapping[str, int]
@@ -68,7 +69,7 @@ class _Index:
         return cls(model, vocabulary, tokens, float(lengths.mean()), frequencies.astype(np.int64))
 
     def scores(self, words: Sequence[str]) -> Scores:
-        """(R,) of all rows; 0 where no word occurs."""
+        """Return the scores of all rows (R,); 0 where no word occurs."""
         known = [self.vocabulary[word] for word in words if word in self.vocabulary]
         if self.model is None or not known:
             return np.zeros(len(self.tokens), dtype=np.float32)
@@ -84,8 +85,10 @@ class _Index:
 
 @dataclass(frozen=True, slots=True)
 class _Delta:
-    """Rows put since the index was built: their words, and by word its slots (in `rows`) with the share of the word's
-    weight that each scores. `is_dead` (n,) marks slots whose row was changed again."""
+    """Rows put after the index was built: their words, and per word its slots (in `rows`) with their parts of the
+    word's
+    weight. is_dead (n,): slots whose row changed again.
+    """
 
     rows: Rows = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     is_dead: Mask = field(default_factory=lambda: np.empty(0, dtype=bool))
@@ -93,7 +96,7 @@ class _Delta:
     postings: Mapping[str, tuple[Rows, npt.NDArray[np.float64]]] = field(default_factory=dict)
 
     def changed(self, put: Mapping[int, Sequence[str]], withdrawn: Sequence[int], mean_length: float) -> "_Delta":
-        """The delta after one more batch. mean_length: of the index's documents, in words."""
+        """Return the delta after one more batch. mean_length: of the index's documents, in words."""
         rows = np.fromiter(put, dtype=np.int64, count=len(put))
         is_dead = self.is_dead | np.isin(self.rows, [*put, *withdrawn])
         found: dict[str, list[tuple[int, float]]] = {}
@@ -114,7 +117,7 @@ class _Delta:
         )
 
     def scores(self, words: Sequence[str], index: _Index) -> Scores:
-        """(n,) in the order of `rows`, with the index's statistics."""
+        """Return scores (n,) in the order of `rows`, by the index's statistics."""
         out = np.zeros(len(self.rows), dtype=np.float32)
         for word in words:
             if word in self.postings:
@@ -130,7 +133,7 @@ class _Delta:
 
 @dataclass(frozen=True, slots=True)
 class _Serving:
-    """One version, replaced whole; `is_dead` (R,) marks the index's rows that no longer hold."""
+    """One immutable version; is_dead (R,): outdated rows of the index."""
 
     index: _Index
     delta: _Delta
@@ -138,10 +141,10 @@ class _Serving:
 
 
 class LexicalIndex:
-    """Rows by their words. Any number of searches while one thread changes it; a search speaks of one version."""
+    """Finds rows by words. Any number of searches while one thread changes it; a search reads one version."""
 
     def __init__(self, texts: Iterable[str]) -> None:
-        """Row i has the words of text i; a text without words is a row that no query finds.
+        """Row i has the words of text i; no query finds a text without words.
 
         Cost: 50 microseconds per title (two shared cores), so 0.2 s for MovieLens-1M's 3,706 and 6 s for 100,000.
         """
@@ -149,23 +152,23 @@ class LexicalIndex:
 
     @property
     def num_documents(self) -> int:
-        """Rows that have at least one word."""
+        """Number of rows with at least one word."""
         serving = self._serving
         live = sum(bool(len(row)) for row, dead in zip(serving.index.tokens, serving.is_dead, strict=True) if not dead)
         return live + sum(bool(words) for words in serving.delta.documents.values())
 
     @property
     def nbytes(self) -> int:
-        """Bytes held: postings, words, and each document's words for the next building."""
+        """Bytes of postings, words, and each document's words for the next building."""
         serving = self._serving
         delta = sum(found.nbytes + values.nbytes + _WORD_BYTES for found, values in serving.delta.postings.values())
         return serving.index.nbytes + serving.is_dead.nbytes + delta
 
     def change(self, put: Mapping[int, str], withdrawn: Sequence[int] = ()) -> None:
-        """Give rows other texts (rows beyond the last are new) and take rows out; searches from now on see it.
+        """Replace texts of rows (rows beyond the last are new) and withdraw rows; later searches see it.
 
         Raises: ValueError for a negative row, or one that is both put and withdrawn.
-        Cost:   30 microseconds for each row put; now and then that of building everything.
+        Cost:   30 microseconds for each row put; occasionally that of building everything.
         """
         rows = [*put, *withdrawn]
         if rows and min(rows) < 0:
@@ -183,9 +186,9 @@ class LexicalIndex:
             self._serving = _Serving(before.index, delta, is_dead)
 
     def search(self, query: str, k: int, allowed: Mask | None = None) -> tuple[Rows, Scores]:
-        """The k rows of largest BM25 score above 0, best first, ties by row; fewer where fewer share a word.
+        """Return the k rows of largest BM25 score above 0, best first, ties by row; fewer if fewer share a word.
 
-        `allowed` (at least R,): rows that may be answered, all when not given; rows beyond its end may not.
+        allowed (at least R,): rows that may be answered, default all; rows beyond its end may not.
         Raises: ValueError for k below 1.
         """
         if k < 1:
@@ -219,7 +222,7 @@ def _built(documents: Iterable[Sequence[str]]) -> _Serving:
 
 
 def _merged(index: _Index, is_dead: Mask, documents: Mapping[int, Sequence[str]]) -> _Serving:
-    """One index of the rows that live in `index` and the delta's documents; words of dead rows go with them."""
+    """Return one index of the living rows of `index` and the delta's documents; words of dead rows are dropped."""
     by_number = list(index.vocabulary)
     everything: list[Sequence[str]] = [
         () if dead else [by_number[number] for number in row.tolist()]

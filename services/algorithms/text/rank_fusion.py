@@ -1,7 +1,7 @@
-"""Reciprocal rank fusion: one ranking of several, from ranks alone.
+"""Reciprocal rank fusion: combine several rankings by ranks alone.
 
-Sources of different kinds (log probabilities, cosines, BM25) have scores on scales that do not compare, and a source
-may be missing; ranks compare always. It knows neither what the sources are nor why one is absent.
+Sources of different kinds (log probabilities, cosines, BM25) have incomparable scores, and a source may be missing;
+ranks are always comparable. What the sources are, and why one is missing, is not known here.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from operator import itemgetter
 
 CONSTANT = 10.0
-"""Cormack et al. used 60 for rankings of a thousand; of short ones it lets two low ranks beat a first one. MRR@10 of
-Search's sources, 30 items each, on 500 pseudo queries over MovieLens-1M's titles, on which it was
-chosen: .825 with 60, .872 with 10."""
+"""Cormack et al. used 60 for rankings of a thousand; in short ones it lets two low ranks beat a first one. MRR@10 of
+Search's sources, 30 items each, on the 500 pseudo queries over MovieLens-1M's titles used to choose it: .825 with 60,
+.872 with 10.
+"""
 
 _RANK_FIRST = itemgetter(1, 0)
 
@@ -28,8 +29,9 @@ class Fused:
 def reciprocal_rank_fusion(rankings: Mapping[str, Sequence[str]], *, constant: float = CONSTANT) -> list[Fused]:
     """Fuse rankings of item ids (best first) by source: an item's score is the sum of 1 / (constant + rank).
 
-    Best first; ties by the best single rank, then by item id, so that the order of the sources never matters. An id
-    that a source names twice counts at its first rank.
+    Best first; ties by the best single rank, then by item id, so that the order of sources is irrelevant. An id
+    repeated
+    by a source counts at its first rank.
     Raises: ValueError for a constant that is negative or not finite.
     Source: Cormack, Clarke, Buettcher, "Reciprocal Rank Fusion outperforms Condorcet and individual rank learning
     methods", SIGIR 2009, section 1.
@@ -45,6 +47,6 @@ def reciprocal_rank_fusion(rankings: Mapping[str, Sequence[str]], *, constant: f
         ranks = list(found.items())
         if len(ranks) > 1:
             ranks.sort(key=_RANK_FIRST)
-        # Largest share first, so that the sum's last bit is the same whatever the order of the sources.
+        # Largest term first, so that the sum's last bit is independent of the order of sources.
         fused.append(Fused(item_id, sum([1 / (constant + rank) for _, rank in ranks]), tuple(ranks)))
     return sorted(fused, key=lambda one: (-one.score, one.ranks[0][1], one.item_id))

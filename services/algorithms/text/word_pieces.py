@@ -1,8 +1,8 @@
-"""BERT's uncased word pieces without PyTorch: what turns a query into the input of the text encoders.
+"""BERT's uncased word pieces without PyTorch: from a query to the input of the text encoders.
 
-A text becomes lower case without accents, punctuation apart, then the longest known pieces of each word. Both encoders
-of a text bundle read these ids, and a model says which word list it was trained with by the list's fingerprint. It
-knows neither models nor files beyond the word list.
+A text becomes lower case without accents, split at punctuation, then into the longest known pieces of each word. Both
+encoders of a text bundle read these ids; the list's fingerprint identifies the word list of a model's training. Models
+and other files are not known here.
 
 Letters: B texts, L tokens of the longest of them.
 """
@@ -20,10 +20,10 @@ Tokens = npt.NDArray[np.int64]
 
 MAX_TOKENS = 256
 _LONGEST_WORD = 100
-# A process meets new words for as long as it runs: beyond this many the remembered ones are forgotten together.
+# A process meets new words for as long as it runs: beyond this many, all cached ones are dropped.
 _REMEMBERED_WORDS = 200_000
-# Only as much of a text is looked at as can fill the tokens: no word piece of BERT's lists is longer, and white space
-# hardly ever is. A huge text costs what its beginning costs.
+# Only as much of a text is read as can fill the tokens: no word piece of BERT's lists is longer, and white space hardly
+# ever is. So a huge text costs no more than its beginning.
 _CHARACTERS_PER_TOKEN = 64
 _SPECIAL = ("[PAD]", "[CLS]", "[SEP]", "[UNK]")
 
@@ -45,19 +45,21 @@ class WordPieces:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """From a `vocab.txt`. Raises: ValueError naming the file if it is missing, no UTF-8, or no such list."""
+        """Read a `vocab.txt`. Raises: ValueError with the file if it is missing, not UTF-8, or not such a list."""
         try:
             return cls(path.read_text(encoding="utf-8").removesuffix("\n").split("\n"))
         except FileNotFoundError as exc:
             raise ValueError(f"{path} is missing; it holds one word piece per line") from exc
-        except ValueError as exc:  # a text that is not UTF-8 is one, too
+        except ValueError as exc:  # includes a text that is not UTF-8
             raise ValueError(f"{path}: {exc}") from exc
 
     def __len__(self) -> int:
         return len(self._ids)
 
     def token_ids(self, text: str, *, max_tokens: int = MAX_TOKENS) -> list[int]:
-        """Ids of [CLS], the text's pieces, [SEP]; at most `max_tokens`. A text without a word gives the two alone."""
+        """Return the ids of [CLS], the text's pieces, [SEP]; at most `max_tokens`. A text without words gives only the
+        two.
+        """
         wanted = max_tokens - 2
         pieces: list[int] = []
         for word in _words(text[: _CHARACTERS_PER_TOKEN * max_tokens]):
@@ -71,7 +73,7 @@ class WordPieces:
         return [self._ids["[CLS]"], *pieces[:wanted], self._ids["[SEP]"]]
 
     def batch(self, texts: Sequence[str], *, max_tokens: int = MAX_TOKENS) -> tuple[Tokens, Tokens]:
-        """Input ids (B, L), zero where padded, and attention mask (B, L), 1 at tokens."""
+        """Return input ids (B, L), zero at padding, and attention mask (B, L), 1 at tokens."""
         return padded([self.token_ids(text, max_tokens=max_tokens) for text in texts])
 
     def _pieces(self, word: str) -> list[int]:
@@ -92,7 +94,7 @@ class WordPieces:
 
 
 def padded(rows: Sequence[Sequence[int]]) -> tuple[Tokens, Tokens]:
-    """B rows of ids as ids (B, L), zero where padded, and mask (B, L), 1 at tokens. L is the longest row's length."""
+    """Return B rows of ids as ids (B, L), zero at padding, and mask (B, L), 1 at tokens. L: the longest row."""
     longest = max((len(row) for row in rows), default=0)
     ids = np.zeros((len(rows), longest), dtype=np.int64)
     mask = np.zeros((len(rows), longest), dtype=np.int64)
@@ -103,7 +105,7 @@ def padded(rows: Sequence[Sequence[int]]) -> tuple[Tokens, Tokens]:
 
 
 def _words(text: str) -> list[str]:
-    """Lower-cased words without accents; every punctuation mark and CJK character is a word of its own."""
+    """Return lower-cased words without accents; every punctuation mark and CJK character is a separate word."""
     spaced = []
     for char in unicodedata.normalize("NFD", text.lower()):
         kind = unicodedata.category(char)
@@ -117,7 +119,7 @@ def _words(text: str) -> list[str]:
 
 
 def _is_punctuation(char: str, kind: str) -> bool:
-    # BERT counts every ASCII mark as punctuation, also those that Unicode calls symbols ("$", "+").
+    # BERT treats every ASCII mark as punctuation, also Unicode's symbols ("$", "+").
     return kind.startswith("P") or (char.isascii() and char.isprintable() and not char.isalnum() and char != " ")
 
 

@@ -1,1 +1,1 @@
-"""Proven exact top-K without scoring everything: four bounds, item clusters, and the cheapest of them as measured."""
+"""Proven exact top-K without scoring everything: four bounds, item clusters, and the measured cheapest of them."""

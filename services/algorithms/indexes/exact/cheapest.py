@@ -1,9 +1,8 @@
-"""Exact top-K by whichever strategy is cheapest here, as measured on the searches themselves.
+"""Exact top-K by the cheapest strategy, as measured on the searches themselves.
 
-All strategies give the same proven answer, so trying them costs nothing but time: per kind of request (batch size and
-K, by orders of magnitude, and the gap allowed) the first searches take turns, and then the cheapest per query stays.
-Which one pays depends on the model: on sharp gates bounds drop nearly everything, on a small catalogue nothing beats
-scoring it all.
+All strategies give the same proven answer, so trials cost only time. Per kind of request (batch size and K, by orders
+of magnitude, and the allowed gap) the first searches take turns; then the cheapest per query is used. The choice
+depends on the model: with sharp gates, bounds drop nearly everything; for a small catalogue, scoring all is fastest.
 
 Letters: B queries, X items, K results.
 """
@@ -34,15 +33,16 @@ from services.algorithms.ops.mol_bounds import AverageItems, BoundItems
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
 
-# The quickest turn counts, in CPU time of the calling thread: whatever else the machine does only ever adds time, and
-# on two cores with six times as much to do three turns by the clock chose what cost 1.7 times as much. The first turn
-# warms caches.
+# The fastest turn counts, in CPU time of the calling thread, since other load only adds time: on two cores with six
+# times
+# as much to do, three turns by wall clock chose a strategy 1.7 times as expensive. The first turn warms caches.
 _TURNS = 3
-# Then one search in so many gives a turn to another strategy that was at most so many times slower: a bad moment of all
-# three turns, a first search after a start say, would cost every search from then on.
+# Then one search in so many tries another strategy that was at most so many times slower. Otherwise a disturbance of
+# all
+# three turns, such as a start, would slow every later search.
 _LOOK_AGAIN_EVERY, _WORTH_LOOKING_AT = 200, 4.0
 
-# Gaps below the first of these let bounds drop hardly more than none does; between two of them searches cost alike.
+# A gap below the first of these lets bounds drop hardly more than gap 0 does; between two of them searches cost alike.
 _GAPS = (0.003, 0.03, 0.3)
 
 _Kind = tuple[int, int, int]
@@ -50,10 +50,10 @@ _Found = TypeVar("_Found")
 
 
 class Exact(ScoredIndex):
-    """The cheapest exact strategy, BruteForce included. Certificate: exact, or within the gap that a search allows.
+    """The cheapest exact strategy, BruteForce included. Certificate: exact, or within a search's allowed gap.
 
     The first pass of an answer is named "strategy:<name>" and takes no time. Memory: exact_low_precision's, and the
-    item gates once more in int8. The bounds rest on the gates being a softmax, as every gate here is.
+    item gates once more in int8. The bounds require that gates are a softmax, as all gates here.
     """
 
     name = "exact"
@@ -78,7 +78,7 @@ class Exact(ScoredIndex):
         bounding = (coded, strategy(ExactExpandedGates, coded.codes), by_gates, strategy(ExactAlgorithm1))
         self.strategies = (*bounding, BruteForce(self.scorer, tie_ranks=self.ranks))
         self._lock = threading.Lock()
-        # Seconds per query of each strategy's turns so far, in the order of `strategies`.
+        # Seconds per query of each strategy's turns, in the order of `strategies`.
         self._measured: dict[_Kind, list[list[float]]] = defaultdict(lambda: [[] for _ in self.strategies])
         self._started: dict[_Kind, int] = defaultdict(int)
 
@@ -87,7 +87,7 @@ class Exact(ScoredIndex):
         return super().nbytes + self._averages.nbytes + sum(codes.nbytes for codes in self._codes)
 
     def chosen(self, *, batch: int, k: int) -> str | None:
-        """The name of the strategy that such requests have settled on, None while they take turns."""
+        """Return the name of the chosen strategy for such requests, None while they take turns."""
         with self._lock:
             measured = self._measured[_kind(batch, k)]
         if any(len(turns) < _TURNS for turns in measured):
@@ -95,7 +95,7 @@ class Exact(ScoredIndex):
         return self.strategies[_cheapest(measured)].name
 
     def carry_over_from(self, earlier: "Exact") -> None:
-        """Inherit what `earlier`, over nearly the same items, measured: no search has to try all of them again."""
+        """Inherit the timings of `earlier`, an index over nearly the same items, without new trials."""
         with earlier._lock:
             measured = {kind: [list(turns) for turns in found] for kind, found in earlier._measured.items()}
             started = dict(earlier._started)
@@ -104,7 +104,7 @@ class Exact(ScoredIndex):
             self._started.update(started)
 
     def search(self, queries: QueryStates, k: int, allowed: Mask | None = None) -> TopK:
-        """The exact top `k` among the allowed items. See `Index.search`."""
+        """Return the exact top `k` among the allowed items. See `Index.search`."""
         return self.search_within(queries, k, allowed, 0.0)
 
     def search_within(self, queries: QueryStates, k: int, allowed: Mask | None, max_gap: float) -> TopK:
@@ -118,7 +118,7 @@ class Exact(ScoredIndex):
         return replace(answer, passes=(strategy, *answer.passes))
 
     def first_stage(self, queries: QueryStates, size: int, allowed: Mask | None = None) -> Pool:
-        """The `size` best by s in float32, and the best score left out plus its error bound."""
+        """Return the `size` best by s in float32, and the best omitted score plus its error bound."""
         self.check(queries, size, allowed)
         pool, strategy = self._by_turn(queries, size, lambda strategy: strategy.first_stage(queries, size, allowed))
         return replace(pool, passes=(strategy, *pool.passes))
@@ -126,7 +126,7 @@ class Exact(ScoredIndex):
     def _by_turn(
         self, queries: QueryStates, k: int, ask: Callable[[Index], _Found], max_gap: float = 0.0
     ) -> tuple[_Found, Pass]:
-        """What the strategy whose turn it is finds, and a pass that names it; its time is noted."""
+        """Return the result of the next strategy in turn, and a pass with its name; its time is recorded."""
         kind = _kind(len(queries), k, max_gap)
         number = self._turn(kind)
         started = time.thread_time()
@@ -139,7 +139,7 @@ class Exact(ScoredIndex):
         return found, Pass(f"strategy:{self.strategies[number].name}", 0.0, nothing)
 
     def _turn(self, kind: _Kind) -> int:
-        """Whose turn it is: each strategy's in order, then the cheapest's."""
+        """Return the next strategy: each in order, then the cheapest."""
         with self._lock:
             started = self._started[kind]
             self._started[kind] += 1
@@ -155,8 +155,10 @@ class Exact(ScoredIndex):
 
 
 def carry_over(build: Build) -> Build:
-    """A build whose exact indexes inherit the timings measured by the previous index of the same name and about as many
-    items: what a block of the delta measured says nothing of the main segment, nor the other way round."""
+    """Return a build whose exact indexes inherit the timings measured by the previous index of the same name and
+    similar size:
+    timings of a delta's block do not apply to the main segment, nor the reverse.
+    """
     before: dict[str, Exact] = {}
 
     def built(items: MolScorer, pair_gate: PairGate | None, /) -> Mapping[str, Index]:
@@ -179,5 +181,5 @@ def _cheapest(measured: list[list[float]]) -> int:
 
 
 def _kind(batch: int, k: int, max_gap: float = 0.0) -> _Kind:
-    """Requests that cost alike: batch sizes by powers of 4, K by powers of 10."""
+    """Return the kind of requests with similar cost: batch sizes by powers of 4, K by powers of 10."""
     return ((max(1, batch) - 1).bit_length() // 2, len(str(k)), bisect_right(_GAPS, max_gap))

@@ -1,12 +1,12 @@
 """Exact top-K in two passes: a certified bound drops nearly every item, the rest is scored in full.
 
 A first pool, the best by averaged components, is scored; its K-th best s, less every rounding, is a proven threshold.
-The bound pass keeps whatever might reach it, and `rescoring` settles those: float32, then float64 within reach. That
-is the paper's Algorithm 1 with a better threshold (the pool's K-th best, not its least) and, in all strategies but the
-first, with bounds on the gates, too. docs/decisions/006-exact-top-k.md has the proof and the measurements.
+The bound pass keeps all items that might reach it, and `rescoring` decides those: float32, then float64 within reach.
+This is the paper's Algorithm 1 with a better threshold (the pool's K-th best, not its least) and, in all strategies but
+the first, with bounds on the gates, too. docs/decisions/006-exact-top-k.md has the proof and the measurements.
 
-Where an answer may have a gap, the bound pass keeps only what might score more than the gap above the threshold: what
-it drops then scores at most that much above the pool's K-th, and the pool itself stays among the scored.
+If an answer may have a gap, the bound pass keeps only items that might score more than the gap above the threshold. A
+dropped item then scores at most the gap above the pool's K-th, and the pool itself stays among the scored items.
 
 Letters: B queries, X items, P_q, P_x components, P = P_q * P_x, d component width, K results, N pool size.
 """
@@ -34,19 +34,20 @@ from services.algorithms.ops.mol_bounds import AverageItems, BoundItems, BoundPa
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
 
-# At the Books shape (K = 100) a pool of 1,000 finds a threshold within 0.005 of the exact K-th score. Of few items it
-# would be a large part: over 3,706 films 240 leave as many survivors as 1,000, in three quarters of the time.
+# At the Books shape (K = 100) a pool of 1,000 finds a threshold within 0.005 of the exact K-th score. In a small
+# catalogue
+# it would be a large part: of 3,706 films 240 leave as many survivors as 1,000, in three quarters of the time.
 _POOL, _POOL_OF_ITEMS = 1_000, 16
 _POOL_PER_RESULT = 4
-# Items at and just below the K-th place: where gates are bounded best is where it matters.
+# Items at and just below the K-th place, where tight gate bounds matter.
 _CENTRE_ITEMS = 64
-# Whatever BruteForce re-evaluates in float64 survives here as well, so that even ties come out the same.
+# Items that BruteForce re-evaluates in float64 survive here as well, so that even ties are equal.
 _REACH = 4
 
 
 @dataclass(frozen=True, slots=True)
 class _Start:
-    """What the pool tells: its rows and float32 scores per query, thresholds (B,) and centres (B, P)."""
+    """The pool's rows and float32 scores per query, thresholds (B,) and centres (B, P)."""
 
     pools: list[Indices]
     scores: list[npt.NDArray[np.float32]]
@@ -55,7 +56,7 @@ class _Start:
 
 
 class TwoPass(ScoredIndex):
-    """What the strategies share. Certificate: exact, or within the gap that a search allows."""
+    """The common part of the strategies. Certificate: exact, or within a search's allowed gap."""
 
     name: str
     _low_precision: bool
@@ -74,8 +75,8 @@ class TwoPass(ScoredIndex):
     ) -> None:
         """As `ScoredIndex`; `averages` and `codes` of the same items are shared.
 
-        `pool_size`: items scored for a threshold, raised to 4 k where that is more; None: 1,000, or a sixteenth of the
-        items where that is less. Raises: ValueError also for a pool_size below 1.
+        pool_size: items scored for a threshold, at least 4 k; None: 1,000, or a sixteenth of the items if fewer.
+        Raises: ValueError also for a pool_size below 1.
         """
         if pool_size is not None:
             check_pool_size("pool_size", pool_size)
@@ -92,7 +93,7 @@ class TwoPass(ScoredIndex):
 
     @property
     def codes(self) -> BoundItems:
-        """The items as the bound pass reads them, to be shared with a strategy of the same precision."""
+        """The items in the bound pass's format, for sharing with a strategy of the same precision."""
         return self._bounds.items
 
     @property
@@ -100,7 +101,7 @@ class TwoPass(ScoredIndex):
         return super().nbytes + self._averages.nbytes + self._bounds.nbytes
 
     def search(self, queries: QueryStates, k: int, allowed: Mask | None = None) -> TopK:
-        """The exact top `k` among the allowed items. See `Index.search`."""
+        """Return the exact top `k` among the allowed items. See `Index.search`."""
         return self.search_within(queries, k, allowed, 0.0)
 
     def search_within(self, queries: QueryStates, k: int, allowed: Mask | None, max_gap: float) -> TopK:
@@ -116,7 +117,7 @@ class TwoPass(ScoredIndex):
         )
 
     def first_stage(self, queries: QueryStates, size: int, allowed: Mask | None = None) -> Pool:
-        """The `size` best by s in float32, and the best score left out plus its error bound."""
+        """Return the `size` best by s in float32, and the best omitted score plus its error bound."""
         self.check(queries, size, allowed)
         pools, all_scores, thresholds, passes = self._reaching(queries, size + 1, allowed)
         error = self.scorer.error_bounds(queries)
@@ -136,8 +137,10 @@ class TwoPass(ScoredIndex):
     def _reaching(
         self, queries: QueryStates, k: int, allowed: Mask | None, max_gap: float = 0.0
     ) -> tuple[list[Indices], list[npt.NDArray[np.float32]], npt.NDArray[np.float64], tuple[Pass, ...]]:
-        """Rows and float32 scores of a pool's K best and of all that may score more than `max_gap` above its K-th;
-        every other item is below `thresholds`."""
+        """Return rows and float32 scores of a pool's K best and of all that may score more than `max_gap` above its
+        K-th; every
+        other item is below `thresholds`.
+        """
         num_queries = len(queries)
         everything = self.every_item(queries)
         started = time.perf_counter()
@@ -150,13 +153,13 @@ class TwoPass(ScoredIndex):
         sizes = np.array([len(pool) for pool in pools], dtype=np.int64)
         passes: tuple[Pass, ...] = (first, Pass("threshold", scored - pooled, sizes))
         if num_queries == 0 or sizes.max() < min(size, self.num_items):
-            # Fewer than asked for: the pools are all that is allowed.
+            # Fewer than requested: the pools have all allowed items.
             return begin.pools, begin.scores, np.full(num_queries, -np.inf), passes
         thresholds = begin.thresholds + max_gap
         found = self._bounds.survivors(queries, thresholds, begin.centres, allowed)
         bounded = time.perf_counter()
         rows = found.rows
-        if max_gap:  # the pool's own best need not reach so far
+        if max_gap:  # the pool's own best may be below that
             near = [
                 here[row >= least] for here, row, least in zip(begin.pools, begin.scores, begin.thresholds, strict=True)
             ]
@@ -170,7 +173,7 @@ class TwoPass(ScoredIndex):
         return rows, scores, thresholds, (*passes, Pass("full", full - bounded, counts))
 
     def _start(self, queries: QueryStates, pools: list[Indices], k: int) -> _Start:
-        """Thresholds and centres from the pools' scores."""
+        """Return thresholds and centres from the pools' scores."""
         scores = self.scorer.scores_at(queries, pools)
         error = self.scorer.error_bounds(queries) + self.scorer.error_bounds_float64(queries)
         thresholds = np.full(len(queries), -np.inf)
@@ -189,7 +192,7 @@ class TwoPass(ScoredIndex):
 
 
 class ExactAlgorithm1(TwoPass):
-    """The paper's Algorithm 1: drops items whose largest cosine is below the threshold. No further memory.
+    """The paper's Algorithm 1: drops items whose largest cosine is below the threshold. No extra memory.
 
     Cost: X P d multiply-adds in float32; on a lightly trained model nearly every item survives.
     """

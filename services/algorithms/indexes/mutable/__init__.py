@@ -1,1 +1,1 @@
-"""An index that changes while it answers: versions, a delta beside the main structure, merges, snapshots."""
+"""An index that changes while it answers: versions, a delta, merges, snapshots."""

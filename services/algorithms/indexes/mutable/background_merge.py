@@ -1,7 +1,7 @@
-"""A thread that merges a mutable index when it wants to be, in the background of searches.
+"""A thread that merges a mutable index on demand, in the background of searches.
 
-Its own thread runs at a low priority and with one compute thread, so a search on the same cores waits for it as little
-as the system allows: the merge then takes longer, which costs nothing but a larger delta meanwhile.
+It has a low priority and one compute thread, so that searches on the same cores wait as little as the system allows.
+The merge then takes longer, and the delta grows meanwhile.
 """
 
 import os
@@ -19,11 +19,11 @@ _PAUSE_S = 0.0001  # as long as the slices between pauses: half of the interpret
 
 
 class BackgroundMerge:
-    """Merges `index` whenever `merge_wanted` is set, from `start` to `close`, or for the length of a `with`.
+    """Merges `index` whenever `merge_wanted` is set, from `start` to `close`, or inside a `with`.
 
-    `merges` and `seconds` count what was done. A merge that fails is tried again, first after `first_retry_s`, then
-    after twice as long each time, at most `longest_retry_s`. Until one succeeds, `error` is what the last one raised:
-    the index answers on with what it has, and its delta grows.
+    merges, seconds: totals. A failed merge is repeated after `first_retry_s`, then after twice as long each time, at
+    most
+    `longest_retry_s`. Until one succeeds, `error` is the last exception: the index answers, and its delta grows.
     """
 
     def __init__(self, index: MutableIndex, *, first_retry_s: float = 1.0, longest_retry_s: float = 60.0) -> None:
@@ -48,7 +48,7 @@ class BackgroundMerge:
         self.close()
 
     def close(self) -> None:
-        """Finish a running merge and stop. Raises: what the last merge raised, if it failed."""
+        """Finish a running merge and stop. Raises: the exception of the last merge, if it failed."""
         self._stopping.set()
         self._index.merge_wanted.set()
         self._thread.join()
@@ -66,12 +66,12 @@ class BackgroundMerge:
             started = time.perf_counter()
             try:
                 self._index.tidy(lambda: time.sleep(_PAUSE_S))
-            except Exception as error:  # kept for whoever watches or closes; the index goes on with what it has
+            except Exception as error:  # for monitoring and `close`; the index continues
                 self.error = error
                 if self._stopping.wait(retry_s):
                     return
                 retry_s = min(2 * retry_s, self._longest_retry_s)
-                # Also where no further change comes to ask for it.
+                # Also without further changes.
                 self._index.merge_wanted.set()
                 continue
             self.error = None
@@ -82,6 +82,6 @@ class BackgroundMerge:
 
 def _stand_back() -> None:
     """Give this thread a low priority and one compute thread."""
-    if sys.platform == "linux":  # elsewhere niceness is the whole process's
+    if sys.platform == "linux":  # elsewhere niceness applies to the whole process
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
     use_one_compute_thread_here()

@@ -1,11 +1,10 @@
-"""The delta of a mutable index: what changed since the main segment was built, scored item by item.
+"""The delta of a mutable index: changes since the main segment was built, scored item by item.
 
-New rows go to the tail, a fixed buffer that only grows; a full one becomes a block in id order, and a block joins its
-older neighbour while that one is less than 8 times as large. So a delta of n rows is at most log8(n / 256) + 2 blocks,
-each row is copied about 8 times per level, and no search pays for more than one tail of 256 rows that changed.
+New rows are appended to the tail, a fixed buffer. A full one becomes a block in id order, and a block joins its older
+neighbour while that is less than 8 times as large. So a delta of n rows has at most log8(n / 256) + 2 blocks, each row
+is copied about 8 times per level, and a search rebuilds at most one tail of 256 changed rows.
 
-Its answer is exact and cheap: float32 scores, of which only those that reach the K-th score of the main segment's
-answer go on to float64.
+Its answer is exact and cheap: float32 scores, then float64 only for scores that reach the main segment's K-th.
 
 Letters: B queries, n rows, K results, P_x item components, P pairs, d component width.
 """
@@ -33,7 +32,7 @@ _GROWTH = 8
 
 
 class Tail:
-    """A buffer of up to `TAIL_ROWS` rows in order of arrival. Rows are written once; deaths are a list that grows."""
+    """A buffer of up to `TAIL_ROWS` rows in order of arrival. Rows are written once; deaths are appended to a list."""
 
     def __init__(self, shape: ItemShape, pair_gate: PairGate | None, kinds: Kinds) -> None:
         self._attributes = np.empty(TAIL_ROWS, row_type(kinds))
@@ -62,7 +61,7 @@ class Tail:
         categories: Sequence[tuple[int, ...]],
         attributes: Columns,
     ) -> None:
-        """Write rows behind the last one; the ids must not be alive in here."""
+        """Append rows; the ids must not be alive here."""
         start, end = len(self), len(self) + len(item_ids)
         self._components[start:end] = states.components
         if self._gate is not None and states.gate is not None:
@@ -75,7 +74,7 @@ class Tail:
         self._ids += item_ids
 
     def row(self, item_id: str) -> int | None:
-        """Where an item lives, as the writer sees it now; None when not here."""
+        """Return the row of a living item, as the writer sees it now; None if not here."""
         return self._living.get(item_id)
 
     def categories(self, row: int) -> tuple[int, ...]:
@@ -87,11 +86,11 @@ class Tail:
         return entries
 
     def kill(self, item_id: str) -> None:
-        """Log the death of an item that lives here."""
+        """Record the death of an item that lives here."""
         self.dead.append(self._living.pop(item_id))
 
     def segment(self, count: int, num_dead: int) -> Segment | None:
-        """The living among the first `count` rows when `num_dead` deaths count, in id order; None when none lives."""
+        """Return the living of the first `count` rows after `num_dead` deaths, in id order; None if none lives."""
         dead = set(self.dead[:num_dead])
         living = [row for row in range(count) if row not in dead]
         if not living:
@@ -112,7 +111,7 @@ class Tail:
 
 @dataclass(frozen=True)
 class TailView:
-    """The tail as of a version. The segment is made by the first search that needs it."""
+    """The tail as of a version. The first search that needs the segment makes it."""
 
     tail: Tail
     count: int
@@ -129,9 +128,9 @@ class TailView:
 
 
 def join_blocks(blocks: Sequence[Segment], frozen: int, pair_gate: PairGate | None) -> list[Segment]:
-    """Join the newest blocks until each older one is at least 8 times as large; the first `frozen` stay as they are.
+    """Join the newest blocks until each older one is at least 8 times as large; the first `frozen` stay unchanged.
 
-    For the writer: the blocks' deaths are taken as they stand now. Blocks without a living row are dropped.
+    For the writer: it uses the blocks' present deaths. Blocks without a living row are dropped.
     """
     kept = list(blocks[:frozen])
     loose = [block for block in blocks[frozen:] if block.num_dead < len(block)]
@@ -144,9 +143,9 @@ def join_blocks(blocks: Sequence[Segment], frozen: int, pair_gate: PairGate | No
 
 
 def candidates(source: Source, queries: QueryStates, k: int, thresholds: Scores, allowed: Mask | None) -> PartialAnswer:
-    """Per query: the rows that may be in the union's top `k`, and their float64 scores.
+    """Return per query the rows that may be in the union's top `k`, and their float64 scores.
 
-    `thresholds` (B,): what scores below it is not in the answer (-inf: there is none). `allowed` as in Index.search.
+    thresholds (B,): lower scores are not in the answer (-inf: none). allowed: as in Index.search.
     """
     scorer = source.segment.scorer
     scores = scorer.scores(queries)
@@ -167,7 +166,7 @@ def candidates(source: Source, queries: QueryStates, k: int, thresholds: Scores,
 
 
 def all_scores(source: Source, queries: QueryStates, allowed: Mask | None) -> PartialAnswer:
-    """Per query: every allowed row and its float32 score, each within the error that comes along."""
+    """Return per query every allowed row and its float32 score, with error bounds."""
     scorer = source.segment.scorer
     if scorer.num_pairs == 1:  # see BruteForce.first_stage
         scores = np.stack(scorer.scores_at(queries, [np.arange(scorer.num_items)] * len(queries)))

@@ -1,9 +1,9 @@
 """An index over item ids that changes while it answers.
 
-A batch of changes makes the next version and swaps it in, whole, by one assignment, so readers take no lock and never
-see half a batch. An update is an append to the delta and an entry in a death log: nothing per item of the index.
-`merge` builds a new main segment beside the old one while searches and changes go on, then swaps it in with what died
-meanwhile. It knows neither where changes come from nor when to merge (`background_merge.py` does that).
+A batch of changes makes the next version and publishes it by one assignment, so readers take no lock and never see part
+of a batch. An update appends to the delta and to a death log: no cost per item of the index. `merge` builds a new main
+segment while searches and changes continue, then replaces the old one and applies the deaths in between. The source of
+changes and the time to merge (`background_merge.py`) are not known here.
 
 Letters: B queries, K results, P_x item components, P pairs, d component width.
 """
@@ -32,32 +32,33 @@ from services.algorithms.rules.attributes import Columns, Kinds
 from services.algorithms.rules.filters import ItemFilter
 from services.algorithms.scoring.states import PairGate, QueryStates, shape_of
 
-# A merge is wanted when this share of the main segment's rows are delta or dead: searches score at most so much more
-# than needed, and an update pays for the copying and building of 10 rows.
+# A merge is wanted if delta or dead rows reach this share of the main segment's rows: searches score at most so many
+# extra rows, and an update pays for copying and building 10 rows.
 MERGE_SHARE = 0.1
-# But not before the delta, or the dead of the main segment, are so many. At 8x4x64 a row of the delta costs a search
+# But not before the delta, or the dead of the main segment, have this many. At 8x4x64 a row of the delta costs a search
 # 1.3 us and a merge of 3,706 items 55 ms of CPU: with 250 changes and 40 searches a second the sum is least near 700
 # rows; 2,048 make a search twice as long.
 MERGE_ROWS = 512
-# A delta of so many rows, and of so large a share of what it has coded, becomes one block with the algorithms over it,
-# since a tenth of ten million rows scored one by one takes 30 ms. Of a million items at 1,000 changes a second, with a
-# delta of 14,000 to 43,000 rows, a search among tangents took 4.0 to 5.3 ms; see docs/benchmarks/large-catalogues.md.
+# A delta of so many rows, and of so large a share of its coded ones, becomes one block with the algorithms over it,
+# since
+# scoring a tenth of ten million rows one by one takes 30 ms. Of a million items at 1,000 changes a second, with a delta
+# of 14,000 to 43,000 rows, a search among tangents took 4.0 to 5.3 ms; see docs/benchmarks/large-catalogues.md.
 CODED_ROWS = 16_384
 CODED_SHARE = 1 / 16
-_ROW_OVERHEAD = 64  # bytes per row beside states: an id of 12, its hashes, two categories, masks
+_ROW_OVERHEAD = 64  # bytes per row besides states: an id of 12, its hashes, two categories, masks
 
 
 class Build(Protocol):
     """Makes the main segment's algorithms by name, the default one first.
 
-    Rows come in order of ids, so the row number is the tie rank. The scorer is there to be shared.
+    Rows are in order of ids, so the row number is the tie rank. The algorithms share the scorer.
     """
 
     def __call__(self, items: MolScorer, pair_gate: PairGate | None, /) -> Mapping[str, Index]: ...
 
 
 def only(make: Callable[[MolScorer, PairGate | None], Index]) -> Build:
-    """A build of one algorithm under its own name."""
+    """Return a build of one algorithm under its own name."""
 
     def build(items: MolScorer, pair_gate: PairGate | None, /) -> Mapping[str, Index]:
         index = make(items, pair_gate)
@@ -67,12 +68,12 @@ def only(make: Callable[[MolScorer, PairGate | None], Index]) -> Build:
 
 
 class IndexFullError(ValueError):
-    """A change was refused because the index would outgrow its memory limit."""
+    """A change was rejected because the index would exceed its memory limit."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Memory:
-    """Bytes held: the main segment with its algorithm, the delta, and the next main segment while a merge runs."""
+    """Bytes in use: the main segment with its algorithm, the delta, and the next main segment during a merge."""
 
     main: int
     delta: int
@@ -97,11 +98,13 @@ class MutableIndex:
         number: int = 0,
         digest: str = "",
     ) -> None:
-        """Start from some items (none is legal: the arrays still say P_x, d and P), which are not copied if in order.
-        Their attributes' kinds are those of all that follow.
+        """Start from some items (none is allowed: the arrays still give P_x, d and P), which are not copied if in
+        order.
+        The kinds of their attributes apply to all later ones.
 
-        `max_bytes` bounds `memory`, the copy that a merge makes included. `number` and `digest` continue the versions
-        of a stored index. Raises: ValueError if states and pair gate disagree, and what `build` raises.
+        max_bytes: limit of `memory`, including the copy of a merge. number, digest: continue the versions of a stored
+        index.
+        Raises: ValueError if states and pair gate disagree, and the errors of `build`.
         """
         self.shape = shape_of(items.states, pair_gate)
         self.pair_gate, self.model_version, self.max_bytes = pair_gate, model_version, max_bytes
@@ -114,7 +117,7 @@ class MutableIndex:
         self._tags: dict[str, dict[str, int]] = {}
         self._main: Segment | None = None
         self._blocks: list[Segment] = []
-        self._frozen = 0  # leading blocks that a running merge reads
+        self._frozen = 0  # leading blocks in use by a running merge
         self._tail = Tail(self.shape, pair_gate, self.kinds)
         self._building = 0
         if len(items):
@@ -128,7 +131,7 @@ class MutableIndex:
 
     @property
     def version(self) -> Version:
-        """The newest version, to be kept by whoever looks at one state for longer than a search."""
+        """The newest version, for readers that need one state for longer than a search."""
         return self._version
 
     @property
@@ -142,9 +145,9 @@ class MutableIndex:
 
     @property
     def memory(self) -> Memory:
-        """What is held now. At its highest, while a merge runs, that is two main segments and the delta.
+        """The present memory. Its maximum, during a merge, is two main segments and the delta.
 
-        An old main segment lives on until the last search that began with it ends.
+        An old main segment stays until the last search that began with it ends.
         """
         version = self._version
         delta = sum(block.segment.nbytes for block in version.blocks) + version.tail.tail.nbytes
@@ -161,12 +164,12 @@ class MutableIndex:
         version: Version | None = None,
         max_gap: float = 0.0,
     ) -> Answer:
-        """The top `k` of s among the items that pass: `filters` is one for all queries, one per query, or None.
+        """Return the top `k` of s among the items that pass. filters: one for all queries, one per query, or None.
 
-        `algorithm` is a name of the build's, its first for None. All answers speak of `version`, the newest for None.
-        `max_gap`: an algorithm that saves work by it may leave out what scores at most so much above the K-th.
-        An index without items makes empty, exact answers.
-        Raises: ValueError naming what is wrong with `k`, the filters, the algorithm or the queries' shapes.
+        algorithm: a name of the build's, default the first. version: default the newest. max_gap: an algorithm may save
+        work
+        by omitting items that score at most so much above the K-th. An index without items gives empty, exact answers.
+        Raises: ValueError for invalid `k`, filters, algorithm or shapes of queries, with the reason.
         """
         return (version or self._version).search(queries, k, filters, algorithm, max_gap)
 
@@ -179,20 +182,23 @@ class MutableIndex:
         algorithm: str | None = None,
         version: Version | None = None,
     ) -> PoolAnswer:
-        """A pool of `size` items by the algorithm's first stage, and a bound on everything outside it.
+        """Return a pool of `size` items by the algorithm's first stage, and a bound on everything outside it.
 
-        While there is a delta, the first stage's pool is scored in full and the `size` best of it and the delta are
-        taken by s; then the pool's scores are s, too. Raises as `search` does.
+        With a delta, the first stage's pool is scored in full, and the `size` best of it and the delta are taken by s;
+        then
+        the pool's scores are s, too. Raises: as `search`.
         """
         return (version or self._version).first_stage(queries, size, filters, algorithm)
 
     def apply(self, *, upserts: ItemBatch | None = None, removals: Sequence[str] = ()) -> Change:
         """Insert or replace some items and remove others, as one version.
 
-        An id may occur once in a batch. A removal of an unknown id is reported, not an error: streams repeat
-        themselves. Cost: about 10 us per item, nothing per item of the index.
-        Raises: ValueError for repeated or malformed ids and states that do not fit, IndexFullError when `max_bytes`
-        would be passed; then nothing has changed.
+        An id may occur once in a batch. A removal of an unknown id is reported, not an error, since streams repeat
+        records.
+        Cost: about 10 us per item, nothing per item of the index.
+        Raises: ValueError for repeated or malformed ids and states that do not fit, IndexFullError if `max_bytes` would
+        be
+        exceeded; then nothing has changed.
         """
         check_ids("removals", removals)
         if upserts is not None:
@@ -207,16 +213,16 @@ class MutableIndex:
             return self._apply(upserts, removals)
 
     def merge(self, pause: Pause = lambda: None) -> None:
-        """Make one main segment of everything, while searches and changes go on; one merge at a time.
+        """Make one main segment of everything, while searches and changes continue; one merge at a time.
 
-        `pause` is called between slices of work that hold the interpreter lock. Content and version name stay.
-        Cost: one copy of the living rows and one build. Raises: what `build` raises; the index then stays as it is.
+        pause: called between slices of work that block the interpreter lock. Content and version name stay.
+        Cost: one copy of the living rows and one build. Raises: the errors of `build`; the index is then unchanged.
         """
         with self._one_merge:
             self._merge(pause, with_main=True)
 
     def tidy(self, pause: Pause = lambda: None) -> None:
-        """`merge`, unless it is enough that the delta becomes one block with the algorithms over it. Raises: as it."""
+        """Merge, or, if enough, turn the delta into one block with the algorithms over it. Raises: as `merge`."""
         with self._one_merge:
             self._merge(pause, with_main=self._wants_merge() or not self._wants_code())
 
@@ -250,7 +256,7 @@ class MutableIndex:
             self._publish()
 
     def _apply(self, upserts: ItemBatch | None, removals: Sequence[str]) -> Change:
-        """Under the writer's lock. What can fail comes first; then nothing does until the version is out."""
+        """Apply a batch under the writer's lock. Steps that can fail come first."""
         num_upserts = 0 if upserts is None else len(upserts)
         if num_upserts > TAIL_ROWS - len(self._tail):
             self._seal_tail()
@@ -303,7 +309,7 @@ class MutableIndex:
     def _categories(
         self, upserts: ItemBatch, in_tail: Sequence[int | None], found_in: Sequence[tuple[Segment, Indices]]
     ) -> list[tuple[int, ...]]:
-        """The category codes of items to be written: as given, else as the items had them."""
+        """Return the category codes of items to be written: as given, else the items' present ones."""
         if upserts.categories is not None:
             return self._coded(upserts.categories)
         out: list[tuple[int, ...]] = [() if row is None else self._tail.categories(row) for row in in_tail]
@@ -315,7 +321,7 @@ class MutableIndex:
     def _attributes(
         self, upserts: ItemBatch, in_tail: Sequence[int | None], found_in: Sequence[tuple[Segment, Indices]]
     ) -> Columns:
-        """The attributes of n items to be written: as given, else as the items had them."""
+        """Return the attributes of n items to be written: as given, else the items' present ones."""
         if upserts.attributes is not None:
             return upserts.attributes.recoded(self._tags)
         out = np.array([encoded({}, self.kinds, {})] * len(upserts), row_type(self.kinds))
@@ -329,12 +335,12 @@ class MutableIndex:
         return {name: out[name] for name in self.kinds}
 
     def _coded(self, categories: Sequence[Sequence[str]]) -> list[tuple[int, ...]]:
-        """Categories as codes; a new name gets the next one. Codes are never taken back."""
+        """Return categories as codes; a new name gets the next one. Codes are never reused."""
         codes = self._codes
         return [tuple({codes.setdefault(name, len(codes)) for name in names}) for names in categories]
 
     def _seal_tail(self) -> None:
-        """Turn the tail's living rows into a block and begin a new tail; what is searched stays the same."""
+        """Turn the tail's living rows into a block and begin a new tail; the searched content stays."""
         sealed = self._tail.segment(len(self._tail), len(self._tail.dead))
         if sealed is not None:
             sealed.prepare()
@@ -343,7 +349,7 @@ class MutableIndex:
         self._tail = Tail(self.shape, self.pair_gate, self.kinds)
 
     def _searchable(self, segment: Segment) -> Segment:
-        """Build the algorithms over a segment, and let a query go through each: what is made lazily is made now."""
+        """Build the algorithms over a segment, and run a query through each to compute lazy parts now."""
         segment.prepare()
         segment.indexes = self._build(segment.scorer, self.pair_gate)
         components = np.zeros((1, self.shape.num_query_components, self.shape.width), dtype=np.float32)
@@ -353,7 +359,7 @@ class MutableIndex:
         return segment
 
     def _publish(self) -> None:
-        """Let readers see what is written so far."""
+        """Publish everything written so far to readers."""
         main = None if self._main is None else Source(self._main, self._main.num_dead)
         blocks = tuple(Source(block, block.num_dead) for block in self._blocks)
         self._version = Version(
@@ -368,14 +374,14 @@ class MutableIndex:
             blocks=blocks,
             tail=TailView(self._tail, len(self._tail), len(self._tail.dead)),
         )
-        # A running merge looks again when it ends.
+        # A running merge checks again at its end.
         if not self._building and (self._wants_merge() or self._wants_code()):
             self.merge_wanted.set()
 
     def _wants_merge(self) -> bool:
         delta = len(self._tail) + sum(len(block) for block in self._blocks)
         dead, share = (0, 0.0) if self._main is None else (self._main.num_dead, MERGE_SHARE * len(self._main))
-        # The dead of the main segment cost memory, the delta's rows cost every search.
+        # The dead of the main segment cost memory; the delta's rows slow every search.
         return max(delta, dead) >= MERGE_ROWS and delta + dead >= share
 
     def _wants_code(self) -> bool:
@@ -384,11 +390,11 @@ class MutableIndex:
         return loose >= max(CODED_ROWS, CODED_SHARE * sum(len(block) for block in self._blocks[:coded]))
 
     def _num_coded(self) -> int:
-        """Blocks with the algorithms over them: the first, or none."""
+        """Return the number of blocks with the algorithms over them: the first, or none."""
         return 1 if self._blocks and self._blocks[0].indexes else 0
 
     def _make_room(self, num_new: int) -> None:
-        """Merge, which drops the dead, if `num_new` more rows would pass the memory limit."""
+        """Merge, which drops the dead, if `num_new` more rows would exceed the memory limit."""
         if self.max_bytes is None or self._bytes_with(num_new) <= self.max_bytes:
             return
         version = self._version
@@ -396,19 +402,19 @@ class MutableIndex:
             self.merge()
 
     def _require_room(self, num_new: int) -> None:
-        """Raise IndexFullError if `num_new` more rows, and a merge after them, would pass the memory limit."""
+        """Raises: IndexFullError if `num_new` more rows, and a merge after them, would exceed the memory limit."""
         if num_new and self.max_bytes is not None and (needed := self._bytes_with(num_new)) > self.max_bytes:
             raise IndexFullError(
                 f"max_bytes={self.max_bytes} but {num_new} more items make {needed}, with the copy that a merge makes"
             )
 
     def _bytes_with(self, num_new: int) -> int:
-        """What will be held at most once `num_new` rows are added and everything is merged."""
+        """Return the maximal bytes after `num_new` more rows and a merge."""
         memory = self.memory
         return memory.main + memory.delta + self._bytes_of(num_new) + self._bytes_of(self.num_items + num_new)
 
     def _bytes_of(self, num_rows: int) -> int:
-        """What a segment of so many rows will take, by the main segment's measure where there is one."""
+        """Return the bytes of a segment of so many rows, by the main segment's measured size if there is one."""
         main = self._main
         per_row = (
             self.shape.bytes_per_item + _ROW_OVERHEAD + 8 * len(self.kinds) if main is None else main.nbytes / len(main)
@@ -417,7 +423,7 @@ class MutableIndex:
 
 
 def _digest(before: str, upserts: ItemBatch | None, removals: Iterable[str]) -> str:
-    """A digest of a batch and everything before it: equal changes make equal versions."""
+    """Return a digest of a batch and everything before it: equal changes make equal versions."""
     digest = hashlib.blake2b(before.encode(), digest_size=16)
     if upserts is not None:
         _add_ids(digest, upserts.item_ids)

@@ -1,7 +1,7 @@
-"""Items on their way into a mutable index: ids, states, categories and attributes, checked before anything changes.
+"""A batch of items for a mutable index: ids, states, categories and attributes, validated before any change.
 
-Every refusal names the item and the value, since one bad row of a batch refuses the whole batch. Zero components are
-legal, as in every other index: a part that an item lacks, and where all of them are zero an item that scores 0.
+Every error has the item and the value, since one bad row rejects the whole batch. Zero components are allowed, as in
+every other index: a component that an item lacks; an item with only zeros scores 0.
 
 Letters: n items of the batch.
 """
@@ -17,10 +17,10 @@ from services.algorithms.scoring.states import ItemStates
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ItemBatch:
-    """n items with distinct ids; a column of ids or categories is taken as it is.
+    """n items with distinct ids; a column of ids or categories is not copied.
 
-    `categories`: one list per item; None keeps what an item has (none, for a new one), as a stream of refreshed
-    states carries no categories. `attributes` likewise.
+    categories: one list per item; None leaves an item's categories unchanged (none, for a new one), since a stream of
+    refreshed states has no categories. attributes: likewise.
     """
 
     item_ids: Collection[str]
@@ -29,7 +29,7 @@ class ItemBatch:
     attributes: AttributeTable | None = None
 
     def __post_init__(self) -> None:
-        """Raises ValueError for ids that repeat or are not 1-128 bytes of UTF-8, and for columns of unequal length."""
+        """Raises: ValueError for ids that repeat or are not 1-128 bytes of UTF-8, and for columns of unequal length."""
         if isinstance(self.item_ids, ItemIds):
             self.item_ids.check("item_ids")
         else:
@@ -52,7 +52,7 @@ class ItemBatch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Change:
-    """What one batch did: the version that shows it, how many items it touched, and removed ids that were not there."""
+    """The result of one batch: the new version, the number of changed items, and removed ids that were unknown."""
 
     version: str
     added: int = 0
@@ -62,7 +62,7 @@ class Change:
 
 
 def check_ids(name: str, item_ids: Collection[str]) -> None:
-    """Raise ValueError, naming the id, unless all are distinct and 1-128 bytes of UTF-8."""
+    """Raises: ValueError with the id unless all are distinct and 1-128 bytes of UTF-8."""
     for item_id in item_ids:
         try:
             size = len(item_id) if item_id.isascii() else len(item_id.encode())

@@ -1,9 +1,9 @@
-"""Items of one version by their ids: their states, and their exact scores for one query.
+"""Look up items of one version by id: their states, and their exact scores for one query.
 
-For whoever brings the ids: a pool to be ranked, an item to be explained. It costs as much as was asked for, nothing
-per item of the index.
+For callers that have the ids: a pool to rank, an item to explain. The cost is per requested item, not per item of the
+index.
 
-Letters: n ids asked for and found, B queries, P_x item components, P pairs, d component width.
+Letters: n requested and found ids, B queries, P_x item components, P pairs, d component width.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from services.algorithms.scoring.states import FloatArray, ItemStates, QueryStat
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FoundItems:
-    """n items in the order of their asking. `parts`: per segment, positions in that order and rows in the segment."""
+    """n items in the order of the request. parts: per segment, positions in that order and rows in the segment."""
 
     item_ids: tuple[str, ...]
     parts: tuple[tuple[Segment, Indices, Indices], ...]
@@ -29,14 +29,14 @@ class FoundItems:
         return len(self.item_ids)
 
     def scores(self, queries: QueryStates, query: int) -> Scores:
-        """s of each for one query, in float64 over the stored states: (n,), each within `error`."""
+        """Return s of each for one query, in float64 over the stored states: (n,), each within `error`."""
         out = np.empty(len(self))
         for segment, positions, rows in self.parts:
             out[positions] = segment.scorer.scores_float64(queries, query, rows)
         return out
 
     def error(self, queries: QueryStates, query: int) -> float:
-        """How far a score of that query may be from the exact value."""
+        """Return the largest error of a score of that query."""
         return max(
             (float(segment.scorer.error_bounds_float64(queries)[query]) for segment, _, _ in self.parts), default=0.0
         )
@@ -54,14 +54,14 @@ class FoundItems:
 
 
 def score_error(version: Version, queries: QueryStates, query: int) -> float:
-    """How far a float64 score of one query may be from the exact value, for every item of the version."""
-    # Of all queries, as the search before had them: a scorer keeps what it was asked last.
+    """Return the largest error of a float64 score of one query, for every item of the version."""
+    # Of all queries, as in the search before: a scorer caches its last result.
     bounds = (source.segment.scorer.error_bounds_float64(queries)[query] for source in version.sources())
     return max(map(float, bounds), default=0.0)
 
 
 def find_items(version: Version, item_ids: Sequence[str]) -> FoundItems:
-    """The living among distinct ids; unknown ones are left out."""
+    """Return the living of distinct ids; unknown ones are left out."""
     hashes = hash_ids(item_ids)
     found = np.zeros(len(item_ids), dtype=bool)
     parts = []

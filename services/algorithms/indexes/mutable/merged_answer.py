@@ -1,8 +1,8 @@
-"""One answer from the main segment's and the delta's: exact top K of their union, one certificate per query.
+"""Merge the answers of main segment and delta: exact top K of their union, one certificate per query.
 
-The delta is exact, so only the main segment's certificate can leave a gap: nothing left out there scores more than its
-own K-th score plus its own gap, and that bound meets the K-th score of the union. Scores that float64 cannot tell
-apart come in order of item id, across segments.
+The delta is exact, so only the main segment's certificate can have a gap: no item omitted there scores more than its
+own K-th score plus its own gap. That bound is compared with the K-th score of the union. Scores that float64 cannot
+distinguish are ordered by item id, across segments.
 
 Letters: B queries, K results, n candidates of one segment.
 """
@@ -30,8 +30,8 @@ from services.algorithms.indexes.ranking import order_by_score_then_id
 class Answer:
     """Answers to B queries in item ids, best first, ties by id.
 
-    `item_ids[b]` holds up to K ids; `scores` (B, K') with K' = min(K, items of the version), -inf beyond a shorter
-    answer. `version` names the index version that all of them speak of; `passes` says where the time went.
+    item_ids[b]: up to K ids. scores (B, K') with K' = min(K, items of the version), -inf beyond a shorter answer.
+    version: the index version of all answers. passes: the time of each pass.
     """
 
     item_ids: tuple[tuple[str, ...], ...]
@@ -45,8 +45,8 @@ class Answer:
 class PoolAnswer:
     """First-stage pools of B queries in item ids, best first.
 
-    `item_ids[b]` holds up to N ids; `scores` (B, N') with N' = min(N, items of the version), -inf beyond a smaller
-    pool. `bounds` (B,) as in Pool: nothing outside the pool has s above it.
+    item_ids[b]: up to N ids. scores (B, N') with N' = min(N, items of the version), -inf beyond a smaller pool. bounds
+    (B,) as in Pool: no item outside the pool has s above it.
     """
 
     item_ids: tuple[tuple[str, ...], ...]
@@ -58,7 +58,7 @@ class PoolAnswer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartialAnswer:
-    """What one segment offers: per query rows (n,) and float64 scores (n,); and their float64 error per query (B,)."""
+    """One segment's candidates: per query rows (n,) and float64 scores (n,); and their float64 error per query (B,)."""
 
     segment: Segment
     found: Sequence[tuple[Indices, Scores]]
@@ -66,7 +66,7 @@ class PartialAnswer:
 
 
 def as_partial(segment: Segment, top: TopK, error: Scores) -> PartialAnswer:
-    """An algorithm's answer as candidates."""
+    """Return an algorithm's answer as candidates."""
     counts = (top.item_indices >= 0).sum(axis=1).tolist()
     found = [
         (rows[:count], scores[:count]) for rows, scores, count in zip(top.item_indices, top.scores, counts, strict=True)
@@ -75,9 +75,9 @@ def as_partial(segment: Segment, top: TopK, error: Scores) -> PartialAnswer:
 
 
 def merge_query(parts: Sequence[PartialAnswer], query: int, k: int, tolerance: float) -> tuple[tuple[str, ...], Scores]:
-    """One query's top `k` of several segments' candidates: ids and scores; what `tolerance` connects is a tie.
+    """Return one query's top `k` of several segments' candidates: ids and scores; scores within `tolerance` are ties.
 
-    The first part's candidates come ordered; alone, they are the answer.
+    The first part's candidates are ordered; alone, they are the answer.
     """
     given = [(part.segment.rows.ids.strings, *part.found[query]) for part in parts if len(part.found[query][0])]
     if not given:
@@ -103,15 +103,16 @@ def merge_query(parts: Sequence[PartialAnswer], query: int, k: int, tolerance: f
 
 
 def tie_tolerance(parts: Sequence[PartialAnswer], query: int) -> float:
-    """How far apart two equal scores of one query may be computed."""
+    """Return the largest difference between two computed values of equal scores of one query."""
     return 2 * max((float(part.error[query]) for part in parts), default=0.0)
 
 
 def merged_certificate(
     answers: Sequence[tuple[Certificate, Scores]], scores: Scores, k: int, tolerance: float
 ) -> Certificate:
-    """The union's certificate from those of the segments that an algorithm answered for: of each, its scores (n,); and
-    the union's scores (n',), best first."""
+    """Return the union's certificate from the segments with an algorithm: of each, certificate and scores (n,); and the
+    union's scores (n',), best first.
+    """
     if any(one.gap is None for one, _ in answers):
         return ESTIMATE
     bounds = [float(np.nextafter(own[k - 1] + one.gap, np.inf)) for one, own in answers if one.gap]

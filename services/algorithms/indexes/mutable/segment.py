@@ -1,13 +1,13 @@
-"""A segment: items that never change, in order of their ids, and a log of those that died since.
+"""A segment: immutable items in order of their ids, and a log of later deaths.
 
-A mutable index is a few of these. Rows are written once, so a reader needs no lock: it keeps the segment and how many
-entries of the death log counted when its version was published. Deaths are appended; the mask of a version is made by
-the first search that needs it, from the latest mask there is, so that an update costs nothing per item of the index.
+A mutable index has a few of these. Rows are written once, so a reader needs no lock: it has the segment and the length
+of the death log at its version. Deaths are appended. The first search of a version makes its mask from the latest
+mask, so an update has no cost per item of the index.
 
-Rows being in id order, a row number is its own tie rank. Ids are found by hash in sorted arrays: rebuilding a
-dictionary for a large segment would hold the interpreter lock for as long as it takes, and searches with it.
+Rows are in id order, so a row number is its own tie rank. Ids are found by hash in sorted arrays: rebuilding a
+dictionary of a large segment would block the interpreter lock, and searches with it.
 
-Letters: n rows, m ids asked for, P_x item components, P pairs, d component width.
+Letters: n rows, m requested ids, P_x item components, P pairs, d component width.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,7 +41,7 @@ class Rows:
 
 
 class Segment:
-    """n >= 1 rows, their scorer, and the algorithms that were built over them, by name."""
+    """n >= 1 rows, their scorer, and the algorithms over them, by name."""
 
     def __init__(self, rows: Rows, pair_gate: PairGate | None) -> None:
         self.rows = rows
@@ -61,7 +61,7 @@ class Segment:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of everything held: states, the index or scorer over them, ids, categories, masks and the log."""
+        """Bytes of states, the index or scorer over them, ids, categories, masks and the log."""
         rows = self.rows
         # The algorithms share one scorer, and each counts it.
         shared = self.scorer.nbytes
@@ -73,25 +73,25 @@ class Segment:
 
     @property
     def codes(self) -> dict[str, RowCodes]:
-        """The codes that its algorithms search, by what they are known by."""
+        """The codes of its algorithms, by their keys."""
         coded = [index.row_codes for index in self.indexes.values() if isinstance(index, ScoredIndex)]
         return {key: codes for one in coded for key, codes in one.items()}
 
     # -- the writer, one at a time ----------------------------------------------------------------------------------
 
     def kill(self, rows: Indices) -> None:
-        """Append distinct living rows to the death log; readers see it once a version counts them."""
+        """Append distinct living rows to the death log; readers see them from the next version on."""
         end = self.num_dead + len(rows)
         if end > len(self._log):
             longer = np.empty(max(end, 2 * len(self._log)), dtype=np.int32)
             longer[: self.num_dead] = self._log[: self.num_dead]
-            self._log = longer  # a reader that holds the old one finds all it counts in there
+            self._log = longer  # a reader of the old log finds all its entries there
         self._log[self.num_dead : end] = rows
         self._is_dead[rows] = True
         self.num_dead = end
 
     def find_living(self, item_ids: Sequence[str], hashes: Hashes) -> Indices:
-        """Rows (m,) of the ids as the writer sees them now, -1 where there is none."""
+        """Return rows (m,) of the ids as the writer sees them now, -1 for missing ones."""
         rows = self.find(item_ids, hashes)
         rows[(rows >= 0) & self._is_dead[rows]] = -1
         return rows
@@ -99,11 +99,11 @@ class Segment:
     # -- readers, any number, with the count of deaths of their version ---------------------------------------------
 
     def died(self, start: int, end: int) -> Indices:
-        """Rows that entries `start` to `end` of the death log name."""
+        """Return the rows of entries `start` to `end` of the death log."""
         return self._log[start:end].astype(np.int64)
 
     def alive(self, num_dead: int) -> Mask | None:
-        """Which rows live when `num_dead` deaths count: (n,), not to be written to; None when all do."""
+        """Return which rows live after `num_dead` deaths: (n,), read-only; None if all do."""
         if not num_dead:
             return None
         known, mask = self._latest
@@ -112,7 +112,7 @@ class Segment:
         if known < num_dead:
             mask = mask.copy()
             mask[self._log[known:num_dead]] = False
-            self._latest = (num_dead, mask)  # racing searches write equal or nearly equal ones; each uses its own
+            self._latest = (num_dead, mask)  # racing searches write equal or nearly equal masks; each uses its own
             return mask
         mask = np.ones(len(self), dtype=bool)  # a version older than the latest search's
         mask[self._log[:num_dead]] = False
@@ -136,7 +136,7 @@ class Segment:
         return rows[np.searchsorted(codes, code) : np.searchsorted(codes, code, side="right")]
 
     def prepare(self) -> None:
-        """Make now what a first search would make."""
+        """Compute now what the first search would compute."""
         self.scorer  # noqa: B018
         self.rows.ids.prepare()
         self._by_category  # noqa: B018
@@ -144,8 +144,9 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class SegmentItems:
-    """A segment's rows, living or dead, to be filtered (`rules.filters.Filterable`). codes: of categories; tags: of
-    each attribute's tags."""
+    """A segment's rows, living or dead, for filters (`rules.filters.Filterable`). codes: of categories; tags: of each
+    attribute's tags.
+    """
 
     segment: Segment
     codes: Mapping[str, int]
@@ -172,7 +173,7 @@ class SegmentItems:
 
 
 def rows_of(ids: ItemIds, states: ItemStates, categories: CategoryLists, attributes: Columns) -> Rows:
-    """Put n items of any order into the order of their ids, those in order uncopied."""
+    """Sort n items by id; sorted ones are not copied."""
     if ids.strings.is_ascending():
         return Rows(ids=ids, states=states, categories=categories, attributes=attributes)
     item_ids = list(ids)

@@ -1,10 +1,10 @@
-"""Items like one item, by item states: exact over one version, changed items and new ones included.
+"""Items similar to one item, by item states: exact over one version, with changed and new items.
 
-    sim(x, y) = mean over p_x of <N(g_px(x)), N(g_px(y))>          N: to unit length
+sim(x, y) = mean over p_x of <N(g_px(x)), N(g_px(y))>          N: to unit length
 
-An item is like another where the model puts both near the same queries, component by component; gates, which weigh
-pairs for a query, have no part. One pass over the components in float32, then float64 for whatever may belong to the
-top K, so the answer is the exact one, ties by id.
+Two items are similar if the model puts both near the same queries, component by component; gates, which weigh pairs for
+a query, are not used. One pass over the components in float32, then float64 for whatever may belong to the top K, so
+the answer is exact, ties by id.
 
 Letters: K results, n rows of a segment, P_x item components, d width. Cost: n P_x d multiply-adds, twice, per segment.
 """
@@ -32,13 +32,16 @@ class SimilarItems:
 
 
 def components_of(version: Version, item_id: str) -> FloatArray | None:
-    """The item's components (P_x, d); None for an item that the version lacks."""
+    """Return the item's components (P_x, d); None if the version lacks it."""
     found = find_items(version, [item_id])
     return found.components()[0] if len(found) else None
 
 
 def similar_items(version: Version, item_id: str, components: FloatArray, k: int, wanted: ItemFilter) -> SimilarItems:
-    """The `k` allowed items of the version that are most like an item of these components (P_x, d), without itself."""
+    """Return the `k` allowed items of the version most similar to an item of these components, without itself.
+
+    components: (P_x, d).
+    """
     direction = unit(components) / version.shape.num_components
     slack = 2 * (direction.size + 8) * 2.0**-24
     (checked,) = version.checked(wanted)
@@ -53,7 +56,7 @@ def similar_items(version: Version, item_id: str, components: FloatArray, k: int
             rough = _rough(part, direction.astype(np.float32))
             if allowed is not None:
                 rough[~allowed[start : start + _CHUNK]] = -np.inf
-            if np.count_nonzero(rough > -np.inf) > k:  # one more than K: the item itself is among them
+            if np.count_nonzero(rough > -np.inf) > k:  # one more than K, including the item itself
                 least = max(least, float(np.partition(rough, -k - 1)[-k - 1]))
             rows = np.flatnonzero((rough >= least - slack) & (rough > -np.inf))
             ids += segment.rows.ids.strings.take(rows + start)
@@ -64,7 +67,7 @@ def similar_items(version: Version, item_id: str, components: FloatArray, k: int
 
 
 def _rough(components: npt.NDArray[np.float32], direction: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """Similarities (n,) in float32; a component of length 0 adds nothing."""
+    """Return similarities (n,) in float32; a component of length 0 adds nothing."""
     products = np.einsum("npd,pd->np", components, direction)
     norms = np.sqrt(np.einsum("npd,npd->np", components, components))
     np.divide(products, norms, out=products, where=norms > 0)

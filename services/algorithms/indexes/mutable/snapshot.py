@@ -1,13 +1,13 @@
 """Snapshots of a mutable index: one directory each, checksummed, renamed into place, memory-mapped on load.
 
-    snapshot-<how many were written before>/   manifest.json   items.safetensors   item_states.safetensors
-                                               codes.safetensors, where the main segment has codes
+    snapshot-<number of earlier snapshots>/   manifest.json   items.safetensors   item_states.safetensors
+                                              codes.safetensors, if the main segment has codes
 
-A directory is written aside, its files and itself are flushed to disk, then it is renamed: a crash leaves the older
-snapshots, and a directory that no reader looks at and the next write removes. States are copied to the file a slice
-at a time, so writing needs no second copy in memory. The pair gate is the model's and stays in its bundle; attributes
-are not here either: they come from the bundle and the topic `items`. Items lie in order of their ids; where there are
-codes, first those of the main segment, which are coded, then the delta's.
+A directory is written under a temporary name, its files and itself are flushed to disk, then it is renamed. A crash
+leaves the older snapshots, and a temporary directory that readers ignore and the next write removes. States are copied
+to the file slice by slice, without a second copy in memory. The bundle has the pair gate; attributes come from the
+bundle and the topic `items`. Items are in order of their ids; with codes, the main segment's coded items come first,
+then the delta's.
 
 Letters: X items, P_x item components, P pairs, d component width.
 """
@@ -42,18 +42,18 @@ from services.algorithms.scoring.states import ItemShape, ItemStates
 ITEMS = "items.safetensors"
 ITEM_STATES = "item_states.safetensors"
 FORMAT = 3
-KEPT = 2  # the newest snapshot, and one to go back to
+KEPT = 2  # the newest snapshot and one older
 
 _PREFIX, _ASIDE = "snapshot-", ".aside-"
 
 
 class SnapshotError(BundleError):
-    """A snapshot is not what its manifest says, or not of the model that was asked for."""
+    """A snapshot contradicts its manifest, or belongs to another model."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SnapshotManifest:
-    """`manifest.json`. `checksum` covers all the other fields."""
+    """`manifest.json`. checksum: covers all other fields."""
 
     model_version: str
     index_version: str
@@ -91,8 +91,8 @@ def write_snapshot(
 ) -> Path:
     """Write a version of an index (None: the newest) below `root`, drop all but the newest `KEPT`, return the path.
 
-    `said`, in JSON's terms, and `columns` of the ids as they will lie there are kept with it and come back as they are.
-    Searches and changes go on meanwhile. One process at a time writes below a root.
+    said: JSON values, and columns: arrays in the order of the written ids; both are stored and loaded unchanged.
+    Searches and changes continue meanwhile. Only one process at a time may write below a root.
     """
     version, shape = version or index.version, index.shape
     root.mkdir(parents=True, exist_ok=True)
@@ -148,15 +148,15 @@ def write_snapshot(
 
 
 def snapshots(root: Path) -> list[Path]:
-    """The snapshots below a root, newest first; each is complete unless the disk lost something since."""
+    """Return the snapshots below a root, newest first; each is complete unless the disk lost data since."""
     return sorted(root.glob(f"{_PREFIX}*"), key=_sequence, reverse=True)
 
 
 def load_snapshot(path: Path, *, model_version: str) -> Snapshot:
     """Open a snapshot of this model.
 
-    Raises: SnapshotError for another model's snapshot, naming both versions, and for torn or altered files and wrong
-    shapes, naming the file, what was found and what was expected.
+    Raises: SnapshotError for another model's snapshot, with both versions, and for torn or altered files and wrong
+    shapes, with the file, what was found and what was expected.
     """
     manifest = _read_manifest(path / MANIFEST)
     if manifest.model_version != model_version:

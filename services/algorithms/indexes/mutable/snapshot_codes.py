@@ -1,6 +1,6 @@
-"""Codes in a snapshot: those of its first rows, which an index that starts from it takes instead of coding them.
+"""Codes in a snapshot: those of its first rows, so that an index started from it need not compute them.
 
-    codes.safetensors   num_rows, and <what codes are known by>:<array> for each
+codes.safetensors   num_rows, and <key>:<array> for each
 
 Ten million items of the quick shape take 76 s to code on two cores, and 1 s to check and map.
 """
@@ -22,7 +22,7 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 
 
 def code_arrays(codes: Mapping[str, RowCodes], num_rows: int) -> dict[str, npt.NDArray[Any]]:
-    """What `HeldCodes` reads, of codes of the first `num_rows`."""
+    """Return the arrays for `HeldCodes`, from codes of the first `num_rows`."""
     arrays: dict[str, npt.NDArray[Any]] = {"num_rows": np.array([num_rows])}
     for key, one in codes.items():
         for part in fields(one):  # type: ignore[arg-type]
@@ -34,11 +34,12 @@ def code_arrays(codes: Mapping[str, RowCodes], num_rows: int) -> dict[str, npt.N
 
 @dataclass(kw_only=True, slots=True)
 class HeldCodes:
-    """The coder of a snapshot's first `num_rows`; without arrays, one that makes all codes.
+    """The coder of a snapshot's first `num_rows`; without arrays it computes all codes.
 
-    made: whether it made any that the snapshot does not hold. report: hears an event, `path`, `part` and why.
-    Codes made in another way, of another number of rows or of another width are refused with what was found and what is
-    allowed, and made.
+    made: whether it computed codes missing in the snapshot. report: called with an event, `path`, `part` and the
+    reason.
+    Codes of another method, number of rows or width are rejected, with what was found and what is allowed, and
+    computed.
     """
 
     path: Path | None = None
@@ -61,7 +62,7 @@ class HeldCodes:
         cells: Coding[Codes],
         seed: int,
     ) -> Codes:
-        """The codes of `part`, of the file or made of its vectors."""
+        """Return the codes of `part`, from the file or computed from its vectors."""
         try:
             codes = self._held(part, codes_key(part, cells, seed), cells.kind)
             if codes is not None:
@@ -74,7 +75,9 @@ class HeldCodes:
         return cells.coded(vectors(), seed=seed)
 
     def _held(self, part: str, key: str, kind: type[Codes]) -> Codes | None:
-        """Raises: ValueError for codes of the part made in another way, and what arrays of other kinds raise."""
+        """Return the file's codes. Raises: ValueError for codes of another method, and the errors of arrays of other
+        kinds.
+        """
         held = {name.rpartition(":")[2]: array for name, array in self.arrays.items() if name.rpartition(":")[0] == key}
         if held:
             values = {

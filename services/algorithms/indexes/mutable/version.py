@@ -1,8 +1,8 @@
-"""One version of a mutable index, and a search of it: what a reader holds from its first step to its last.
+"""One version of a mutable index, and searches of it: immutable for the whole time of a reader.
 
-The main segment answers through its algorithm with the dead masked out, and so does a block of the delta that has the
-algorithms, too; the highest K-th score of these answers is the threshold for the other blocks, whose rows are scored
-one by one; together they make one answer.
+The main segment answers by its algorithm with the dead masked out, and so does a block of the delta with algorithms.
+The highest K-th score of these answers is the threshold for the other blocks, whose rows are scored one by one. The
+results are merged into one answer.
 
 Letters: B queries, K results, n rows of a segment.
 """
@@ -35,10 +35,9 @@ Wanted = tuple[ItemFilter | None, ...]  # one for all queries, or one per query;
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Version:
-    """Immutable. `name` is the index version of its answers: model version, number of changes, digest of them all.
+    """Immutable. name: the index version of its answers: model version, number of changes, digest of them all.
 
-    `codes` are of categories, `tags` of each attribute's tags: both the index's own, they only grow. `kinds`: of
-    attributes.
+    codes: of categories; tags: of each attribute's tags; both are the index's own, and only grow. kinds: of attributes.
     """
 
     shape: ItemShape
@@ -58,16 +57,16 @@ class Version:
         return main + sum(block.num_living for block in self.blocks) + self.tail.num_living
 
     def delta(self) -> list[Source]:
-        """The delta's segments that have a living row."""
+        """Return the delta's segments with a living row."""
         parts = (*self.blocks, self.tail.source)
         return [part for part in parts if part is not None and part.num_living]
 
     def sources(self) -> list[Source]:
-        """All segments that have a living row, the main one first."""
+        """Return all segments with a living row, the main one first."""
         return [*([self.main] if self.main is not None and self.main.num_living else []), *self.delta()]
 
     def main_first(self) -> Order:
-        """The main segment's living items in order of their ids, then the delta's in order of theirs."""
+        """Return the main segment's living items in order of their ids, then the delta's in order of theirs."""
         delta = self.delta()
         rest = order_by_id(delta, lambda: None)
         if self.main is None:
@@ -78,7 +77,7 @@ class Version:
         return Order([self.main, *delta], source, np.concatenate([row, rest.row]))
 
     def in_order(self, pause: Pause) -> Order:
-        """All living items in order of their ids; `pause` as in `MutableIndex.merge`."""
+        """Return all living items in order of their ids; `pause` as in `MutableIndex.merge`."""
         return order_by_id(self.sources(), pause)
 
     def search(
@@ -89,7 +88,7 @@ class Version:
         algorithm: str | None = None,
         max_gap: float = 0.0,
     ) -> Answer:
-        """The top `k` of s in this version. See `MutableIndex.search`."""
+        """Return the top `k` of s in this version. See `MutableIndex.search`."""
         wanted = self._checked(queries, k, filters)
         thresholds = np.full(len(queries), -np.inf)
         parts: list[PartialAnswer] = []
@@ -134,7 +133,7 @@ class Version:
         filters: ItemFilter | Sequence[ItemFilter] | None,
         algorithm: str | None = None,
     ) -> PoolAnswer:
-        """The main segment's first stage and the delta, as one pool. See `MutableIndex.first_stage`."""
+        """Return the main segment's first stage and the delta as one pool. See `MutableIndex.first_stage`."""
         wanted = self._checked(queries, size, filters)
         bounds = np.full(len(queries), -np.inf)
         parts: list[PartialAnswer] = []
@@ -165,7 +164,7 @@ class Version:
         _, out = empty_answer(len(queries), min(size, self.num_items))
         for query in range(len(queries)):
             ids, best = merge_query(parts, query, size + 1, 0.0)
-            if len(ids) > size:  # the best that is left out bounds all that go with it
+            if len(ids) > size:  # the best omitted one bounds all others
                 bounds[query] = max(bounds[query], best[size] + tie_tolerance(parts, query) / 2)  # NaN stays NaN
             item_ids.append(ids[:size])
             out[query, : len(best[:size])] = best[:size]
@@ -189,7 +188,7 @@ class Version:
         return wanted if any(wanted) else (None,)
 
     def checked(self, *filters: ItemFilter | None) -> Wanted:
-        """The filters, None for open ones. Raises: ValueError as `ItemFilter.check`."""
+        """Return the filters, None for open ones. Raises: ValueError as `ItemFilter.check`."""
         wanted = tuple(None if one is None or one.is_open else one for one in filters)
         for one in wanted:
             if one is not None:
@@ -197,7 +196,7 @@ class Version:
         return wanted
 
     def allowed(self, source: Source, wanted: Wanted) -> Mask | None:
-        """Which rows live and pass: (n,) or (B, n), None when all do."""
+        """Return which rows live and pass: (n,) or (B, n), None if all do."""
         segment, alive = source.segment, source.segment.alive(source.num_dead)
         if wanted == (None,):
             return alive
@@ -210,7 +209,7 @@ class Version:
 
 
 def _named(segment: Segment, algorithm: str | None) -> Index:
-    """The main segment's algorithm of a name; the first one for None."""
+    """Return the main segment's algorithm of a name; the first one for None."""
     indexes = segment.indexes
     if algorithm is None:
         return next(iter(indexes.values()))

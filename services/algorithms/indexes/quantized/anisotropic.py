@@ -1,14 +1,13 @@
 """Tangents over score-aware product codes, scanned by FAISS: a first stage at half the bits of scalar codes.
 
-Items, as a query's tangents see them (its own vector, for plain dot products), are cells with product-quantized
-residuals: 16 codewords for every two coordinates after a rotation, so two bits a coordinate, learned under the loss
-that keeps high scores (arXiv:1908.10396; offline/training/codebooks). FAISS's fast scan adds up 8-bit tables, 32
-items at a time, and honours filters inside the scan. It needs the extra bench-cpu and a bundle's codebooks, by which it
-codes all items, new ones too. The scan's rounding has no bound that would prove anything: "estimate", unless the pool
-is all.
+Item vectors for a query's tangents (the item's own, for plain dot products) are cells with product-quantized residuals:
+16 codewords for every two coordinates after a rotation, so two bits a coordinate, learned under the loss that preserves
+high scores (arXiv:1908.10396; offline/training/codebooks). FAISS's fast scan adds up 8-bit tables, 32 items at a time,
+and applies filters inside the scan. It needs the extra bench-cpu and a bundle's codebooks, which code all items, new
+ones too. The scan's rounding has no useful bound: "estimate", unless the pool is everything.
 
-Letters: X items, M vectors asked with, w coordinates, m codewords an item, N pool size. Memory: m / 2 and 8 bytes an
-item, beside the cells. Measured in docs/decisions/058-anisotropic-in-the-product.md.
+Letters: X items, M query vectors, w coordinates, m codewords an item, N pool size. Memory: m / 2 and 8 bytes an item,
+besides the cells. Measured in docs/decisions/058-anisotropic-in-the-product.md.
 """
 
 from dataclasses import replace
@@ -31,7 +30,7 @@ from services.algorithms.scoring.states import FloatArray, ItemStates, PairGate
 class Anisotropic(TangentIndex):
     """The union of the N / M best by each of a query's M tangents as product codes, reordered by s: an estimate.
 
-    A list is raised to k where a search asks for more.
+    A list has at least k items.
     """
 
     name = "anisotropic"
@@ -44,7 +43,7 @@ class Anisotropic(TangentIndex):
         codebooks: Codebooks | None,
         **options: Any,
     ) -> None:
-        """As `CodedIndex`, whose `cells` are the codebooks' here.
+        """As `CodedIndex`, with the codebooks as `cells`.
 
         Raises: ValueError also without codebooks, and for those of other vectors.
         """
@@ -68,13 +67,13 @@ class Anisotropic(TangentIndex):
 
 
 class FastScan:
-    """X vectors in FAISS's inverted file of 4-bit product codes. Safe to use from several threads."""
+    """X vectors in FAISS's inverted file of 4-bit product codes. Thread-safe."""
 
     def __init__(self, codes: InvertedCodes) -> None:
         faiss = imported_faiss()
         self.num_cells, self._num_items = codes.num_cells, codes.num_points
         index = inverted_fast_scan(codes)
-        # The rotation is applied here, since only the file inside takes a search's own parameters as they are.
+        # The rotation is applied here, since only the inner file accepts parameters of a single search.
         self._whole, self._file = index, faiss.downcast_index(faiss.extract_index_ivf(index))
         self._rotation, self._width = codes.rotation, codes.width
         self._empty = codes.take(np.zeros(0, dtype=np.int64))
@@ -84,13 +83,14 @@ class FastScan:
         self.nbytes = blocks * -(-codes.num_subspaces // 2) + 8 * codes.num_points + codes.centres.nbytes
 
     def codes(self) -> InvertedCodes:
-        """What was put in, made of what FAISS holds: .3 s a million."""
+        """Return the codes, from FAISS's content: .3 s a million."""
         return replace(self._empty, **inverted_lists(self._file, self._empty))
 
     def pool(self, queries: FloatArray, size: int, *, visit: Visit, allowed: Mask | None = None) -> CellAnswer:
-        """The `size` best of the allowed (X,) by code, with those scores, -1 and -inf beyond; bounds are NaN.
+        """Return the `size` best of the allowed (X,) by code, with those scores, padded with -1 and -inf; bounds are
+        NaN.
 
-        More cells are visited where those of `visit` hold fewer that are allowed.
+        More cells are visited if those of `visit` have fewer allowed items.
         """
         size = min(size, self._num_items)
         wanted = min(size, int(count_passing(allowed, 1, self._num_items)[0]))
@@ -107,7 +107,7 @@ class FastScan:
 
     def _searched(self, vectors: FloatArray, size: int, probes: int, allowed: Mask | None) -> CellAnswer:
         faiss = imported_faiss()
-        faiss.omp_set_num_threads(compute_threads())  # OpenMP's setting is the calling thread's own
+        faiss.omp_set_num_threads(compute_threads())  # OpenMP's setting is per calling thread
         selector = None if allowed is None else faiss.IDSelectorBitmap(np.packbits(allowed, bitorder="little"))
         settings = faiss.SearchParametersIVF(nprobe=probes, sel=selector)
         found, rows = self._file.search(vectors, size, params=settings)
@@ -123,7 +123,7 @@ class FastScan:
 
 
 def _filled(answer: CellAnswer, wanted: int, allowed: Indices) -> CellAnswer:
-    """With `wanted` of the allowed rows: FAISS leaves out those whose codewords are all the worst (0 in integers)."""
+    """Fill up to `wanted` of the allowed rows: FAISS omits rows whose codewords are all the worst (0 in integers)."""
     for rows, scores in zip(answer.rows, answer.scores, strict=True):
         found = np.count_nonzero(rows >= 0)
         rows[found:wanted] = np.setdiff1d(allowed, rows)[: wanted - found]

@@ -1,10 +1,10 @@
-"""Codebooks of one catalogue's vectors: what codes any of them, new ones too, without learning anything.
+"""Codebooks of one catalogue's vectors, which code any vector, also a new one, without training.
 
-`freshet train` and `freshet index` learn them (offline/training/codebooks); they lie in the bundle. A code is the
-nearest centre and, for each subspace of the residual, one codeword, chosen under the loss that keeps high scores
-(arXiv:1908.10396, section 4.1, step 2). One number couples the subspaces: the residual's length along the vector's own
-direction. So after two tables per vector (squared error and length along, of each codeword) a subspace is chosen again
-in O(k), and a sweep over all costs O(m k). NumPy alone.
+`freshet train` and `freshet index` learn them (offline/training/codebooks) and store them in the bundle. A code is the
+nearest centre and, for each subspace of the residual, one codeword, chosen under the loss that preserves high scores
+(arXiv:1908.10396, section 4.1, step 2). One number couples the subspaces: the residual's length along the vector's
+direction. So after two tables per vector (squared error and length along, of each codeword) choosing a subspace again
+costs O(k), and a sweep over all O(m k). NumPy alone.
 
 Letters: X vectors, n of them, w width, C cells, m subspaces, k codewords each, P pairs.
 """
@@ -20,21 +20,21 @@ from services.algorithms.ops.quantized_scan.cells import nearest
 from services.algorithms.scoring.states import FloatArray
 
 _CHUNK = 8192
-_TABLE_BYTES = 8 << 20  # of 1,024 vectors in 64 subspaces of 16 codewords: four times as many are half as quick
+_TABLE_BYTES = 8 << 20  # of 1,024 vectors in 64 subspaces of 16 codewords: four times as many are half as fast
 _MAX_SWEEPS = 10
-# Next to |x| = T the stiffness has a pole, where float32 costs would lose the part across.
+# Near |x| = T the stiffness has a pole, where float32 costs would lose the part across.
 _MAX_STIFFNESS = 1e4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Codebooks:
-    """How vectors are coded.
+    """The coding of vectors.
 
     Shapes: centres (C, w) and codebooks (m, k, w / m), k = 16 (4-bit codes) or 256 (8-bit codes), float32, both after
-    rotation (w, w) where there is one. shortest (1,): T, the length up to which a vector is coded by plain l2.
-    stiffness (s,): how an error along a vector outweighs one across, as (eta - 1) (1 - c^2) at even steps of
-    c = T / |x| from 0 to 1. gate_scale (P,): what item gates are divided by before they are coded, None without gates.
-    Raises: ValueError for arrays that do not fit each other or hold values that are not finite.
+    rotation (w, w) if there is one. shortest (1,): T, the length up to which a vector is coded by plain l2. stiffness
+    (s,): the weight of an error along a vector against one across, as (eta - 1) (1 - c^2) at even steps of c = T / |x|
+    from 0 to 1. gate_scale (P,): divisor of item gates before coding, None without gates.
+    Raises: ValueError for inconsistent arrays, or values that are not finite.
     """
 
     centres: FloatArray
@@ -60,7 +60,7 @@ class Codebooks:
 
     @property
     def arrays(self) -> dict[str, npt.NDArray[np.floating]]:
-        """Those that are there, by name."""
+        """Return the present arrays, by name."""
         held = {one.name: getattr(self, one.name) for one in fields(self)}
         return {name: array for name, array in held.items() if array is not None}
 
@@ -71,7 +71,7 @@ class Codebooks:
 
     @property
     def text(self) -> str:
-        """What names them: a hash of their content."""
+        """Return its name: a hash of its content."""
         digest = hashlib.sha256()
         for name, array in self.arrays.items():
             digest.update(name.encode() + np.ascontiguousarray(array).tobytes())
@@ -82,7 +82,7 @@ class Codebooks:
         return InvertedCodes
 
     def coded(self, vectors: FloatArray, *, seed: int = 0) -> InvertedCodes:
-        """The codes of vectors (X, w), which 0 fills up to whole codewords. Nothing is drawn by `seed`.
+        """Return the codes of vectors (X, w), padded with 0 to whole codewords. `seed` is not used.
 
         Raises: ValueError for another width. Cost: 20,000 vectors a second and core (m = 64, k = 16).
         """
@@ -104,12 +104,12 @@ class Codebooks:
         )
 
     def check_width(self, width: int) -> None:
-        """Raises: ValueError unless vectors this wide are coded by these: up to a codeword's last coordinate."""
+        """Raises: ValueError unless these codebooks code vectors of this width, up to a codeword's last coordinate."""
         if not 0 <= self.width - width < self.codebooks.shape[2]:
             raise ValueError(f"vectors are {width} wide; these codebooks code {self.width}")
 
     def _stiffness(self, lengths: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
-        """eta - 1 of vectors of these lengths (n,): 0 for those that no unit query scores above T."""
+        """Return eta - 1 of vectors of these lengths (n,): 0 if no unit query scores them above T."""
         shortest = float(self.shortest[0])
         ratio = np.divide(shortest, lengths, out=np.zeros_like(lengths), where=lengths > shortest)
         ratio = np.minimum(ratio, 1 - 1e-12)
@@ -124,10 +124,10 @@ def encoded(
     codebooks: FloatArray,
     start: npt.NDArray[np.integer] | None = None,
 ) -> npt.NDArray[np.uint8]:
-    """Codes (n, m) of residuals (n, w) of vectors with these unit directions (n, w), by coordinate descent.
+    """Return codes (n, m) of residuals (n, w) of vectors with these unit directions (n, w), by coordinate descent.
 
-    From `start` (n, m), or the nearest codewords by l2, and never to a larger loss. Ties keep the present codeword,
-    then the smallest number.
+    From `start` (n, m), or the nearest codewords by l2, and never to a larger loss. Ties are resolved to the present
+    codeword, then the smallest number.
     """
     num_subspaces, num_codewords, _ = codebooks.shape
     codes = np.empty((len(residuals), num_subspaces), dtype=np.uint8)

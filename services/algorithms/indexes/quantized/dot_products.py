@@ -1,12 +1,12 @@
 """Quantized: the top K of plain dot products from small integer codes in cells, re-evaluated exactly.
 
-For two-tower models and embeddings brought from elsewhere (P = 1, of any norm). One native call chooses cells, scans
-their codes, keeps a pool and evaluates it in float64 (ops/quantized_scan), so a query costs what its scan costs.
+For two-tower models and imported embeddings (P = 1, of any norm). One native call chooses cells, scans their codes,
+collects a pool and evaluates it in float64 (ops/quantized_scan), so a query costs little more than its scan.
 
-Two ways to search. With `visit` only some cells are scanned: fast, and the certificate's gap rests on the radii of the
-cells left out, usually far above 0 or no proof at all ("estimate"). Without it everything is scanned that a bound
-doesn't rule out, ||q|| times the cell's largest residual error beside the query's own: proven exact, and with 8-bit
-codes a pool of about 2 K.
+Two ways to search. With `visit` only some cells are scanned: fast, and the certificate's gap depends on the radii of
+the omitted cells; it is usually far above 0, or there is no proof ("estimate"). Without it, a bound rules cells out:
+||q|| times the cell's largest residual error plus the query's own. This is proven exact, with a pool of about 2 K for
+8-bit codes.
 
 Letters: B queries, X items, C cells, d width, h coded width, K results, N pool size.
 """
@@ -64,9 +64,9 @@ class Quantized(ScoredIndex):
         coder: Coder = vectors_coded,
         tie_ranks: npt.NDArray[np.integer] | None = None,
     ) -> None:
-        """As `ScoredIndex`; `pool_size` is N, the best by code that are evaluated exactly (raised to k).
+        """As `ScoredIndex`; pool_size: N, the best by code that are evaluated exactly (at least k).
 
-        `visit` None: exact. `cells` None: `default_cells`; a CellScan of the same items is shared.
+        visit None: exact. cells None: `default_cells`; a CellScan of the same items is shared.
         Raises: ValueError also for more than one component pair, or sizes that disagree.
         """
         check_pool_size("pool_size", pool_size)
@@ -86,7 +86,7 @@ class Quantized(ScoredIndex):
             self._codes = {codes_key(part, chosen, seed): codes}
             self.cells = CellScan(codes, vectors=vectors, tie_ranks=self.ranks)
         self._largest_norm = float(self.scorer.magnitudes.norms.max(initial=0))
-        # The float64 error bound of one dot product is proportional to the query's norm, but for denormal numbers.
+        # The float64 error bound of a dot product is proportional to the query's norm, except for denormal numbers.
         direction = np.zeros((1, 1, self.scorer.width), dtype=np.float32)
         direction[0, 0, 0] = 1
         self._error_per_norm = float(self.scorer.error_bounds_float64(QueryStates(components=direction))[0])
@@ -100,7 +100,7 @@ class Quantized(ScoredIndex):
         return self._codes
 
     def search(self, queries: QueryStates, k: int, allowed: Mask | None = None) -> TopK:
-        """The top `k` by dot product. See `Index.search`."""
+        """Return the top `k` by dot product. See `Index.search`."""
         self.check(queries, k, allowed)
         started = time.perf_counter()
         vectors = queries.components[:, 0]
@@ -124,7 +124,7 @@ class Quantized(ScoredIndex):
         )
 
     def first_stage(self, queries: QueryStates, size: int, allowed: Mask | None = None) -> Pool:
-        """The `size` best by code, their scores by code, and the bound on the rest. See `Index.first_stage`."""
+        """Return the `size` best by code, their scores by code, and the bound on the rest. See `Index.first_stage`."""
         self.check(queries, size, allowed)
         started = time.perf_counter()
         visit = self.visit or Visit(probes=self.cells.num_cells)
@@ -137,8 +137,10 @@ class Quantized(ScoredIndex):
     def _certificates(
         self, bounds: Scores, norms: Scores, kth_scores: Scores, *, whole: bool
     ) -> tuple[Certificate, ...]:
-        """From the scan's bounds (B,), which say nothing where the norms alone say as much. Plain floats, one by one:
-        a query's scan takes 0.1 ms, and NumPy's overhead on arrays of one would be a fifth of that."""
+        """Return certificates from the scan's bounds (B,), none if the norms alone are as tight. Plain floats, one by
+        one: a
+        query's scan takes 0.1 ms, and NumPy's overhead on arrays of one would be a fifth of that.
+        """
         found = []
         for bound, norm, kth in zip(bounds.tolist(), norms.tolist(), kth_scores.tolist(), strict=True):
             kth_score = kth if whole and kth > -math.inf else None
@@ -147,6 +149,6 @@ class Quantized(ScoredIndex):
 
 
 def _norms(vectors: FloatArray) -> Scores:
-    """Euclidean norms in float64, (B,)."""
+    """Return Euclidean norms in float64, (B,)."""
     exact = vectors.astype(np.float64)
     return np.asarray(np.sqrt(np.einsum("bd,bd->b", exact, exact)))

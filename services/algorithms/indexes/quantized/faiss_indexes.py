@@ -1,9 +1,9 @@
-"""Our codebooks and codes inside FAISS's inverted files, which scan them faster than anything written here would.
+"""Our codebooks and codes inside FAISS's inverted files, which FAISS scans fastest.
 
-Centroids and packed codes are copied in; `add` is never called, for it would encode again by plain l2 and undo the
+Centroids and packed codes are copied in; `add` is never called, since it would encode by plain l2 and lose the
 anisotropy. Codes with a rotation become an IndexPreTransform around the same index, which rotates queries
-(`faiss.extract_index_ivf` finds what is inside). FAISS is optional: it is imported when a function is called. All
-indexes score by inner product; ids are 0 .. X - 1.
+(`faiss.extract_index_ivf` finds the inner one). FAISS is optional: it is imported inside functions. All indexes score
+by inner product; ids are 0 .. X - 1.
 
 Letters: X points, C cells, m subspaces.
 """
@@ -17,9 +17,9 @@ from services.algorithms.indexes.quantized.inverted_codes import InvertedCodes
 
 
 def inverted_fast_scan(codes: InvertedCodes) -> Any:
-    """faiss.IndexIVFPQFastScan: it takes ID selectors, and its scores, from 8-bit tables, are coarse.
+    """Return a faiss.IndexIVFPQFastScan: it accepts ID selectors; its scores, from 8-bit tables, are coarse.
 
-    Raises: ValueError for 8-bit codes, and where FAISS is not installed.
+    Raises: ValueError for 8-bit codes, and if FAISS is not installed.
     """
     if codes.code_bits != 4:
         raise ValueError(f"code_bits is {codes.code_bits}; FAISS's fast scan reads 4-bit codes only")
@@ -28,8 +28,10 @@ def inverted_fast_scan(codes: InvertedCodes) -> Any:
 
 
 def inverted_lists(index: Any, codes: InvertedCodes) -> dict[str, npt.NDArray[Any]]:
-    """The cells (X,) and codes (X, m) of an `inverted_fast_scan`'s file; `codes` says how points are coded. Searches
-    may go on."""
+    """Return the cells (X,) and codes (X, m) of an `inverted_fast_scan`'s file; `codes` defines the coding. Searches
+    may
+    run meanwhile.
+    """
     faiss = imported_faiss()
     cells = np.empty(index.ntotal, dtype=np.int32)
     held = np.empty((index.ntotal, codes.num_subspaces), dtype=np.uint8)
@@ -46,12 +48,12 @@ def inverted_lists(index: Any, codes: InvertedCodes) -> dict[str, npt.NDArray[An
 
 
 def inverted_index(codes: InvertedCodes) -> Any:
-    """faiss.IndexIVFPQ, which scores by float tables. Raises: ValueError where FAISS is not installed."""
+    """Return a faiss.IndexIVFPQ, which scores by float tables. Raises: ValueError if FAISS is not installed."""
     return _rotating(codes, _inverted_index(codes))
 
 
 def imported_faiss() -> Any:
-    """The module. Raises: ValueError, naming the extra, where it is not installed."""
+    """Return the module. Raises: ValueError with the extra if it is not installed."""
     try:
         import faiss
     except ModuleNotFoundError as error:

@@ -1,6 +1,6 @@
-"""Points in an inverted file of product codes, as plain arrays: what FAISS is given, and what a snapshot holds.
+"""Points in an inverted file of product codes, as plain arrays: the format for FAISS and for snapshots.
 
-Whoever only searches needs these and no codebook's training. It is NumPy alone.
+Searching needs these and no training of codebooks. NumPy alone.
 
 Letters: X points, d width, C cells, m subspaces, k codewords each.
 """
@@ -15,11 +15,12 @@ from services.algorithms.scoring.states import FloatArray
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InvertedCodes:
-    """X coded points: each its cell's centre and, of every subspace, one codeword.
+    """X coded points: each is its cell's centre and one codeword per subspace.
 
     Shapes: centres (C, d) and codebooks (m, k, d / m) float32, k = 16 (4-bit codes) or 256 (8-bit codes), both after
-    rotation (d, d) where there is one; cells (X,) int32; codes (X, m) uint8, one a byte. Raises: ValueError for arrays
-    that do not fit each other.
+    rotation (d, d) if there is one; cells (X,) int32; codes (X, m) uint8, one a byte. Raises: ValueError for
+    inconsistent
+    arrays.
     """
 
     centres: FloatArray
@@ -44,13 +45,13 @@ class InvertedCodes:
             raise ValueError(f"centres and rotation must be {width} wide, as the codebooks are")
 
     def check_fits(self, num_vectors: int, width: int) -> None:
-        """Raise ValueError, naming what was found and what is allowed, unless they are of so many, so wide vectors."""
+        """Raises: ValueError with both values unless they have this number of vectors of this width."""
         if self.num_points != num_vectors or not 0 <= self.width - width < self.codebooks.shape[2]:
             found = f"codes of {self.num_points} vectors {self.width} wide"
             raise ValueError(f"{found}; allowed: {num_vectors} vectors {width} wide, filled up to whole codewords")
 
     def take(self, rows: npt.NDArray[np.int64]) -> "InvertedCodes":
-        """The codes of some rows."""
+        """Return the codes of some rows."""
         return replace(self, cells=self.cells[rows], codes=self.codes[rows])
 
     @property
@@ -86,7 +87,7 @@ class InvertedCodes:
         return packed
 
     def decoded(self) -> FloatArray:
-        """The points (X, d) that the codes stand for."""
+        """Return the decoded points (X, d)."""
         words = self.codebooks[np.arange(self.num_subspaces), self.codes].reshape(self.num_points, self.width)
         words = words + self.centres[self.cells]
         return words if self.rotation is None else words @ self.rotation.T

@@ -1,9 +1,9 @@
 """TopKAvg and TopKPerEmbedding for Mixtures of Logits with their first stage over quantized vectors.
 
-The pools come from small integer codes in cells instead of from every item's floats: averaged components take a
-quarter of the scan's bytes and a fraction of its items, and component pairs are searched one by one. The certificates
-of the plain algorithms survive: a score by code plus ||f|| times the largest residual error bounds what was scanned,
-||f|| times a cell's radius what was not. With cells left out the latter seldom says more than the norms: "estimate".
+The pools come from small integer codes in cells instead of every item's floats: averaged components take a quarter of
+the scan's bytes and a fraction of its items, and component pairs are searched one by one. The certificates of the plain
+algorithms stay valid: scanned items are bounded by the score by code plus ||f|| times the largest residual error, the
+others by ||f|| times a cell's radius. With omitted cells the latter is seldom better than the norms: "estimate".
 
 Letters: B queries, X items, P_q, P_x query and item components, P = P_q * P_x, d width, K results, N pool size.
 """
@@ -48,7 +48,7 @@ _CHUNK = 65_536
 
 
 class CodedIndex(ScoredIndex):
-    """What all share. `pool_size`: N; `visit`: the cells that a scan visits, None for all of them."""
+    """The common part. pool_size: N; visit: the visited cells, None for all."""
 
     name: str
 
@@ -72,7 +72,7 @@ class CodedIndex(ScoredIndex):
         super().__init__(items, pair_gate, tie_ranks=tie_ranks)
 
     def with_sizes(self, *, pool_size: int, visit: Visit | None = None) -> Self:
-        """The same index with other sizes: it shares the codes, which count among the bytes of the first one."""
+        """Return the same index with other sizes; the shared codes count as the first one's bytes."""
         check_pool_size("pool_size", pool_size)
         other = copy(self)
         other.pool_size, other._visit, other._bytes_of_codes = pool_size, visit, 0
@@ -87,7 +87,7 @@ class CodedIndex(ScoredIndex):
         return {key: of_part() for key, of_part in self._parts.items()}
 
     def _coded(self, part: str, vectors: Callable[[], FloatArray], width: int) -> CellScan:
-        """X vectors (X, width) in cells; `part` tells them from others of this index."""
+        """Code X vectors (X, width) in cells. part: their name in this index."""
         cells = self._chosen or default_cells(self.num_items, width)
         part = f"{self.name}-{part}"
         codes = self._coder(part, vectors, (self.num_items, width), cells=cells, seed=self._seed)
@@ -100,7 +100,7 @@ class CodedIndex(ScoredIndex):
 class QuantizedTopKAvg(CodedIndex):
     """The N best by averaged components as coded, reordered by s. Certificate: TopKAvg's, plus the codes' error.
 
-    N is raised to k where a search asks for more.
+    N is at least k.
     """
 
     name = "quantized_top_k_avg"
@@ -112,11 +112,11 @@ class QuantizedTopKAvg(CodedIndex):
 
     @property
     def visit(self) -> Visit:
-        """The cells that a scan visits."""
+        """The cells of a scan."""
         return self._visit or Visit(probes=self.cells.num_cells)
 
     def search(self, queries: QueryStates, k: int, allowed: Mask | None = None) -> TopK:
-        """The top `k` by s of a pool of max(N, k), and how far from the exact top `k` that can be."""
+        """Return the top `k` by s of a pool of max(N, k), and its possible gap."""
         self.check(queries, k, allowed)
         pool = self.first_stage(queries, max(k, self.pool_size), allowed)
         answer = rescore(self.scorer, queries, [row[row >= 0] for row in pool.item_indices], k, self.ranks)
@@ -128,7 +128,7 @@ class QuantizedTopKAvg(CodedIndex):
         )
 
     def first_stage(self, queries: QueryStates, size: int, allowed: Mask | None = None) -> Pool:
-        """The `size` best by code: scores mean over p_q of <f_pq, g-bar> as coded, and the bound on the rest."""
+        """Return the `size` best by code: scores mean over p_q of <f_pq, g-bar> as coded, and the bound on the rest."""
         self.check(queries, size, allowed)
         started = time.perf_counter()
         components = queries.components.astype(np.float64)
@@ -147,7 +147,8 @@ class QuantizedTopKAvg(CodedIndex):
 
 
 class QuantizedTopKPerEmbedding(CodedIndex):
-    """The union of the N best per component pair as coded, reordered by s. Certificate: what the lists left out.
+    """The union of the N best per component pair as coded, reordered by s. Certificate: a bound on items outside the
+    lists.
 
     Cells are per component; N is doubled while a union has fewer than k items.
     """
@@ -162,12 +163,12 @@ class QuantizedTopKPerEmbedding(CodedIndex):
         ]
 
     def search(self, queries: QueryStates, k: int, allowed: Mask | None = None) -> TopK:
-        """The top `k` by s of the union of the N best per pair, and how far from the exact top `k` that can be."""
+        """Return the top `k` by s of the union of the N best per pair, and its possible gap."""
         self.check(queries, k, allowed)
         return self._search(queries, k, allowed, self.pool_size)
 
     def _search(self, queries: QueryStates, k: int, allowed: Mask | None, depth: int) -> TopK:
-        """With lists of `depth`, and deeper for the queries whose union is short: each as it would alone."""
+        """Use lists of `depth`, and deeper ones for queries with a short union; each query as if alone."""
         lists = self._lists(queries, depth, allowed)
         pools = [lists.union(query)[0] for query in range(len(queries))]
         answer = rescore(self.scorer, queries, pools, k, self.ranks)
@@ -188,7 +189,9 @@ class QuantizedTopKPerEmbedding(CodedIndex):
         )
 
     def first_stage(self, queries: QueryStates, size: int, allowed: Mask | None = None) -> Pool:
-        """The `size` best of the union of the lists, by an item's best cosine as coded among the lists that have it."""
+        """Return the `size` best of the union of the lists, by an item's best coded cosine among the lists that have
+        it.
+        """
         self.check(queries, size, allowed)
         return self._first_stage(queries, size, allowed, -(-2 * size // self.scorer.num_pairs))
 
@@ -201,8 +204,8 @@ class QuantizedTopKPerEmbedding(CodedIndex):
             rows, best = lists.union(query)
             order = np.lexsort((self.ranks[rows], -best))
             if len(rows) > size:
-                # Left out of the pool though listed: no cosine of its own lists above this, none of the others above
-                # what those left out.
+                # Listed but outside the pool: its cosines in its own lists are at most this, the others at most those
+                # lists' bounds.
                 bounds[query] = max(bounds[query], best[order[size]] + lists.errors[query])
             order = order[:size]
             item_indices[query, : len(order)], scores[query, : len(order)] = rows[order], best[order]
@@ -236,7 +239,7 @@ class _Lists:
         bounds = np.empty(lists)
         errors = np.zeros((num_queries, p_q))
         self.touched = np.zeros(num_queries, dtype=np.int64)
-        # Queries that share a mask are searched together; a mask each makes a search each.
+        # Queries with a common mask are searched together; otherwise one by one.
         whole = [slice(0, num_queries)] if allowed is None or allowed.ndim == 1 else []
         for chosen in whole or [slice(query, query + 1) for query in range(num_queries)]:
             count = chosen.stop - chosen.start
@@ -257,7 +260,7 @@ class _Lists:
         self.seconds = time.perf_counter() - started
 
     def union(self, query: int) -> tuple[Indices, Scores]:
-        """The distinct rows of a query's lists, by row number, and the best score of each."""
+        """Return the distinct rows of a query's lists, by row number, and the best score of each."""
         rows, scores = self._rows[query].reshape(-1), self._scores[query].reshape(-1)
         rows, scores = rows[rows >= 0], scores[rows >= 0]
         distinct, inverse = np.unique(rows, return_inverse=True)
@@ -266,7 +269,7 @@ class _Lists:
         return distinct, best
 
     def short(self, wanted: int) -> Indices:
-        """The queries whose union has fewer than `wanted` items though deeper lists would have more: (n,)."""
+        """Return the queries whose union has fewer than `wanted` items although deeper lists would have more: (n,)."""
         if self.depth >= min(wanted, self._num_items):
             return np.empty(0, dtype=np.int64)
         sizes = np.array([len(self.union(query)[0]) for query in range(len(self._rows))], dtype=np.int64)
@@ -278,7 +281,9 @@ def _component(components: FloatArray, p_x: int) -> FloatArray:
 
 
 def _averages(scorer: MolScorer) -> tuple[npt.NDArray[np.float32], float, float]:
-    """Mean components (X, d) in float32; the largest distance of a component from its stored mean; the largest norm."""
+    """Return mean components (X, d) in float32; the largest distance of a component from its stored mean; the largest
+    norm.
+    """
     means = np.empty((scorer.num_items, scorer.width), dtype=np.float32)
     largest_radius = largest_mean = 0.0
     for x in range(0, scorer.num_items, _CHUNK):

@@ -1,19 +1,19 @@
-"""Tangents of a Mixture of Logits as its first stage: plain dot products that meet the mixture where it is largest.
+"""Tangents of a Mixture of Logits as its first stage: plain dot products that equal the mixture where it is largest.
 
-s(q, x) = sum_p pi_p c_p is a function of what the item brings: its components g (the cosines c are linear in them) and
-its gate. Around one item it is its tangent there, <v, (g, gate)> plus a constant: a dot product with a vector that
-the query and that item make. Where the gating weights are much alike for a query's best items, one tangent orders
-them; mostly they are alike in a few groups, one per pair that weighs most. So a query asks with several vectors, one
-for each group among the best items known so far: first those of a sample, then those that the sample's tangents find
-in a few cells. Each vector's best by code are the pool. This is ours; the paper's TopKAvg (arXiv:2407.15462,
-section 3.2) is the same with equal weights for every query and item.
+s(q, x) = sum_p pi_p c_p is a function of the item's components g (the cosines c are linear in them) and its gate. Its
+tangent at one item is <v, (g, gate)> plus a constant: a dot product with a vector computed from the query and that
+item. If gate weights are similar for a query's best items, one tangent orders them. Mostly they are similar in a few
+groups, one per pair of largest weight. So a query has several vectors, one for each group among the best items known so
+far: first those of a sample, then those that the sample's tangents find in a few cells. Each vector's best by code are
+the pool. This method is our own; the paper's TopKAvg (arXiv:2407.15462, section 3.2) is the same with equal weights for
+every query and item.
 
-Measured in docs/benchmarks/large-catalogues.md. There is no bound on how far s is above a tangent: "estimate", unless
-the pool is all.
+Measured in docs/benchmarks/large-catalogues.md. There is no bound of s minus a tangent: "estimate", unless the pool is
+everything.
 
 Letters: B queries, X items, P_q, P_x query and item components, P = P_q * P_x, d width, M tangents of a query,
 n items, w = P_x d + P coordinates (P_x d without gates), N pool size. Cost: M scans of w / 2 bytes per item of the
-cells visited; the sample and the pool in full. Memory: w / 2 bytes and 4 more per item.
+visited cells; the sample and the pool in full. Memory: w / 2 bytes and 4 more per item.
 """
 
 import time
@@ -38,13 +38,13 @@ DoubleArray = npt.NDArray[np.float64]
 
 _SAMPLE, _CENTRE = 2_048, 64
 _LOOK = Visit(probes=8)
-# Cells whose better items are not expected to reach the pool are left out: a quarter of them holds what all hold.
+# Cells whose better items are not expected to reach the pool are omitted: a quarter of them finds what all find.
 _REACH = 0.5
 _CHUNK = 65_536
 
 
 class VectorScan(Protocol):
-    """Coded items (X, w) that are searched by plain dot products."""
+    """Coded items (X, w), searched by plain dot products."""
 
     @property
     def num_cells(self) -> int: ...
@@ -52,16 +52,16 @@ class VectorScan(Protocol):
     def pool(
         self, queries: npt.NDArray[np.float32], size: int, /, *, visit: Visit, allowed: Mask | None = None
     ) -> CellAnswer:
-        """The `size` best of the allowed (X,), or all of those, for each of the queries (M, w)."""
+        """Return the `size` best of the allowed (X,), or all of those, for each of the queries (M, w)."""
 
 
 class TangentIndex(CodedIndex, ABC):
     """The union of the N / M best by each of a query's M tangents as coded, reordered by s. Certificate: an estimate.
 
-    A list is raised to k where a search asks for more.
+    A list has at least k items.
     """
 
-    _gate_scale: DoubleArray | None = None  # None: of the items
+    _gate_scale: DoubleArray | None = None  # None: the items'
 
     def _prepare(self) -> None:
         num_items = self.num_items
@@ -77,11 +77,11 @@ class TangentIndex(CodedIndex, ABC):
 
     @property
     def visit(self) -> Visit:
-        """The cells that a scan visits."""
+        """The cells of a scan."""
         return self._visit or Visit(probes=self.cells.num_cells)
 
     def search(self, queries: QueryStates, k: int, allowed: Mask | None = None) -> TopK:
-        """The top `k` by s of a pool of about N, each list having at least k items."""
+        """Return the top `k` by s of a pool of about N, with lists of at least k items."""
         self.check(queries, k, allowed)
         started = time.perf_counter()
         lists = self._lists(queries, self.pool_size, k, allowed)
@@ -96,7 +96,7 @@ class TangentIndex(CodedIndex, ABC):
         )
 
     def first_stage(self, queries: QueryStates, size: int, allowed: Mask | None = None) -> Pool:
-        """The `size` best by the highest of a query's tangents, as coded; scores are that height."""
+        """Return the `size` best by the highest of a query's tangents, as coded; scores are that height."""
         self.check(queries, size, allowed)
         started = time.perf_counter()
         lists = self._lists(queries, 2 * size, size, allowed)
@@ -115,13 +115,13 @@ class TangentIndex(CodedIndex, ABC):
         return Pool(item_indices=item_indices, scores=scores, bounds=bounds, passes=(first,))
 
     def _bounds(self, queries: QueryStates, pools: Sequence[Indices], allowed: Mask | None) -> Scores:
-        """-inf where a pool is all that is allowed, else NaN: no proof."""
+        """Return -inf if a pool has all allowed items, else NaN: no proof."""
         counts = count_passing(allowed, len(queries), self.num_items)
         sizes = np.array([len(pool) for pool in pools], dtype=np.int64)
         return np.where(sizes == counts, -np.inf, np.nan)
 
     def _lists(self, queries: QueryStates, size: int, least: int, allowed: Mask | None) -> "_Lists":
-        """Of each query's M tangents the `size` / M best by code each, or the `least`."""
+        """Return, for each query's M tangents, the `size` / M best by code each, at least `least`."""
         found, touched = [], np.zeros(len(queries), dtype=np.int64)
         for query, (vectors, heights) in enumerate(self.tangents(queries)):
             mask = allowed if allowed is None or allowed.ndim == 1 else allowed[query]
@@ -132,7 +132,7 @@ class TangentIndex(CodedIndex, ABC):
         return _Lists(found, touched)
 
     def tangents(self, queries: QueryStates) -> list[tuple[npt.NDArray[np.float32], Scores]]:
-        """What each query asks with: vectors (M, w) and their heights at the origin (M,).
+        """Return each query's tangents: vectors (M, w) and their heights at the origin (M,).
 
         A plain dot product is its own tangent, whatever the item.
         """
@@ -148,7 +148,9 @@ class TangentIndex(CodedIndex, ABC):
         return self._tangents(queries, known)
 
     def _tangents(self, queries: QueryStates, known: Sequence[Indices]) -> list[tuple[npt.NDArray[np.float32], Scores]]:
-        """Per query the tangents at its groups of known items (n,): vectors (M, w) and heights at the origin (M,)."""
+        """Return per query the tangents at its groups of known items (n,): vectors (M, w) and heights at the origin
+        (M,).
+        """
         return [self._slopes.at(queries.take([query]), rows) for query, rows in enumerate(known)]
 
 
@@ -160,29 +162,30 @@ class QuantizedTangents(TangentIndex):
     def _scan(self) -> VectorScan:
         if self._chosen is None:
             # All coordinates in 4 bits each: .9925 of the top 100 of a million in 1.9 ms, in 8 bits .9942 in 2.4, and
-            # two thirds of the coordinates, as `default_cells` has of wide vectors, .936 (N 2,000).
+            # two thirds of the coordinates, as `default_cells` chooses for wide vectors, .936 (N 2,000).
             self._chosen = Cells(num_cells=default_cells(self.num_items, self.scorer.width).num_cells, bits=4)
         return self._coded("slopes", self._slopes.vectors, self._slopes.width)
 
     @property
     def visit(self) -> Visit:
-        """The cells that a scan visits."""
+        """The cells of a scan."""
         return self._visit or Visit(probes=self.cells.num_cells, reach=_REACH)
 
 
 @dataclass(frozen=True, slots=True)
 class _Lists:
-    """Per query rows (M, n) and heights (M, n), -1 and -inf beyond; touched (B,): items scanned."""
+    """Per query rows (M, n) and heights (M, n), padded with -1 and -inf; touched (B,): items scanned."""
 
     found: list[tuple[Indices, Scores]]
     touched: Indices
 
 
 class Slopes:
-    """Items as tangents see them, (w,) each, and the tangents of one query.
+    """Items as vectors (w,) for tangents, and the tangents of one query.
 
-    gate_scale (P,): what gates are divided by, the items' own spread for None. Codes share one step over all
-    coordinates: gates are brought to the components' size, slopes the other way.
+    gate_scale (P,): divisor of gates, default the items' own spread. Codes have one step for all coordinates, so gates
+    are
+    scaled to the components' size, and slopes inversely.
     """
 
     def __init__(self, scorer: MolScorer, gate_scale: DoubleArray | None = None) -> None:
@@ -206,7 +209,7 @@ class Slopes:
         )
 
     def vectors(self) -> npt.NDArray[np.float32]:
-        """Every item as tangents see it: (X, w)."""
+        """Return every item's vector: (X, w)."""
         scorer = self._scorer
         vectors = np.empty((scorer.num_items, self.width), dtype=np.float32)
         states = ItemStates(components=scorer.components, gate=scorer.item_gate)
@@ -215,15 +218,15 @@ class Slopes:
         return vectors
 
     def write(self, items: ItemStates, out: npt.NDArray[np.float32]) -> None:
-        """The vectors of some items: out (n, w)."""
+        """Write the vectors of some items: out (n, w)."""
         out[:, : self._split] = items.components.reshape(len(items), -1)
         if items.gate is not None and self.gate_scale is not None:
             out[:, self._split :] = items.gate / self.gate_scale
 
     def at(self, query: QueryStates, rows: Indices) -> tuple[npt.NDArray[np.float32], Scores]:
-        """One query's tangents at the mean of each group of items `rows` (n,): vectors (M, w), heights (M,).
+        """Return one query's tangents at the mean of each group of items `rows` (n,): vectors (M, w), heights (M,).
 
-        A group is the items for which the same pair weighs most.
+        A group has the items with the same pair of largest weight.
         """
         components = query.components[0].astype(np.float64)
         cosines = np.einsum("qd,npd->nqp", components, self._scorer.components[rows].astype(np.float64))
@@ -252,7 +255,7 @@ class Slopes:
     def _parts(
         self, query: QueryStates, cosines: DoubleArray, gates: DoubleArray | None
     ) -> tuple[DoubleArray, DoubleArray, DoubleArray | None]:
-        """Gating weights (n, P), their inputs z (n, P), and the hidden layer's inputs (n, G)."""
+        """Return gate weights (n, P), their inputs z (n, P), and the hidden layer's inputs (n, G)."""
         z, hidden = np.zeros_like(cosines), None
         if self._network is not None:
             w1, b1, w2, b2 = self._network
@@ -267,7 +270,7 @@ class Slopes:
     def _slope(
         self, query: QueryStates, cosines: DoubleArray, gates: DoubleArray | None
     ) -> tuple[DoubleArray, DoubleArray, DoubleArray | None]:
-        """s (m,) and its derivatives by the cosines and the item's gate, (m, P) each."""
+        """Return s (m,) and its derivatives by the cosines and the item's gate, (m, P) each."""
         weights, z, hidden = self._parts(query, cosines, gates)
         score = (weights * cosines).sum(axis=1)
         by_z = weights * (cosines - score[:, None]) * _silu_slope(z)
@@ -282,7 +285,7 @@ class Slopes:
 
 
 def _best(scores: npt.NDArray[np.float32], count: int) -> Indices:
-    """Positions of the `count` largest, in any order."""
+    """Return the positions of the `count` largest, in any order."""
     return np.argpartition(-scores, count)[:count] if count < len(scores) else np.arange(len(scores))
 
 

@@ -1,9 +1,9 @@
 """The N best items of each of many query vectors at once, without storing the dot products.
 
-What arXiv:2407.15462 leaves to a library call per component pair (its Algorithm 2, line 8): every query vector against
-every item component in one pass, with a running threshold per pair, so that (B, Q, S, X) never exists. With one vector
-per query and one component per item it is plain top-N by dot product. Nothing here knows mixtures, gates or
-certificates.
+Replaces the library call per component pair of arXiv:2407.15462 (its Algorithm 2, line 8): every query vector against
+every item component in one pass, with a rising threshold per pair, so that (B, Q, S, X) never exists. With one vector
+per query and one component per item it is plain top-N by dot product. Mixtures, gates and certificates are not known
+here.
 
 Letters: B queries, Q vectors per query (P_q), X items, S item components (P_x), d width, N results per pair.
 """
@@ -22,8 +22,8 @@ __all__ = ["GroupedBest", "GroupedTopK", "Storage", "from_bfloat16", "to_bfloat1
 
 FloatArray = npt.NDArray[np.float32]
 Storage = Literal["rows", "float32", "bfloat16"]
-_PANEL = 64  # items whose floats lie side by side, as in cpu.cpp
-# Candidates kept at once beside the answer. Queries are taken in groups that stay below it.
+_PANEL = 64  # items whose floats are adjacent, as in cpu.cpp
+# Limit of candidates in memory besides the answer. Queries are taken in groups below it.
 BUFFER_BYTES = 64 << 20
 
 
@@ -31,8 +31,8 @@ BUFFER_BYTES = 64 << 20
 class GroupedBest:
     """The N best of each (query vector, item component), best first, equal scores by rank.
 
-    Shapes: rows (B, Q, S, N') int64 and scores (B, Q, S, N') float32 with N' = min(N, X), ending in -1 and -inf where
-    fewer items are allowed; following (B, Q, S): the best score left out, -inf when nothing was.
+    Shapes: rows (B, Q, S, N') int64 and scores (B, Q, S, N') float32 with N' = min(N, X), padded with -1 and -inf;
+    following (B, Q, S): the best omitted score, -inf without one.
     """
 
     rows: npt.NDArray[np.int64]
@@ -41,10 +41,10 @@ class GroupedBest:
 
 
 class GroupedTopK:
-    """Item vectors prepared for grouped top-N. Safe to use from several threads.
+    """Item vectors prepared for grouped top-N. Thread-safe.
 
     Cost: B Q S X d multiply-adds in float32, and about N log(X / N) candidates written per (query vector, component).
-    Memory beside the answer: at most `buffer_bytes` of candidates, or one query's where those alone are more.
+    Memory besides the answer: at most `buffer_bytes` of candidates, or one query's if larger.
     """
 
     def __init__(
@@ -55,9 +55,9 @@ class GroupedTopK:
         storage: Storage = "rows",
         buffer_bytes: int = BUFFER_BYTES,
     ) -> None:
-        """Prepare items (X, S, d); `tie_ranks` (X,) is a permutation that orders equal scores, row numbers if None.
+        """Prepare items (X, S, d). tie_ranks (X,): a permutation that orders equal scores, default row numbers.
 
-        Storage: "rows" keeps a view of `items`; "float32" a copy in panels, which saves the scan its transposition;
+        Storage: "rows" is a view of `items`; "float32" a copy in panels, which saves the scan its transposition;
         "bfloat16" the same rounded to nearest, half the bytes: scores are then those of the rounded vectors.
         Raises: ValueError for another shape, no items, or 2**32 items and more.
         """
@@ -78,12 +78,12 @@ class GroupedTopK:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held, those of the given rows not counted again."""
+        """Bytes of the prepared items, without the given rows."""
         ranks = 0 if self._ranks is None else 2 * self._ranks.nbytes
         return ranks + (0 if self.storage == "rows" else self._items.nbytes)
 
     def vectors_of(self, rows: npt.NDArray[np.int64]) -> FloatArray:
-        """The vectors of some items as stored: rows (...) -> (..., S, d) float32."""
+        """Return the vectors of some items as stored: rows (...) -> (..., S, d) float32."""
         if self.storage == "rows":
             return np.asarray(self._items[rows], dtype=np.float32)
         found = self._items[rows // _PANEL, :, :, rows % _PANEL]
@@ -97,11 +97,12 @@ class GroupedTopK:
         *,
         kernels: ctypes.CDLL | None = None,
     ) -> GroupedBest:
-        """The `size` best allowed items of each query vector and item component.
+        """Return the `size` best allowed items of each query vector and item component.
 
-        Shapes: queries (B, Q, d), allowed (X,) or (B, X) or None for all; see `GroupedBest`. `kernels` overrides the
-        library that suits this processor.
-        Raises: ValueError naming `queries`, `size` or `allowed` and what is expected.
+        Shapes: queries (B, Q, d), allowed (X,) or (B, X) or None for all; see `GroupedBest`. kernels: another library
+        than
+        this processor's.
+        Raises: ValueError with `queries`, `size` or `allowed` and what is expected.
         """
         self._check(queries, size, allowed)
         num_queries, num_vectors, _ = queries.shape
@@ -164,7 +165,7 @@ class GroupedTopK:
 
 
 def _panels(items: FloatArray, storage: Storage) -> npt.NDArray[np.generic]:
-    """Items (X, S, d) as (ceil(X / 64), S, d, 64), the last panel filled up with zeros; bfloat16 as its 16 bits."""
+    """Return items (X, S, d) as (ceil(X / 64), S, d, 64), the last panel padded with zeros; bfloat16 as its 16 bits."""
     num_items, num_groups, width = items.shape
     num_panels = -(-num_items // _PANEL)
     out: npt.NDArray[np.generic] = np.zeros(
@@ -182,12 +183,12 @@ def _panels(items: FloatArray, storage: Storage) -> npt.NDArray[np.generic]:
 
 
 def from_bfloat16(bits: npt.NDArray[np.generic]) -> FloatArray:
-    """The values of the 16 bits of bfloat16."""
+    """Return the values of bfloat16's 16 bits."""
     return (bits.astype(np.int32) << 16).view(np.float32)
 
 
 def to_bfloat16(values: FloatArray) -> npt.NDArray[np.int16]:
-    """The 16 bits of the nearest bfloat16 of finite values, ties to even."""
+    """Return the 16 bits of the nearest bfloat16 of finite values, ties to even."""
     bits = values.view(np.uint32)
     rounded = (bits + np.uint32(0x7FFF) + ((bits >> 16) & 1)) >> 16
     return rounded.astype(np.uint16).view(np.int16)

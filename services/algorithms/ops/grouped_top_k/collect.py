@@ -12,12 +12,12 @@ from services.algorithms.ops.grouped_top_k.kernel import collect_kernel, collect
 
 NO_KEY = torch.iinfo(torch.int64).min
 _ROWS, _ITEMS = 64, 128  # a tile: at most 64 x 128 accumulators, 64 registers of a thread
-_TILES_PER_RESULT = 4  # so that about one in eight collected is too many
+_TILES_PER_RESULT = 4  # so that about one in eight collected is surplus
 _BLOCK = 1024
 
 
 def items_per_maximum(num_items: int, size: int) -> int | None:
-    """W for N = `size`: the largest that leaves enough tiles; None where the catalogue is too small for tiles."""
+    """Return W for N = `size`: the largest with enough tiles; None if the catalogue is too small for tiles."""
     return next((w for w in (128, 64, 32, 16) if num_items // w >= _TILES_PER_RESULT * size), None)
 
 
@@ -30,10 +30,10 @@ def collect_best(
     *,
     width_of_tile: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys of the `size` best items of each vector and component, and whether some list was too short to hold them.
+    """Return keys of the `size` best items of each vector and component, and whether a list was too short for them.
 
     Shapes: items (X, S, d), queries (B, Q, d) of one dtype, ranks (X,), allowed (1 or B, X) uint8 -> keys (B, Q, S,
-    size) int64 descending, `NO_KEY` beyond the allowed items, and a boolean without axes, on the device.
+    size) int64 descending, padded with `NO_KEY`, and a boolean without axes, on the device.
     """
     queries, allowed = queries.contiguous(), None if allowed is None else allowed.contiguous()
     num_queries, vectors, width = queries.shape
@@ -69,10 +69,10 @@ def collect_best(
 
 
 def collect_values(values: torch.Tensor, thresholds: torch.Tensor, capacity: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Columns of each row's values at or above its threshold: values (B, n), thresholds (B,).
+    """Return the columns of each row's values at or above its threshold: values (B, n), thresholds (B,).
 
-    Returns: columns (B, capacity) int64 in no order, -1 beyond; counts (B,) int32, above `capacity` where it was not
-    enough. -inf is never collected.
+    Returns: columns (B, capacity) int64, unordered, padded with -1; counts (B,) int32, above `capacity` if it was too
+    small. -inf is never collected.
     """
     values, thresholds = values.contiguous(), thresholds.contiguous()
     columns = torch.full((len(values), capacity), -1, dtype=torch.int64, device=values.device)

@@ -1,10 +1,10 @@
 """Grouped top-N on a GPU without storing the dot products: many query vectors against every item component, twice.
 
-`tile_maxima_kernel` keeps only the best of every W items per (query vector, component): the (N + 1)-th largest of
-these is at most the (N + 1)-th largest of all, so it is a threshold that N + 1 items or more reach. With four times
-as many tiles as N few more than that do: `collect_kernel` computes the dot products again, which costs less than
-writing and reading them (d multiply-adds against 8 bytes), and keeps those. `collect_values_kernel` does the second
-half for values that exist already. Order within what is kept depends on the run; callers sort.
+`tile_maxima_kernel` stores only the best of every W items per (query vector, component). The (N + 1)-th largest of
+these is at most the (N + 1)-th largest of all, so at least N + 1 items reach it as a threshold. With four times as many
+tiles as N, few more do. `collect_kernel` computes the dot products again, which costs less than writing and reading
+them (d multiply-adds against 8 bytes), and stores those. `collect_values_kernel` does the second half for existing
+values. The order of stored results depends on the run; callers sort.
 
 Letters: R query vectors (B queries times Q each), X items, S item components, d width, W items per maximum.
 """

@@ -54,24 +54,24 @@ class Int8Network:
 
     @property
     def is_sound(self) -> bool:
-        """Whether nothing overflowed float32 (absurd weights): else the network proves nothing."""
+        """Whether nothing overflowed float32 (absurd weights); otherwise the network proves nothing."""
         arrays = (getattr(self, field.name) for field in fields(self) if field.name not in ("hidden", "out"))
         return all(bool((np.abs(array) < 1e15).all()) for array in arrays)
 
     def function_error(self, cosine_norm: Doubles) -> Doubles:
-        """Error of one activation beside its code's, for cosine vectors of at most this norm (B,)."""
+        """Return the error of one activation besides its code's, for cosine vectors of at most this norm (B,)."""
         largest_hidden = self.reach * (cosine_norm + 1)
         return np.asarray(self.segment_error + 64 * UNIT * (largest_hidden + 1))
 
 
-# As cpu.cpp takes them.
+# In the order of cpu.cpp.
 NETWORK_ARRAYS = tuple(
     field.name for field in fields(Int8Network) if field.name not in ("zero", "segment_error", "reach")
 )
 
 
 def int8_network(pair_gate: PairGate, lanes: Lanes, turn: float) -> Int8Network:
-    """Code the network for cosines in lanes; `turn` is taken off the outputs, as the pass counts gates from there."""
+    """Code the network for cosines in lanes. turn: subtracted from the outputs, where the pass counts gates from."""
     hidden, bias = pair_gate.hidden_weight.astype(np.float64), pair_gate.hidden_bias.astype(np.float64)
     out, offsets = pair_gate.out_weight.astype(np.float64), pair_gate.out_bias.astype(np.float64)
     width = len(bias)
@@ -118,12 +118,12 @@ def int8_network(pair_gate: PairGate, lanes: Lanes, turn: float) -> Int8Network:
 
 
 def _quads(rows: Codes) -> Codes:
-    """(n, m) as (m / 4, n, 4): what meets four values of the vector that the matrix is multiplied with."""
+    """Return (n, m) as (m / 4, n, 4): the layout for products with four values of a vector."""
     return np.ascontiguousarray(rows.reshape(len(rows), -1, 4).transpose(1, 0, 2))
 
 
 def _coded_rows(matrix: Doubles) -> tuple[Doubles, Doubles]:
-    """Codes (n, m) and scales (n,), float32 values, of each row."""
+    """Return codes (n, m) and scales (n,), float32 values, of each row."""
     reach = np.abs(matrix).max(axis=1, initial=0.0)
     scales = np.where(reach > 0, np.maximum(reach / LEVELS, 1e-30), 1.0).astype(np.float32).astype(np.float64)
     return np.clip(np.rint(matrix / scales[:, None]), -LEVELS, LEVELS), scales
@@ -134,13 +134,13 @@ def _silu(values: Doubles) -> Doubles:
 
 
 def _silu_segments() -> tuple[Floats, Floats, float]:
-    """32 lines a + b h over [-8, 8), the outer two for all beyond: values a, slopes b, and their largest error."""
+    """Return 32 lines a + b h over [-8, 8), the outer two for all beyond: values a, slopes b, their largest error."""
     starts = _LOWEST + _SEGMENT_WIDTH * np.arange(_SEGMENTS, dtype=np.float64)
     ends = starts + _SEGMENT_WIDTH
     slopes = (_silu(ends) - _silu(starts)) / _SEGMENT_WIDTH
     slopes[0], slopes[-1] = 0.0, 1.0
     slopes = slopes.astype(np.float32).astype(np.float64)
-    # A hair beyond each segment, as its number is computed in float32; beyond 8, SiLU only comes closer to its line.
+    # Slightly beyond each segment, whose number is computed in float32; beyond 8, SiLU only comes closer to its line.
     points: Doubles = starts[:, None] + np.linspace(-1e-5, _SEGMENT_WIDTH + 1e-5, 2001, dtype=np.float64)
     apart = _silu(points) - slopes[:, None] * points
     values = ((apart.max(axis=1) + apart.min(axis=1)) / 2).astype(np.float32).astype(np.float64)

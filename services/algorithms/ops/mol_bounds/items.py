@@ -1,10 +1,10 @@
-"""A catalogue as the bound pass reads it: components and gates in int8 with what that rounding can hide.
+"""A catalogue in the bound pass's format: components and gates in int8, with bounds of their rounding errors.
 
-Every number that leaves here for a proof is rounded outward: residual norms are computed in float64 for the codes and
-float32 scales as stored.
+Every number used in a proof is rounded outward: residual norms are computed in float64 for the codes and float32 scales
+as stored.
 
 Letters: X items, P_x item components, P = P_q * P_x, d component width, L lanes.
-Memory per item: P_x * d + L + 12 bytes, padded (332 at 8 x 8 x 32, beside 1,280 of float32 states), and d for its
+Memory per item: P_x * d + L + 12 bytes, padded (332 at 8 x 8 x 32, besides 1,280 of float32 states), and d for its
 average.
 """
 
@@ -18,7 +18,7 @@ import numpy.typing as npt
 from services.algorithms.ops.mol_scores import MolScorer
 
 VECTOR = 16
-# Beyond this an int32 could not hold the sum of d products of bytes.
+# Limit for int32 sums of d products of bytes.
 MAX_WIDTH = 65_536
 
 
@@ -26,7 +26,7 @@ _LARGEST = 1e30
 
 
 def bounded(values: npt.NDArray[np.floating]) -> npt.NDArray[np.floating]:
-    """Values cut to what float32 can hold; whoever meets one that large takes it as proving nothing."""
+    """Limit values to float32's range; readers treat the limit as proving nothing."""
     return np.asarray(np.clip(values, -_LARGEST, _LARGEST))
 
 
@@ -58,16 +58,16 @@ class Lanes:
 
     @property
     def quads(self) -> int:
-        """Groups of four values that a component's codes come in."""
+        """Number of groups of four codes per component."""
         return -(-self.width // 4)
 
     @property
     def of_pair(self) -> npt.NDArray[np.int64]:
-        """The lane of each pair: (P,), not to be written to."""
+        """Return the lane of each pair: (P,), read-only."""
         return _lane_of_pair(self)
 
     def spread(self, values: npt.NDArray[np.floating], *, fill: float = 0.0) -> npt.NDArray[np.float32]:
-        """Values per pair (..., P) as float32 values per lane (..., L), `fill` in the padding."""
+        """Return values per pair (..., P) as float32 values per lane (..., L), with `fill` in the padding."""
         out = np.full((*values.shape[:-1], self.count), fill, dtype=np.float32)
         out[..., self.of_pair] = bounded(values)
         return out
@@ -87,7 +87,7 @@ _CHUNK = 32_768
 
 
 class BoundItems:
-    """Codes of X items. Without `low_precision` components have none (the pass then takes float32 cosines).
+    """Codes of X items. Without `low_precision` components have none (the pass then uses float32 cosines).
 
     Arrays: codes (X, d4, PX, 4) uint8 with 128 for zero, scales (X,), component_errors (X,) = max over p_x of
     ||g - g~||, item_errors (X,) = sqrt(sum over p_x of ||g - g~||^2); gates (X, L) int8 with gate_scales (P,) and
@@ -160,9 +160,9 @@ class BoundItems:
 
 
 class AverageItems:
-    """Items' mean components in int8, sixteen items to a block: a first look at every item, without any certificate.
+    """Items' mean components in int8, sixteen items to a block: a first look at every item, without certificate.
 
-    Array: codes (ceil(X / 16), d4, 16, 4) uint8 with 128 for zero; one scale for all, as only the order counts.
+    Array: codes (ceil(X / 16), d4, 16, 4) uint8 with 128 for zero; one scale for all, as only the order matters.
     """
 
     def __init__(self, scorer: MolScorer) -> None:

@@ -36,7 +36,7 @@ class Expansion:
 
 
 class NetworkBounds:
-    """What depends on the network alone: kappa (P,). None stands for no network: m = 0."""
+    """The constants of the network: kappa (P,). None means no network: m = 0."""
 
     def __init__(self, pair_gate: PairGate | None, num_pairs: int) -> None:
         self.curvature = np.zeros(num_pairs)
@@ -57,7 +57,7 @@ class NetworkBounds:
 
     @property
     def is_expanded(self) -> bool:
-        """Whether there is anything to expand."""
+        """Whether there is a network to expand."""
         return self._gate is not None
 
     def around(self, centres: Doubles) -> Expansion:

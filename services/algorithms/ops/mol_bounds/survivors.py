@@ -21,12 +21,12 @@ from services.algorithms.scoring.states import QueryStates
 _ITEM_ARRAYS = ("codes", "scales", "component_errors", "item_errors", "gates")
 _WORD = 64  # items per word of the kernel's answer
 _COSINE_BYTES = 8 << 20  # one tile of (B, P_q, x, P_x) float32 cosines
-_ABSURD = 1e15  # numbers beyond could overflow float32 once multiplied
+_ABSURD = 1e15  # larger numbers could overflow float32 when multiplied
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Survivors:
-    """Rows (n_b,) ascending per query that could not be dropped, and how many items came to the gate test: (B,)."""
+    """Rows (n_b,) ascending per query that could not be dropped, and the items that reached the gate test: (B,)."""
 
     rows: list[npt.NDArray[np.int64]]
     tested: npt.NDArray[np.int64]
@@ -62,7 +62,7 @@ class _Network(ctypes.Structure):
 
 
 class BoundPass:
-    """Certified dropping over one catalogue. Safe to use from several threads."""
+    """Certified dropping over one catalogue. Thread-safe."""
 
     def __init__(
         self,
@@ -76,10 +76,11 @@ class BoundPass:
     ) -> None:
         """Prepare the scorer's items.
 
-        `low_precision`: int8 cosines with their error, and the gate's network in int8, or `expanded` around a centre;
-        else float32 cosines, tile by tile, and the expansion. `by_gates` False stops at the largest cosine (plain
-        Algorithm 1). `items`: codes of the same scorer and precision, to be shared. `kernels`: another
-        library than this processor's.
+        low_precision: int8 cosines with their error, and the gate's network in int8, or `expanded` around a centre;
+        else
+        float32 cosines, tile by tile, and the expansion. by_gates False: stop at the largest cosine (plain Algorithm
+        1).
+        items: codes of the same scorer and precision, to be shared. kernels: another library than this processor's.
         """
         self.scorer = scorer
         self.by_gates = by_gates and scorer.num_pairs > 1
@@ -117,7 +118,7 @@ class BoundPass:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of codes beside the scorer's states."""
+        """Bytes of codes besides the scorer's states."""
         return self.items.nbytes
 
     def survivors(
@@ -127,10 +128,11 @@ class BoundPass:
         centres: npt.NDArray[np.float64],
         allowed: npt.NDArray[np.bool_] | None = None,
     ) -> Survivors:
-        """The allowed items that may have s >= threshold (B,); no other item has.
+        """Return the allowed items that may have s >= threshold (B,); no other item has.
 
-        `centres` (B, P), if the pass `reads_centres`: the cosines around which gates are bounded; any value is right,
-        those of items near the threshold are best. `allowed` (X,) or (B, X).
+        centres (B, P), if the pass `reads_centres`: the cosines around which gates are bounded; any value is valid,
+        those of
+        items near the threshold are best. allowed: (X,) or (B, X).
         """
         items, num_queries, kernels = self.items, len(queries), self._kernels
         if not num_queries:
@@ -190,7 +192,7 @@ class BoundPass:
     def tables(
         self, queries: QueryStates, thresholds: npt.NDArray[np.float64], centres: npt.NDArray[np.float64]
     ) -> QueryTables:
-        """What the kernel reads of each query; one that overflows float32 proves nothing and keeps all items."""
+        """Return the kernel's data of each query; one that overflows float32 proves nothing and keeps all items."""
         tables = query_tables(queries, self.items, self._network, self._int8, thresholds, centres)
         sound = np.isfinite(thresholds) & (tables.largest < _ABSURD) & self._is_sound
         tables.scalars[~sound, 0] = -np.inf
@@ -212,9 +214,9 @@ def best_averages(
     *,
     kernels: ctypes.CDLL | None = None,
 ) -> list[npt.NDArray[np.int64]]:
-    """The `size` allowed items whose mean component lies nearest to each query's: B arrays of rows, ascending.
+    """Return the `size` allowed items with the nearest mean component to each query's: B arrays of rows, ascending.
 
-    All allowed items where there are at most `size`. `kernels` as in `BoundPass`.
+    All allowed items if there are at most `size`. kernels: as in `BoundPass`.
     """
     size = min(size, averages.num_items)
     width = averages.width

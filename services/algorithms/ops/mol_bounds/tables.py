@@ -33,10 +33,11 @@ _UP = 1 + 2.0**-20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QueryTables:
-    """Arrays (B, L) unless said: codes (B, d4, L, 4) int8, corrections int32, scalars (B, 8) as in cpu.cpp.
+    """Arrays (B, L) unless noted: codes (B, d4, L, 4) int8, corrections int32, scalars (B, 8) as in cpu.cpp.
 
-    What has a value a lane begins on a cache line: the kernel's vectors then never cross one (a quarter of its time).
-    `largest` (B,): the largest magnitude among a query's float32 numbers, NaN where one of them is."""
+    Arrays with a value per lane begin on a cache line, so that the kernel's vectors never cross one (a quarter of its
+    time). largest (B,): the largest magnitude among a query's float32 numbers, NaN if one of them is.
+    """
 
     codes: npt.NDArray[np.int8]
     corrections: npt.NDArray[np.int32]
@@ -59,7 +60,7 @@ class QueryTables:
     largest: Floats
 
 
-# As cpu.cpp takes them, and those that have a float32 a lane.
+# In the order of cpu.cpp; and the arrays with a float32 per lane.
 ARRAYS = tuple(field.name for field in fields(QueryTables) if field.name != "largest")
 _PER_LANE = tuple(name for name in ARRAYS if name not in ("codes", "corrections", "scalars", "cosine_scales"))
 
@@ -72,8 +73,10 @@ def query_tables(
     thresholds: Doubles,
     centres: Doubles,
 ) -> QueryTables:
-    """Tables for thresholds (B,) on s: cosines in low precision where `items` has codes, gates by the `int8` network
-    where there is one, else by `network` expanded around centres (B, P) of the cosines, which nothing else reads."""
+    """Return tables for thresholds (B,) on s: cosines in low precision if `items` has codes; gates by the `int8`
+    network if
+    there is one, else by `network` expanded around centres (B, P) of the cosines, which are used only there.
+    """
     lanes = items.lanes
     num_queries, _, width = queries.components.shape
     components = queries.components.astype(np.float64)
@@ -111,7 +114,7 @@ def query_tables(
         scalars[:, 2] = largest * _UP
         scalars[:, 3] = np.sqrt((residuals**2).sum(axis=1)) * coded_norm
         scalars[:, 3] += 8 * UNIT * np.sqrt((code_norms**2).sum(axis=1)) * coded_norm
-        # The spectral norm by way of the P_q x P_q products: a tenth of the time of singular values.
+        # The spectral norm from the P_q x P_q products: a tenth of the time of singular values.
         squares = np.linalg.eigvalsh(components @ components.transpose(0, 2, 1))[:, -1]
         scalars[:, 4] = np.sqrt(squares.clip(min=0)) * _UP
     rounding = 8 * UNIT * (magnitude + np.abs(thresholds))
@@ -131,7 +134,7 @@ def query_tables(
     cosine_reach = np.maximum(largest + residuals.max(axis=1, initial=0.0), 1e-20) * coded_norm
     cosine_scales = np.maximum(cosine_reach * _UP / LEVELS, 1e-20)
     if int8 is not None:
-        # Each cosine is coded once more on its way into the network.
+        # Each cosine is coded again before the network.
         scalars[:, 3] += 0.501 * cosine_scales * np.sqrt(lanes.num_pairs)
         scalars[:, 7] = int8.function_error(2 * all_norms * items.largest_item_norm)
     up = 1 + slack
@@ -171,7 +174,7 @@ def query_tables(
 
 
 def _coded(components: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.int8], Doubles, Doubles]:
-    """Codes (B, P_q, d), scales (B, P_q) as float32 values, and norms (B, P_q) of what the codes leave."""
+    """Return codes (B, P_q, d), scales (B, P_q) as float32 values, and norms (B, P_q) of the codes' residuals."""
     reach = np.abs(components).max(axis=-1, initial=0.0)
     scales = np.where(reach > 0, np.maximum(reach / LEVELS, 1e-30), 1.0).astype(np.float32).astype(np.float64)
     codes = np.clip(np.rint(components / scales[..., None]), -LEVELS, LEVELS)

@@ -1,8 +1,7 @@
 """Score every item for every query with a Mixture of Logits, in similarity units s = tau * phi.
 
-`mol_scores` is the public function; an index that scores many times keeps a `MolScorer`, which prepares the items
-once. `reference.py` is the plain formula that every other path is tested against. Nothing here knows item ids,
-filters or top-K.
+`mol_scores` is the public function; an index uses a `MolScorer`, which prepares the items once. `reference.py` is the
+plain formula, the reference of the tests. Item ids, filters and top-K are not known here.
 
 Letters: B queries, X items, P_q, P_x query and item components, P = P_q * P_x, d component width, G gate hidden width.
 """
@@ -17,9 +16,9 @@ def mol_scores(queries: QueryStates, items: ItemStates, pair_gate: PairGate | No
     """Score every item for every query.
 
     Shapes: queries (B, P_q, d) and (B, P), items (X, P_x, d) and (X, P) -> (B, X) float32, s in [-1, 1] for
-            normalised components; pair p = p_q * P_x + p_x.
-    Memory: beside the result one tile of a few dozen items per thread; (B, X, P) never exists.
-    Raises: ValueError if widths or pair counts differ, or if more than one pair comes without any gate.
+    normalised components; pair p = p_q * P_x + p_x.
+    Memory: besides the result one tile of a few dozen items per thread; (B, X, P) never exists.
+    Raises: ValueError if widths or pair counts differ, or if more than one pair has no gate.
     Source: arXiv:2407.15462, equation 2 and appendix A.3 (GLU-SiLU gate); the gate reads cosines instead of logits.
     Cost:   B X P (d + 2 G) multiply-adds and B X (G + 2 P) exponentials.
     """

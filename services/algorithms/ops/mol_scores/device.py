@@ -1,9 +1,8 @@
 """Mixture-of-Logits scores on a torch device: bounds on every score in one fast pass, float64 for the few that matter.
 
-On a CUDA card the pass is `kernel.py` in half precision, with the error of `kernel_error.py`; elsewhere, and for
-values that half precision cannot hold, it is the plain formula in float32, chunk by chunk, with the error of
-`rounding.py`. Everything above works with bounds and does not know which. Nothing here waits for the device or copies
-from it, so that callers can capture it in a CUDA graph.
+On a CUDA card the pass is `kernel.py` in half precision, with the error of `kernel_error.py`. Elsewhere, and for values
+beyond half precision, it is the plain formula in float32, chunk by chunk, with the error of `rounding.py`. Callers use
+the bounds alike. Nothing here waits for the device or copies from it, so callers can capture it in a CUDA graph.
 
 Letters: B queries, X items, n scored items per query, P_q, P_x query and item components, P = P_q * P_x, d component
 width, G gate hidden width.
@@ -29,12 +28,14 @@ _STATS_ITEMS = 65_536
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceQueries:
-    """B queries on the device, with what their scores' errors rest on.
+    """B queries on the device, with the data of their scores' errors.
 
-    Shapes: components (B, P_q, d) and gate (B, P) float32, pair p_q * P_x + p_x; half (B, P_q, d) and half_gate
-    (B, P as the kernel rounds it) as the kernel reads them; errors (B, 3): base, the bound on |score - exact| of
-    the plain pass, or what `kernel_error` says of the kernel; double_error (B,) float64: the same for float64 scores.
-    `half_fits`: first stages may use half precision; `fused`: scores come from the kernel.
+    Shapes: components (B, P_q, d) and gate (B, P) float32, pair p_q * P_x + p_x; half (B, P_q, d) and half_gate (B, P
+    as
+    the kernel rounds it) in the kernel's format; errors (B, 3): base, the bound on |score - exact| of the plain pass,
+    or
+    `kernel_error`'s numbers for the kernel; double_error (B,) float64: the same for float64 scores. half_fits: first
+    stages may use half precision; fused: scores come from the kernel.
     """
 
     components: torch.Tensor
@@ -56,7 +57,7 @@ class DeviceQueries:
 
 
 class DeviceScorer:
-    """Item states on a torch device: in float32 for exact scores and, for the kernel, in half precision as well."""
+    """Item states on a torch device: in float32 for exact scores and, for the kernel, also in half precision."""
 
     def __init__(
         self,
@@ -68,12 +69,14 @@ class DeviceScorer:
         kernels: bool | None = None,
         chunk_bytes: int = 64 << 20,
     ) -> None:
-        """Copy X items. `precision` is the kernel's operands', whose error the bounds carry; `kernels` says whether
-        they run: by default on a CUDA card. `chunk_bytes` bounds every intermediate of
-        the plain passes, and the kernel's for wide components.
+        """Copy X items. precision: of the kernel's operands; bounds include its error. kernels: whether they run,
+        default on a
+        CUDA card. chunk_bytes: limit of every intermediate of the plain passes, and of the kernel's for wide
+        components.
 
-        float16 errs 8 times less than bfloat16 at the same speed and holds values up to 65,504; searches whose values
-        exceed 30,000 take the plain pass.
+        float16 has an error 8 times less than bfloat16 at the same speed, and values up to 65,504; searches with values
+        above
+        30,000 take the plain pass.
         Raises: ValueError for an empty index or gates and components that disagree.
         """
         if precision not in LARGEST:
@@ -92,13 +95,13 @@ class DeviceScorer:
         self._weights = None if pair_gate is None else gate_weights(pair_gate, device, torch.float32)
         self._weights_float64 = None if pair_gate is None else gate_weights(pair_gate, device, torch.float64)
         self._error = KernelErrorModel(stored, pair_gate, precision=precision)
-        # Half precision also serves first stages, with the bound on cosines that follows from its residuals.
+        # Half precision also serves first stages, with the bound on cosines from its residuals.
         self.half: torch.Tensor | None = None
         if self.kernels and float(self.magnitudes.norms.max()) <= LARGEST[precision]:
             self.half = self.components.to(_half(precision))
         self._fused: FusedItems | None = None
         if self.half is not None and self.num_pairs > 1:
-            # Imported only where kernels run: Triton is no requirement of a machine without a card.
+            # Imported only where kernels run: Triton is not required without a card.
             from services.algorithms.ops.mol_scores import fused as launcher
 
             self._fused = launcher.FusedItems(
@@ -112,11 +115,11 @@ class DeviceScorer:
         return held + (0 if self._fused is None else self._fused.nbytes)
 
     def check(self, queries: QueryStates) -> None:
-        """Raise ValueError, naming both values, if these queries cannot be scored against these items."""
+        """Raises: ValueError with both values if these queries cannot be scored against these items."""
         self.shape.check_queries(queries)
 
     def prepare(self, queries: QueryStates) -> DeviceQueries:
-        """Copy B queries to the device and bound the errors of their scores. Raises as `check` does."""
+        """Copy B queries to the device and bound the errors of their scores. Raises: as `check`."""
         self.check(queries)
         components = torch.from_numpy(np.array(queries.components))
         gate = None
@@ -124,7 +127,7 @@ class DeviceScorer:
             gate = torch.from_numpy(np.array(queries.gate))
         half = components.to(_half(self.precision))
         double_error = self.error_bounds_float64(queries)
-        # What lies within float64's own error of the K-th score is wanted, too.
+        # Includes scores within float64's own error of the K-th.
         base = rounding.error_bounds(queries, self.magnitudes, self.pair_gate, unit=rounding.FLOAT32) + double_error
         errors = np.zeros((len(queries), 3), dtype=np.float32)
         errors[:, 0] = np.nextafter((base * (1 + 2**-22)).astype(np.float32), np.float32(np.inf))
@@ -153,7 +156,7 @@ class DeviceScorer:
         )
 
     def cosine_errors(self, queries: QueryStates, prepared: DeviceQueries) -> npt.NDArray[np.float64]:
-        """Bound the error of a cosine between vectors as first stages read them, for every item: (B, P)."""
+        """Bound the error of a cosine between vectors as used by first stages, for every item: (B, P)."""
         if prepared.half_fits:
             return self._error.cosine_errors(queries, prepared.half.float().cpu().numpy())
         return rounding.cosine_errors(queries, self.magnitudes)
@@ -170,10 +173,11 @@ class DeviceScorer:
         allowed: torch.Tensor | None = None,
         grouped: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Upper and lower bounds on s of every item, or of `rows` (B, n), -1 for none: (B, n) float32 each.
+        """Return upper and lower bounds on s of every item, or of `rows` (B, n), -1 for none: (B, n) float32 each.
 
-        -inf where there is no allowed item; `allowed` (1 or B, X) uint8. `grouped` allows the lower bounds to be
-        those of the best of each group of items: fewer columns, whose K-th largest is at most the true one.
+        -inf where no item is allowed; allowed: (1 or B, X) uint8. grouped: the lower bounds may be those of the best of
+        each
+        group of items: fewer columns, whose K-th largest is at most the true one.
         """
         if queries.fused:
             assert self._fused is not None
@@ -193,7 +197,7 @@ class DeviceScorer:
         return scores + error, scores - error
 
     def scores_float64(self, queries: DeviceQueries, rows: torch.Tensor) -> torch.Tensor:
-        """s of `rows` (B, n) in float64 over the stored float32 states: (B, n), -inf for row -1."""
+        """Return s of `rows` (B, n) in float64 over the stored float32 states: (B, n), -inf for row -1."""
         return self._plain(queries, rows, self._weights_float64, torch.float64)
 
     def _plain(
@@ -203,7 +207,7 @@ class DeviceScorer:
         weights: tuple[torch.Tensor, ...] | None,
         dtype: torch.dtype,
     ) -> torch.Tensor:
-        """The formula in `dtype` for every item or for `rows` (B, n), in chunks of items: (B, n)."""
+        """Evaluate the formula in `dtype` for every item or for `rows` (B, n), in chunks of items: (B, n)."""
         count = self.num_items if rows is None else rows.shape[1]
         out = torch.empty((len(queries), count), dtype=dtype, device=self.device)
         hidden = 0 if self.pair_gate is None else len(self.pair_gate.hidden_bias)
@@ -236,7 +240,9 @@ def mixture(
     item_gate: torch.Tensor | None,
     weights: tuple[torch.Tensor, ...] | None,
 ) -> torch.Tensor:
-    """s of cosines (b, n, P), gates (b, 1, P) and (b or 1, n, P) and the pair gate, in the cosines' dtype: (b, n)."""
+    """Return s of cosines (b, n, P), gates (b, 1, P) and (b or 1, n, P) and the pair gate, in the cosines' dtype: (b,
+    n).
+    """
     if cosines.shape[-1] == 1:
         return cosines[..., 0]
     silu = torch.nn.functional.silu
@@ -250,7 +256,7 @@ def mixture(
 
 
 def gate_weights(pair_gate: PairGate, device: torch.device, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
-    """W1 transposed (P, G), b1, W2 transposed (G, P), b2."""
+    """Return W1 transposed (P, G), b1, W2 transposed (G, P), b2."""
     arrays = (pair_gate.hidden_weight.T, pair_gate.hidden_bias, pair_gate.out_weight.T, pair_gate.out_bias)
     return tuple(torch.from_numpy(np.array(array)).to(device, dtype) for array in arrays)
 
@@ -264,14 +270,14 @@ def _nbytes(tensor: torch.Tensor) -> int:
 
 
 def _taken(allowed: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """allowed (1 or B, X) at rows (B, n), -1 for none: (B, n)."""
+    """Return allowed (1 or B, X) at rows (B, n), -1 for none: (B, n)."""
     return allowed.expand(len(rows), -1).gather(1, rows.clamp_min(0)) & (rows >= 0)
 
 
 def _statistics(
     items: ItemStates, dtype: torch.dtype
 ) -> tuple[rounding.ItemMagnitudes, tuple[FloatArray, FloatArray] | None, StoredItems]:
-    """Largest norms and gates, the gates' range, and what storing in `dtype` does to both, over all items."""
+    """Return the largest norms and gates, the gates' range, and their rounding in `dtype`, over all items."""
     num_components = items.components.shape[1]
     norms, residuals = np.zeros(num_components), np.zeros(num_components)
     for start in range(0, len(items), _STATS_ITEMS):

@@ -1,9 +1,9 @@
 """The last step of every algorithm on a device: the exact top K of a pool, or of everything, from certified bounds.
 
-A fast pass bounds every score from above and below; the K-th largest lower bound is a threshold that K items reach,
-and whoever's upper bound reaches it is evaluated in float64. What float64 cannot tell apart is ordered by item id.
-Nothing here waits for the device, so the whole step can be captured in a CUDA graph; the number of items to evaluate
-is therefore fixed in advance (`capacity`), and the caller asks again with more room where it was too small.
+A fast pass bounds every score from above and below. K items reach the K-th largest lower bound; it is the threshold for
+upper bounds, and items that reach it are evaluated in float64. Scores that float64 cannot distinguish are ordered by
+item id. Nothing here waits for the device, so the whole step can be captured in a CUDA graph. The number of items to
+evaluate is therefore fixed in advance (`capacity`), and the caller repeats with more room if it was too small.
 
 Letters: B queries, X items, n pool size, K results.
 """
@@ -15,16 +15,18 @@ import torch
 from services.algorithms.ops.grouped_top_k.device import at_least
 from services.algorithms.ops.mol_scores.device import DeviceQueries, DeviceScorer
 
-_GROUP, _GROUPS_PER_RESULT = 64, 4  # lower bounds per 64 items suffice where that leaves many more than K of them
+_GROUP, _GROUPS_PER_RESULT = 64, 4  # lower bounds per 64 items suffice if there are many more than K of them
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceAnswer:
     """The exact top K of B pools, on the device.
 
-    Shapes: rows (B, K') int64 and scores (B, K') float64, -1 and -inf beyond a smaller pool; kth_scores (B,): the K-th
-    exact score is at least this, -inf where a pool held fewer; evaluated (B,): items that float64 had to decide, where
-    above `capacity` the answer is void.
+    Shapes: rows (B, K') int64 and scores (B, K') float64, padded with -1 and -inf; kth_scores (B,): a lower bound of
+    the
+    K-th exact score, -inf if a pool had fewer items; evaluated (B,): items that float64 had to decide; above `capacity`
+    the
+    answer is void.
     """
 
     rows: torch.Tensor
@@ -43,7 +45,7 @@ def exact_answer(
     k: int,
     capacity: int,
 ) -> DeviceAnswer:
-    """The top `k` of distinct rows `pool` (B, n), -1 for none, or of all items; `allowed` (1 or B, X) uint8."""
+    """Return the top `k` of distinct rows `pool` (B, n), -1 for none, or of all items; `allowed` (1 or B, X) uint8."""
     count = scorer.num_items if pool is None else pool.shape[1]
     grouped = pool is None and queries.fused and count // _GROUP >= _GROUPS_PER_RESULT * k
     upper, lower = scorer.bounds(queries, rows=pool, allowed=allowed, grouped=grouped)
@@ -67,12 +69,12 @@ def exact_answer(
 def _in_order(
     rows: torch.Tensor, scores: torch.Tensor, ranks: torch.Tensor, tolerance: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Rows and scores (B, n) by (-score, rank), and the sorted scores as they were; see `order_by_score_then_id`."""
+    """Return rows and scores (B, n) by (-score, rank), and the sorted raw scores; see `order_by_score_then_id`."""
     rank = torch.where(rows >= 0, ranks[rows.clamp_min(0)], len(ranks))
     order = torch.argsort(scores, dim=1, descending=True, stable=True)
     raw, rows, rank = scores.gather(1, order), rows.gather(1, order), rank.gather(1, order)
     new_group = torch.ones_like(rows, dtype=torch.bool)
-    # -inf minus -inf is no number and makes no new group.
+    # -inf minus -inf is NaN and starts no new group.
     new_group[:, 1:] = raw[:, :-1] - raw[:, 1:] > tolerance[:, None]
     columns = torch.arange(rows.shape[1], device=rows.device).expand_as(rows)
     starts = torch.cummax(torch.where(new_group, columns, 0), dim=1).values

@@ -1,8 +1,7 @@
-"""CUDA graphs of searches: a small batch is some forty launches, which a graph replays as one.
+"""CUDA graphs of searches: a small batch has about forty launches, which a graph replays as one.
 
-A graph is captured the second time that a call of the same key is made, so that what happens once costs no capture,
-and the least recently used ones make room. Where there is no CUDA card every call simply runs. Callers hold a lock:
-a replay writes into tensors that belong to the graph.
+A graph is captured at the second call with the same key, so that single calls cost no capture; the least recently used
+ones are evicted. Without a CUDA card every call simply runs. Callers lock: a replay writes into tensors of the graph.
 
 Letters: B queries.
 """
@@ -31,13 +30,13 @@ class CapturedCalls(Generic[Output]):
     """Functions of B queries, captured per key."""
 
     def __init__(self, *, max_graphs: int) -> None:
-        """`max_graphs` bounds what is kept; every graph holds the intermediates of its call. 0: never capture."""
+        """max_graphs: limit of the cached graphs, each with the intermediates of its call. 0: never capture."""
         self._max_graphs = max_graphs
         self._seen: OrderedDict[Hashable, None] = OrderedDict()
         self._graphs: OrderedDict[Hashable, _Captured[Output]] = OrderedDict()
 
     def __call__(self, key: Hashable, queries: DeviceQueries, function: Callable[[DeviceQueries], Output]) -> Output:
-        """`function(queries)`, whose tensors are valid until the next call."""
+        """Return `function(queries)`, whose tensors are valid until the next call."""
         suits = queries.components.device.type == "cuda" and 0 < len(queries) <= _MAX_QUERIES
         if not suits or not self._max_graphs:
             return function(queries)
@@ -68,7 +67,7 @@ class CapturedCalls(Generic[Output]):
             errors=queries.errors.clone(),
             double_error=queries.double_error.clone(),
         )
-        # Once outside the graph, on the stream that captures: libraries set up their workspaces at first use.
+        # Once outside the graph, on the capturing stream: libraries set up their workspaces on first use.
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):

@@ -169,9 +169,9 @@ def mol_scores_kernel(
         total = tl.sum(weight, axis=1)
         score = tl.sum(weight * c, axis=1) / total
         square = tl.sum(weight * c * c, axis=1) / total
-        # The difference of the two nearly cancels where cosines agree: what their roundings can hide is added.
+        # The difference of the two nearly cancels if cosines agree: a bound of their roundings is added.
         spread = tl.sqrt(tl.maximum(square - score * score, 0.0) + (2 * P + 16) * 2.4e-7 * square)
-        gate_error = tl.minimum(gate_error, 60.0)  # beyond that the bound says nothing, but must not be infinite
+        gate_error = tl.minimum(gate_error, 60.0)  # beyond that the bound is useless, but must not be infinite
         error = tl.load(term) + gate_error * tl.exp(gate_error) * spread
         if MASKED:
             present = present & (tl.load(allowed + query * allowed_stride + item, mask=present, other=0) != 0)
@@ -204,7 +204,7 @@ def cosines_kernel(
     GATHERED: tl.constexpr,
     FAST: tl.constexpr,
 ):
-    """All cosines of a bounded chunk of pairs, for components too wide for `mol_scores_kernel` to keep a tile of.
+    """Compute all cosines of a bounded chunk of pairs, for components too wide for a tile of `mol_scores_kernel`.
 
     Grid: (tiles of n, groups of queries).
     """

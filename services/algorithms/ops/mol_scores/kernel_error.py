@@ -41,7 +41,7 @@ _SECOND_ORDER = 1.002  # products of two errors, and the float32 in which the ke
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredItems:
-    """What storing a catalogue in half precision did to it, as largest values over its items.
+    """The effect of storing a catalogue in half precision, as largest values over its items.
 
     Shapes: norms and residual norms ||g - g'|| (P_x,); gates |x| and |x - x'| (P,), None without item gates.
     """
@@ -65,17 +65,17 @@ class KernelError:
 
 
 class KernelErrorModel:
-    """Error bounds for one catalogue and pair gate, whatever the queries."""
+    """Error bounds for one catalogue and pair gate, for any queries."""
 
     def __init__(self, items: StoredItems, pair_gate: PairGate | None, *, precision: str) -> None:
-        """Precompute what does not depend on queries. `precision`: "float16" or "bfloat16"."""
+        """Precompute the part independent of queries. precision: "float16" or "bfloat16"."""
         self._items, self._unit, self._smallest = items, UNIT[precision], _SMALLEST[precision]
         self._network = None if pair_gate is None else _Network(pair_gate, precision)
 
     def bounds(
         self, queries: QueryStates, stored: npt.NDArray[np.float32], *, also: DoubleArray | float = 0.0
     ) -> KernelError:
-        """The numbers for queries whose components are stored as `stored` (B, P_q, d); `also` (B,) goes into base."""
+        """Return the numbers for queries with components stored as `stored` (B, P_q, d). also (B,): added to base."""
         items = self._items
         exact, half = queries.components.astype(np.float64), stored.astype(np.float64)
         cosine, cosine_error = self._cosines(exact, half)
@@ -116,7 +116,7 @@ class KernelErrorModel:
         return self._cosines(queries.components.astype(np.float64), stored.astype(np.float64))[1] * _SECOND_ORDER
 
     def _cosines(self, exact: DoubleArray, half: DoubleArray) -> tuple[DoubleArray, DoubleArray]:
-        """|cosine| as computed and its error: components exact and stored (B, P_q, d) -> (B, P) each."""
+        """Return |cosine| as computed and its error: components exact and stored (B, P_q, d) -> (B, P) each."""
         items = self._items
         norms = np.linalg.norm(half, axis=-1)[:, :, None]
         residuals = np.linalg.norm(exact - half, axis=-1)[:, :, None]
@@ -128,11 +128,12 @@ class KernelErrorModel:
 
 
 class _Network:
-    """What W2 SiLU(W1 c + b1) + b2 does to errors: largest over its P outputs, in the terms of the module's formula.
+    """The effect of W2 SiLU(W1 c + b1) + b2 on errors: largest over its P outputs, in the terms of the module's
+    formula.
 
-    per_read: an output's error per unit of ||error of c||; constant, per_cosine, per_hidden: errors of its own, per
+    per_read: an output's error per unit of ||error of c||; constant, per_cosine, per_hidden: its own errors, per
     one, per ||c|| and per ||z / 2|| (all already times SiLU's slope); gate_per_hidden, largest_bias: |output| itself;
-    hidden_constant, hidden_per_cosine: ||z / 2|| as computed, of its own and per ||c||.
+    hidden_constant, hidden_per_cosine: ||z / 2|| as computed, its own and per ||c||.
     """
 
     def __init__(self, pair_gate: PairGate, precision: str) -> None:
@@ -153,7 +154,7 @@ class _Network:
         before_constant = first_sums * float(np.linalg.norm(b1))
         self.hidden_per_cosine = 0.5 * (spectral + before_per_cosine) * (1 + unit**2)
         self.hidden_constant = 0.5 * (float(np.linalg.norm(b1)) + before_constant)
-        # ||h|| <= 2 ||z / 2||; what is rounded: tanh, the function's own steps, and h to half precision.
+        # ||h|| <= 2 ||z / 2||; rounded are tanh, the function's own steps, and h to half precision.
         hidden_per_hidden = _TANH + 16 * _FLOAT32 + 2 * unit * (1 + _TANH)
         self.per_cosine = _SLOPE * largest_row * _SLOPE * before_per_cosine
         own = largest_row * hidden_per_hidden + 2 * (largest_apart + second_sums * largest_row) * (1 + 2 * unit)
@@ -167,13 +168,13 @@ class _Network:
         self._largest_weight = float(max(np.abs(w1).max(), np.abs(w2).max()))
 
     def largest_hidden(self, cosine: DoubleArray) -> DoubleArray:
-        """The largest |hidden value| or weight that is rounded to half precision: cosines (B, P) -> (B,)."""
+        """Return the largest |hidden value| or weight that is rounded to half precision: cosines (B, P) -> (B,)."""
         largest = (cosine @ self._w1.T + self._b1).max(axis=1) * 1.01 + 1
         return np.asarray(np.maximum(largest, self._largest_weight))
 
 
 def _residual(weight: FloatArray, precision: str) -> DoubleArray:
-    """What storing half of a weight in half precision leaves out of the weight."""
+    """Return the residual of storing half of a weight in half precision."""
     exact = torch.from_numpy(np.array(weight))
     stored = 2 * (0.5 * exact).to(torch.float16 if precision == "float16" else torch.bfloat16).double()
     return np.asarray((exact.double() - stored).numpy())

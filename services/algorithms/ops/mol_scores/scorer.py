@@ -1,7 +1,7 @@
 """Item states prepared for scoring: float32 scores with a proven error bound, and float64 re-evaluation.
 
-The compiled kernel (cpu.cpp) does the work. Plain dot products of everything (P = 1) are a matrix product, which BLAS
-does best; the bound holds for both.
+The compiled kernel (cpu.cpp) computes them. Plain dot products of everything (P = 1) are a matrix product, which BLAS
+does fastest; the bound applies to both.
 
 Letters: B queries, X items, P_q, P_x query and item components, P = P_q * P_x, d component width, G gate hidden width.
 """
@@ -38,12 +38,12 @@ class _Problem(ctypes.Structure):
 
 
 class NativeScores:
-    """The kernels of one library over one catalogue. Holds the items' arrays as given (copied if not C-contiguous)."""
+    """The kernels of one library over one catalogue. References the items' arrays (copied if not C-contiguous)."""
 
     def __init__(self, library: ctypes.CDLL, items: ItemStates, pair_gate: PairGate | None) -> None:
-        """Prepare X items, which fit `pair_gate`.
+        """Prepare X items that fit `pair_gate`.
 
-        The softmax over a single pair is 1 whatever the gates say, so they are left out there.
+        The softmax over a single pair is always 1, so its gates are omitted.
         """
         self._library = library
         self._components = np.ascontiguousarray(items.components, dtype=np.float32)
@@ -75,7 +75,7 @@ class NativeScores:
         return [out[start:stop] for start, stop in pairwise(offsets)]
 
     def scores_float64_at(self, queries: QueryStates, rows: Sequence[Rows]) -> list[npt.NDArray[np.float64]]:
-        """The same in double precision."""
+        """Score in double precision, as `scores_at`."""
         flat, offsets = self._flatten(rows)
         out = np.empty(len(flat), dtype=np.float64)
         with self._problem(queries, len(flat)) as problem:
@@ -91,7 +91,7 @@ class NativeScores:
         return norms
 
     def _flatten(self, rows: Sequence[Rows]) -> tuple[Rows, Rows]:
-        """All rows in one array and where each query's begin: (N,), (B + 1,)."""
+        """Return all rows in one array and each query's begin: (N,), (B + 1,)."""
         offsets = np.zeros(len(rows) + 1, dtype=np.int64)
         np.cumsum([len(chosen) for chosen in rows], out=offsets[1:])
         flat = np.concatenate([*rows, np.empty(0, dtype=np.int64)]).astype(np.int64, copy=False)
@@ -133,11 +133,12 @@ _DOT_FLOATS = 1 << 16  # of dot products at a time: their transposition stays in
 
 
 class MolScorer:
-    """X items ready to be scored. Safe to use from several threads.
+    """X items ready to be scored. Thread-safe.
 
-    `components` (X, P_x, d) and `item_gate` (X, P), or None, are the arrays as given, memory maps included, not to be
-    written to; `shape` is what they and the pair gate imply.
-    Memory beside results: about 200 KB per thread.
+    components (X, P_x, d) and item_gate (X, P), or None: the given arrays, memory maps included, read-only. shape:
+    follows
+    from them and the pair gate.
+    Memory besides results: about 200 KB per thread.
     """
 
     def __init__(self, items: ItemStates, pair_gate: PairGate | None) -> None:
@@ -153,7 +154,7 @@ class MolScorer:
 
     @lazy_property
     def gate_range(self) -> tuple[DoubleVector, DoubleVector] | None:
-        """The least and the largest item gate of each pair (P,), which bounds on gating weights rest on; None without.
+        """The least and the largest item gate of each pair (P,), used by bounds on gate weights; None without.
 
         Both are 0 over an empty catalogue.
         """
@@ -165,18 +166,18 @@ class MolScorer:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of everything held per item: components and gate as they were given, nothing else."""
+        """Bytes of the given components and gate."""
         gate = 0 if self.item_gate is None else self.item_gate.size * 4
         return self.components.size * 4 + gate
 
     @lazy_property
     def magnitudes(self) -> rounding.ItemMagnitudes:
-        """The largest item values, which error bounds and certificates rest on."""
+        """The largest item values, used by error bounds and certificates."""
         gate = None if self.gate_range is None else np.maximum(-self.gate_range[0], self.gate_range[1])
         return rounding.ItemMagnitudes(norms=self._native.largest_norms(), gate=gate, width=self.width)
 
     def check(self, queries: QueryStates) -> None:
-        """Raise ValueError, naming both values, if these queries cannot be scored against these items."""
+        """Raises: ValueError with both values if these queries cannot be scored against these items."""
         self.shape.check_queries(queries)
 
     def scores(self, queries: QueryStates) -> FloatMatrix:
@@ -193,7 +194,7 @@ class MolScorer:
         return self._native.scores_at(queries, rows)
 
     def scores_float64_at(self, queries: QueryStates, rows: Sequence[Rows]) -> list[DoubleVector]:
-        """The same in float64 over the stored float32 states, within `error_bounds_float64`."""
+        """Score in float64 over the stored float32 states, within `error_bounds_float64`, as `scores_at`."""
         self.check(queries)
         self._check_rows(queries, rows)
         return self._native.scores_float64_at(queries, rows)
@@ -204,7 +205,7 @@ class MolScorer:
 
     def error_bounds(self, queries: QueryStates) -> DoubleVector:
         """Bound |float32 score - exact value| for every item, per query: (B,)."""
-        # One search asks several times, for the same queries.
+        # One search asks several times for the same queries.
         last = self._last_bounds
         if last is None or last[0] is not queries:
             bounds = rounding.error_bounds(queries, self.magnitudes, self.pair_gate, unit=rounding.FLOAT32)
@@ -225,9 +226,9 @@ class MolScorer:
 
 
 def _dot_products(queries: FloatMatrix, items: FloatMatrix) -> FloatMatrix:
-    """Queries (B, d) times items (X, d): (B, X).
+    """Return queries (B, d) times items (X, d): (B, X).
 
-    The items come first in the product: OpenBLAS is slow where few rows meet many columns.
+    The items are the left factor: OpenBLAS is slow for few rows and many columns.
     """
     out = np.empty((len(queries), len(items)), dtype=np.float32)
     if len(queries) == 1:

@@ -1,7 +1,7 @@
-"""The best of X vectors by dot product, from small integer codes in cells: what an index over many vectors scans.
+"""The best of X vectors by dot product, from small integer codes in cells: the scan of an index over many vectors.
 
-`coded` trains and codes; `cells.py` says what is kept, and `cpu.cpp` searches it in one native call (queries of 0.1 ms
-leave no time for an interpreter). Ids, gates and certificates live above.
+`coded` trains and codes; `cells.py` defines the format, and `cpu.cpp` searches it in one native call (queries of 0.1 ms
+leave no time for an interpreter). Ids, gates and certificates are not known here.
 
 Letters: B queries, X items, C cells, d width, h coded width, K results, N pool size.
 """
@@ -45,7 +45,7 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cells:
-    """How vectors are kept: C cells, 4 or 8 bits per coded dimension, h coded dimensions (None: all d)."""
+    """The format of codes: C cells, 4 or 8 bits per coded dimension, h coded dimensions (None: all d)."""
 
     num_cells: int
     bits: int
@@ -61,7 +61,7 @@ class Cells:
 
     @property
     def text(self) -> str:
-        """What codes of any number of vectors have in common."""
+        """Return the common properties of codes of any number of vectors."""
         return f"{self.coded_width or 'all'} dimensions in {self.bits} bits"
 
     @property
@@ -69,12 +69,14 @@ class Cells:
         return CellCodes
 
     def coded(self, vectors: FloatMatrix, *, seed: int) -> CellCodes:
-        """The function of that name."""
+        """Code vectors, see the function `coded`."""
         return coded(vectors, cells=self, seed=seed)
 
 
 def default_cells(num_items: int, width: int) -> Cells:
-    """What measured best: cells of about 700 items, up to 64 dimensions in 8 bits each, beyond half of them in 4."""
+    """Return the measured best: cells of about 700 items; up to 64 dimensions in 8 bits each, beyond that half of them
+    in 4.
+    """
     num_cells = max(1, min(round(1.25 * num_items**0.5), num_items // 16))
     return (
         Cells(num_cells=num_cells, bits=8)
@@ -106,10 +108,10 @@ class RowCodes(Protocol):
     """Coded vectors: a dataclass of arrays, whole numbers and None."""
 
     def take(self, rows: npt.NDArray[np.int64], /) -> Self:
-        """The codes of some rows, which ascend, numbered from 0."""
+        """Return the codes of some ascending rows, numbered from 0."""
 
     def check_fits(self, num_vectors: int, width: int, /) -> None:
-        """Raise ValueError, naming what was found and what is allowed, unless they are of so many, so wide vectors."""
+        """Raises: ValueError with both values unless they have this number of vectors of this width."""
 
 
 Codes = TypeVar("Codes", bound=RowCodes)
@@ -117,22 +119,22 @@ CodesMade = TypeVar("CodesMade", bound=RowCodes, covariant=True)
 
 
 class Coding(Protocol[CodesMade]):
-    """How vectors are coded, `Cells` for one."""
+    """A way to code vectors, such as `Cells`."""
 
     @property
     def text(self) -> str:
-        """What tells it from other ways."""
+        """Return text that identifies it."""
 
     @property
     def kind(self) -> type[CodesMade]:
-        """What it makes."""
+        """The type of its codes."""
 
     def coded(self, vectors: FloatMatrix, *, seed: int) -> CodesMade:
         """Train on vectors (X, d) float32 and code them. Equal seeds make equal codes."""
 
 
 class Coder(Protocol):
-    """What codes the vectors, of shape (X, d), that `part` names, or knows their codes from earlier."""
+    """Codes the vectors (X, d) named by `part`, or returns existing codes."""
 
     def __call__(
         self,
@@ -147,19 +149,19 @@ class Coder(Protocol):
 
 
 def codes_key(part: str, cells: Coding[Codes], seed: int) -> str:
-    """What codes are known by: equal keys code equal vectors alike, but for the number of cells."""
+    """Return the key of codes: equal keys mean equal codes of equal vectors, except for the number of cells."""
     return f"{part}, {cells.text}, seed {seed}"
 
 
 def vectors_coded(
     part: str, vectors: Callable[[], FloatMatrix], shape: tuple[int, int], /, *, cells: Coding[Codes], seed: int
 ) -> Codes:
-    """The coder that knows none."""
+    """Code vectors without existing codes."""
     return cells.coded(vectors(), seed=seed)
 
 
 class CellScan:
-    """X vectors in coded cells. Safe to use from several threads."""
+    """X vectors in coded cells. Thread-safe."""
 
     def __init__(
         self,
@@ -169,9 +171,9 @@ class CellScan:
         tie_ranks: npt.NDArray[np.int64] | None = None,
         kernels: ctypes.CDLL | None = None,
     ) -> None:
-        """`vectors`: those that were coded (X, d), held for exact products; without them `pool` is all there is.
-
-        `kernels`: another library than this processor's.
+        """vectors: the coded ones (X, d), for exact products; without them only `pool` works. kernels: another library
+        than this
+        processor's.
         """
         self.codes = codes
         self._ranks = np.arange(codes.num_items, dtype=np.int64) if tie_ranks is None else tie_ranks
@@ -189,15 +191,15 @@ class CellScan:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of codes and cells; the vectors themselves belong to the caller."""
+        """Bytes of codes and cells; the caller owns the vectors."""
         return self.codes.nbytes
 
     def errors(self, queries: FloatMatrix) -> npt.NDArray[np.float64]:
-        """No score by code is farther from the exact product than this, per query (B, d): (B,)."""
+        """Return the largest error of a score by code against the exact product, per query (B, d): (B,)."""
         codes = self.codes
         norms = np.linalg.norm(queries.astype(np.float64), axis=1)
         coded = queries if codes.projection is None else queries @ codes.projection
-        # A query's own codes are off by at most half a step per coordinate.
+        # A query's own codes have an error of at most half a step per coordinate.
         own = np.abs(coded).max(axis=1, initial=0).astype(np.float64) / 254 * codes.coded_width**0.5 * (1 + 2.0**-20)
         largest_centre = float(np.linalg.norm(codes.centres.astype(np.float64), axis=1).max())
         spread = 1.0 if codes.projection is None else codes.coded_width**0.5
@@ -215,7 +217,7 @@ class CellScan:
         allowed: npt.NDArray[np.bool_] | None = None,
         tolerances: npt.NDArray[np.float64] | None = None,
     ) -> CellAnswer:
-        """The `k` best by exact product among the `pool` best by code: scores in float64.
+        """Return the `k` best by exact product among the `pool` best by code: scores in float64.
 
         Shapes: queries (B, d), allowed (X,) or (B, X). Products within `tolerances` (B,) of each other count as equal.
         """
@@ -231,9 +233,9 @@ class CellScan:
         allowed: npt.NDArray[np.bool_] | None = None,
         tolerances: npt.NDArray[np.float64] | None = None,
     ) -> CellAnswer:
-        """The exact `k` best: whatever a bound on its code's error doesn't rule out is evaluated exactly.
+        """Return the exact `k` best: items not ruled out by a bound on their code's error are evaluated exactly.
 
-        Cells whose radius rules all of theirs out aren't visited. Pays with 8 bits and h = d, where bounds are tight.
+        Cells ruled out by their radius aren't visited. Pays with 8 bits and h = d, where bounds are tight.
         """
         visit = Visit(probes=self.num_cells)
         return self._search(queries, allowed, tolerances, k=k, pool=k, visit=visit, prove=True, rescore=True)
@@ -241,7 +243,7 @@ class CellScan:
     def pool(
         self, queries: FloatMatrix, size: int, *, visit: Visit, allowed: npt.NDArray[np.bool_] | None = None
     ) -> CellAnswer:
-        """The `size` best by code, with those scores."""
+        """Return the `size` best by code, with those scores."""
         return self._search(queries, allowed, None, k=size, pool=size, visit=visit, prove=False, rescore=False)
 
     def _search(

@@ -1,9 +1,9 @@
 """Vectors as small integer codes in cells: k-means cells, and per item its residual in 8 or 4 bits per dimension.
 
 A cell's residuals x - centre share one step (scale), so a query's score is base + step * (an integer dot product) and
-the scan can compare integers. Wide vectors keep only the leading principal directions of their residuals, rotated at
-random among themselves so that all h coordinates vary alike and one step suits them all. Codes lie in blocks of 16
-items, 4 dimensions of all 16 per 64 bytes, as integer dot products want them. Nothing here knows queries or ids.
+the scan can compare integers. Of wide vectors only the leading principal directions of the residuals are coded, rotated
+at random among themselves so that all h coordinates vary alike and one step fits all. Codes are in blocks of 16 items,
+4 dimensions of all 16 per 64 bytes, the layout of integer dot products. Queries and ids are not known here.
 
 Letters: X items, C cells, d width, h coded width.
 """
@@ -16,17 +16,18 @@ import numpy.typing as npt
 FloatMatrix = npt.NDArray[np.float32]
 LANES = 16
 _CHUNK_FLOATS = 1 << 22
-_ROUND_UP = 1 + 2.0**-12  # norms are taken in float32: they are stored no smaller than they are
+_ROUND_UP = 1 + 2.0**-12  # norms are computed in float32, and stored rounded up
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CellCodes:
-    """X coded vectors in C cells, none empty when they are coded.
+    """X coded vectors in C cells, none empty after coding.
 
     Shapes: centres (C, d); projection (d, h) with orthonormal columns, None for the identity; scales, errors (largest
     ||residual - decoded||), code_norms (largest ||decoded||), radii (largest ||residual||), spreads (root mean square
-    of ||residual||), counts of items: (C,) each; starts (C + 1,) in blocks of 16; rows (16 * blocks,), -1 where a
-    slot is empty; codes (blocks, groups, 64) uint8.
+    of ||residual||), counts of items: (C,) each; starts (C + 1,) in blocks of 16; rows (16 * blocks,), -1 in empty
+    slots;
+    codes (blocks, groups, 64) uint8.
     """
 
     bits: int
@@ -64,13 +65,15 @@ class CellCodes:
         return self.width if self.projection is None else self.projection.shape[1]
 
     def check_fits(self, num_vectors: int, width: int) -> None:
-        """Raise ValueError, naming what was found and what is allowed, unless they are of so many, so wide vectors."""
+        """Raises: ValueError with both values unless they have this number of vectors of this width."""
         if (self.num_items, self.width) != (num_vectors, width):
             found = f"codes of {self.num_items} vectors {self.width} wide"
             raise ValueError(f"{found}; allowed: {num_vectors} vectors {width} wide")
 
     def take(self, rows: npt.NDArray[np.int64]) -> "CellCodes":
-        """The codes of some rows, which ascend, numbered from 0. Other rows' slots stay empty; cells keep bounds."""
+        """Return the codes of some ascending rows, numbered from 0. Other rows' slots become empty; cells retain their
+        bounds.
+        """
         numbers = np.full(self.num_items + 1, -1, dtype=np.int32)  # of slot -1: the last one
         numbers[rows] = np.arange(len(rows))
         kept = numbers[self.rows]
@@ -101,11 +104,11 @@ def encode(
 ) -> CellCodes:
     """Code the residuals of X vectors (X, d) from the centres (C, d) of their cells (X,); empty cells are left out.
 
-    `projection` (d, h) says which directions are coded (see `principal_directions`), None: all, as they are.
+    projection (d, h): the coded directions (see `principal_directions`); None: all coordinates.
 
     8 bits: a cell's step is its largest residual coordinate / 127. 4 bits: 0.335 of the coordinates' root mean square,
-    which loses least for a normal distribution of 16 levels (Max 1960), what lies beyond being cut off.
-    Memory: beside the result, chunks of 16 MB. Raises: ValueError for bits other than 4 and 8.
+    which loses least for a normal distribution of 16 levels (Max 1960); larger values are clipped.
+    Memory: besides the result, chunks of 16 MB. Raises: ValueError for bits other than 4 and 8.
     """
     if bits not in (4, 8):
         raise ValueError(f"bits={bits} allowed: 4, 8")
@@ -150,7 +153,7 @@ def encode(
         whole = decoded if projection is None else decoded @ projection.T
         np.maximum.at(errors, owner, np.linalg.norm(residuals - whole, axis=1))
         padded[slots[start : start + chunk], :coded_width] = codes.astype(np.uint8)
-    # Decoding and subtracting in float32 may hide as much of an error.
+    # Decoding and subtracting in float32 may hide this much of an error.
     roundings = (width + 16) * 2.0**-24 * radii * (1 if projection is None else coded_width**0.5)
     parts = padded.reshape(-1, LANES, groups, per_byte, 4).transpose(0, 2, 3, 1, 4).reshape(-1, groups, per_byte, 64)
     packed = parts[:, :, 0] if bits == 8 else parts[:, :, 0] | (parts[:, :, 1] << 4)
@@ -175,9 +178,10 @@ def encode(
 def train_centres(
     vectors: FloatMatrix, num_cells: int, *, seed: int, sample_per_cell: int = 64, rounds: int = 10
 ) -> FloatMatrix:
-    """Centres of `num_cells` cells (C, d) by Lloyd's k-means on a sample, fewer when there are fewer distinct rows.
+    """Return centres of `num_cells` cells (C, d) by Lloyd's k-means on a sample, fewer if there are fewer distinct
+    rows.
 
-    Deterministic by seed. Cells that lose all their points take the place of a random point of the sample.
+    Deterministic by seed. Cells that lose all their points move to a random point of the sample.
     """
     generator = np.random.default_rng(seed)
     count = min(len(vectors), sample_per_cell * num_cells)
@@ -198,7 +202,7 @@ def train_centres(
 def sums_of_groups(
     rows: FloatMatrix, groups: npt.NDArray[np.int64], num_groups: int
 ) -> tuple[FloatMatrix, npt.NDArray[np.int64]]:
-    """Sums (C, d) of the rows (n, d) of each group (n,), added in their order, and how many each has (C,)."""
+    """Return sums (C, d) of the rows (n, d) of each group (n,), added in order, and their counts (C,)."""
     counts = np.bincount(groups, minlength=num_groups)
     used = np.flatnonzero(counts)
     starts = np.cumsum(counts)[used] - counts[used]
@@ -210,11 +214,12 @@ def sums_of_groups(
 def principal_directions(
     vectors: FloatMatrix, centres: FloatMatrix, cells: npt.NDArray[np.int64], *, width: int, seed: int
 ) -> FloatMatrix:
-    """The `width` directions that residuals vary in most, turned at random among themselves: (d, width).
+    """Return the `width` directions of largest variance of residuals, rotated at random among themselves: (d, width).
 
     From up to 65,536 residuals. Measured on 135k MiniLM vectors (d 384, 384 cells, 4 bits; share of the exact top 100
-    within the best 300 by code): all 384 coordinates as they are .9946 in 192 bytes; 192 principal directions .9929
-    and those turned .9965 in 96 bytes.
+    within the best 300 by code): all 384 coordinates .9946 in 192 bytes; 192 principal directions .9929, and rotated
+    .9965,
+    in 96 bytes.
     """
     generator = np.random.default_rng(seed)
     count = min(len(vectors), 1 << 16)
@@ -226,7 +231,7 @@ def principal_directions(
 
 
 def assign(vectors: FloatMatrix, centres: FloatMatrix) -> npt.NDArray[np.int64]:
-    """The nearest centre of each vector: (X,)."""
+    """Return the nearest centre of each vector: (X,)."""
     cells = np.empty(len(vectors), dtype=np.int64)
     step = max(1, _CHUNK_FLOATS // vectors.shape[1])
     for start in range(0, len(vectors), step):
@@ -235,7 +240,7 @@ def assign(vectors: FloatMatrix, centres: FloatMatrix) -> npt.NDArray[np.int64]:
 
 
 def nearest(vectors: FloatMatrix, centres: FloatMatrix) -> npt.NDArray[np.int64]:
-    """The nearest centre (C, d) of each of some vectors (n, d): (n,)."""
+    """Return the nearest centre (C, d) of each of some vectors (n, d): (n,)."""
     half_squares = np.float32(0.5) * (centres * centres).sum(axis=1)
     step = max(1, (16 << 20) // (4 * len(centres)))
     parts = []
@@ -253,7 +258,7 @@ def _residuals(
     cells: npt.NDArray[np.int64],
     chunk: slice,
 ) -> tuple[FloatMatrix, npt.NDArray[np.int64]]:
-    """Residuals of a chunk of the items in cell order, and their cells."""
+    """Return residuals of a chunk of the items in cell order, and their cells."""
     owner = cells[chunk]
     return vectors[order[chunk]] - centres[owner], owner
 

@@ -12,10 +12,11 @@ from services.algorithms.ops.quantized_scan.cells import LANES, CellCodes, Float
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Visit:
-    """How far a search goes: the `probes` nearest cells (more until the pool is full).
+    """The extent of a search: the `probes` nearest cells (more until the pool is full).
 
-    `reach`: cells are taken in order of <q, centre> + reach ||q|| (the cell's root mean square residual) and left
-    unvisited once that is below the worst of the pool; 0: by <q, centre> alone, all `probes`.
+    reach: cells are taken in order of <q, centre> + reach ||q|| (the cell's root mean square residual), until that is
+    below
+    the worst of the pool; 0: by <q, centre> alone, all `probes`.
     """
 
     probes: int
@@ -30,9 +31,10 @@ class Visit:
 
 @dataclass(slots=True)
 class CellQuestion:
-    """B queries (B, d); allowed (X,) or (B, X), None for all, and how many (B,); products within tolerances (B,) of
-    each other are equal. `prove`: bounds instead of `visit` say which cells are scanned; `rescore`: exact products of
-    the pool. Arrays are C-contiguous. Not frozen: making one takes a microsecond less of a query's hundred.
+    """B queries (B, d); allowed (X,) or (B, X), None for all, and their counts (B,); products within tolerances (B,) of
+    each other are equal. prove: bounds, not `visit`, decide which cells are scanned; rescore: exact products of the
+    pool.
+    Arrays are C-contiguous. Not frozen, which saves a microsecond of a query's hundred.
     """
 
     queries: npt.NDArray[np.float32]
@@ -50,8 +52,9 @@ class CellQuestion:
 class CellAnswer:
     """The best of B queries, best first, ties by rank.
 
-    Shapes: rows (B, n), scores (B, n), -1 and -inf beyond a shorter answer; bounds (B,): no allowed item left out of
-    the pool scores above it, -inf when nothing was left out; touched (B, 2): items scanned, exact products.
+    Shapes: rows (B, n), scores (B, n), padded with -1 and -inf; bounds (B,): no allowed item outside the pool scores
+    above
+    it, -inf if none was omitted; touched (B, 2): items scanned, exact products.
     """
 
     rows: npt.NDArray[np.int64]
@@ -85,7 +88,7 @@ class _Search(ctypes.Structure):
 
 
 class NativeCells:
-    """Coded cells as the compiled scan reads them. Keeps its arrays alive."""
+    """Coded cells in the compiled scan's format. References its arrays."""
 
     def __init__(
         self, library: ctypes.CDLL, codes: CellCodes, vectors: FloatMatrix | None, ranks: npt.NDArray[np.int64]

@@ -1,9 +1,9 @@
 """Dot products of a few vectors with chosen rows of a large matrix in int8 or half precision, and unions of row sets.
 
-What an output layer over millions of phrases asks for: 25,000 rows scattered over gigabytes, read once, all positions
-at a time, gathered and multiplied in one native call (`cpu.cpp`). Which rows are worth asking for is not known here.
+For an output layer over millions of phrases: 25,000 rows scattered over gigabytes are read once, for all positions,
+gathered and multiplied in one native call (`cpu.cpp`). The choice of rows is not known here.
 
-Letters: V rows, D width, s vectors (positions), U rows asked for.
+Letters: V rows, D width, s vectors (positions), U requested rows.
 """
 
 import ctypes
@@ -59,7 +59,7 @@ class CodedVectors:
 
 
 def code_rows(weights: Floats) -> CodedRows:
-    """(V, D) float32 by rows, a million at a time or fewer."""
+    """Code (V, D) float32 by rows, at most a million at a time."""
     codes = np.empty(weights.shape, dtype=np.uint8)
     scales = np.empty(len(weights), dtype=np.float32)
     step = max(1, (1 << 24) // weights.shape[1])
@@ -72,7 +72,7 @@ def code_rows(weights: Floats) -> CodedRows:
 
 
 def code_vectors(vectors: Floats) -> CodedVectors:
-    """(s, D) float32, each with a step of its own."""
+    """Code (s, D) float32, each vector with its own step."""
     steps = np.maximum(np.abs(vectors).max(axis=1), np.float32(1e-30)) / np.float32(LARGEST)
     return CodedVectors(np.rint(vectors / steps[:, None]).astype(np.int8), steps.astype(np.float32))
 
@@ -96,10 +96,11 @@ _INT64 = ctypes.c_int64
 def token_scores(
     rows: CodedRows | HalfRows, vectors: Floats, chosen: Ints | None, *, kernels: ctypes.CDLL | None = None
 ) -> Floats:
-    """Products of `vectors` (s, D) with the `chosen` rows (U,), None for all -> (s, U), a view of a (U, s) array.
+    """Return products of `vectors` (s, D) with the `chosen` rows (U,), None for all -> (s, U), a view of a (U, s)
+    array.
 
     int8: the vectors are coded too (a step each of largest / 127), the integer product is exact. float16: products and
-    sums in float32. `kernels`: another library than this processor's.
+    sums in float32. kernels: another library than this processor's.
     Cost: U D bytes read (twice that in float16), U D s multiply-adds.
     """
     library = kernels or load_kernels("token_scores")
@@ -117,7 +118,7 @@ def token_scores(
 
 
 def products(rows: Floats, vector: Floats, *, kernels: ctypes.CDLL | None = None) -> Floats:
-    """Products of float32 rows (m, D) with one vector (D,): (m,). One thread: BLAS would wake others for 0.1 ms."""
+    """Return products of float32 rows (m, D) with one vector (D,): (m,). One thread: BLAS wakes others for 0.1 ms."""
     library = kernels or load_kernels("token_scores")
     vector, out = np.ascontiguousarray(vector), np.empty(len(rows), dtype=np.float32)
     library.freshet_products(address(rows), address(vector), *map(_INT64, rows.shape), address(out))
@@ -125,7 +126,7 @@ def products(rows: Floats, vector: Floats, *, kernels: ctypes.CDLL | None = None
 
 
 def union(sets: Ints, chosen: npt.NDArray[np.int64], num_rows: int, *, kernels: ctypes.CDLL | None = None) -> Ints:
-    """The sorted union of rows of `sets` (m, r), numbers 0 to num_rows - 1, and 0: (U,)."""
+    """Return the sorted union of rows of `sets` (m, r), numbers 0 to num_rows - 1, and 0: (U,)."""
     function = (kernels or load_kernels("token_scores")).freshet_union
     function.restype = _INT64
     out = np.empty(min(len(chosen) * sets.shape[1] + 1, num_rows), dtype=np.int32)

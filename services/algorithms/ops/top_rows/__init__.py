@@ -1,7 +1,7 @@
 """Rows of a score matrix that may be among the top k: the selection after a pass over a whole catalogue.
 
 One pass with a rising threshold instead of a partition of every row of scores, which took 8 ms per query at X 674,044
-(the kernel: 0.2 ms). It allows for errors in the scores and for a filter, and leaves order and ties to the caller.
+(the kernel: 0.2 ms). It allows for errors in the scores and for a filter; callers order and resolve ties.
 
 Letters: B queries, X items.
 """
@@ -27,12 +27,13 @@ def top_rows(
     *,
     kernels: ctypes.CDLL | None = None,
 ) -> list[Rows]:
-    """For each query the rows whose score reaches the `k`-th best allowed one less `slack` (at most one float less).
+    """Return for each query the rows whose score reaches the `k`-th best allowed one less `slack` (at most one float
+    less).
 
-    Shapes: scores (B, X) float32, slack (B,) at least 0, allowed (X,) or (B, X), None for all -> B arrays of rows in
-            ascending order; all allowed rows where there are no more than k. Rows at -inf are never taken.
+    Shapes: scores (B, X) float32, slack (B,) at least 0, allowed (X,) or (B, X), None for all -> B arrays of ascending
+    rows; all allowed rows if there are at most k. Rows at -inf are never taken.
     Cost:   one pass over B X scores; memory about 12 bytes per row that was ever in reach.
-    `kernels`: another library than this processor's. Raises: ValueError if k is below 1.
+    kernels: another library than this processor's. Raises: ValueError if k is below 1.
     """
     if k < 1:
         raise ValueError(f"k={k} allowed: at least 1")
@@ -64,7 +65,7 @@ def top_rows(
 
 
 def count_passing(mask: npt.NDArray[np.bool_] | None, num_queries: int, num_items: int) -> npt.NDArray[np.int64]:
-    """How many items pass for each query: (B,). mask: (n,) for all of them, (B, n), or None where all pass.
+    """Return how many items pass for each query: (B,). mask: (n,) for all of them, (B, n), or None if all pass.
 
     Row by row: over a whole array NumPy counts bits, along an axis it adds up integers (10 million: .26 and 2.9 ms).
     """

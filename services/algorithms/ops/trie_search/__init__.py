@@ -1,7 +1,7 @@
-"""The identifiers of a trie that score best when their tokens may take the positions in any order.
+"""The identifiers of a trie with the best scores when their tokens may take the positions in any order.
 
-A level-by-level search with an exact score and an exact bound per node, in one native call (`cpu.cpp`). What tokens,
-identifiers and items are is not known here.
+A level-by-level search with an exact score and an exact bound per node, in one native call (`cpu.cpp`). The meaning of
+tokens, identifiers and items is not known here.
 
 Letters: s positions, U tokens scored, I identifiers, K results.
 """
@@ -26,14 +26,14 @@ __all__ = [
     "search_trie",
 ]
 
-MAX_POSITIONS = 12  # a node keeps a score for each set of as many used positions as it is deep: C(12, 6) = 924
+MAX_POSITIONS = 12  # a node has a score for each set of used positions of its depth's size: C(12, 6) = 924
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrieQuestion:
-    """Tokens (U,) int32, rising, and gains (U, s) float32, C-contiguous: what token u adds at position t.
+    """Tokens (U,) int32, ascending, and gains (U, s) float32, C-contiguous: the gain of token u at position t.
 
-    `beams` nodes are kept per level and part, `results` identifiers come back. `in_order`: token i at position i alone.
+    beams: nodes per level and part. results: number of identifiers. in_order: token i at position i only.
     """
 
     tokens: npt.NDArray[np.int32]
@@ -54,8 +54,10 @@ class TrieQuestion:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Best first: identifiers (n,) int32, gains (n,) float32, n at most K. No identifier that was left out gains more
-    than `bound`: -inf where no node was dropped for lack of beams."""
+    """Best first: identifiers (n,) int32, gains (n,) float32, n at most K. No omitted identifier gains more than
+    `bound`;
+    -inf: the beam dropped no node.
+    """
 
     identifiers: npt.NDArray[np.int32]
     gains: npt.NDArray[np.float32]
@@ -93,12 +95,12 @@ def search_trie(
     allowed: npt.NDArray[np.bool_] | None = None,
     kernels: ctypes.CDLL | None = None,
 ) -> Found:
-    """The best identifiers of several tries together, best first, ties by identifier.
+    """Return the best identifiers of several tries together, best first, ties by identifier.
 
     Shapes: deleted (I,), allowed (X,) over the rows of `items`: an identifier needs one allowed item.
-    Cost:   per level, s operations for each child of the at most `beams` nodes that a part keeps, s C(s, level) for
-            those themselves.
-    `kernels`: another library than this processor's.
+    Cost:   per level, s operations for each child of the at most `beams` nodes per part, s C(s, level) for those
+    themselves.
+    kernels: another library than this processor's.
     """
     tries = (_Trie * len(parts))(
         *(

@@ -1,8 +1,8 @@
 """A trie as four integer arrays: built in one vectorised pass, mapped from a file, walked without objects.
 
-Nodes are numbered level by level, so the children of a node are a range, sorted by token, and the ranges of
-neighbours adjoin: one boundary per node says where its children begin and end. Identifiers hang on nodes the same way.
-12 bytes per node and 4 per identifier. Nothing here knows of changes, scores or items.
+Nodes are numbered level by level, so the children of a node are a range, sorted by token, and the ranges of neighbours
+adjoin: one boundary per node delimits its children. Identifiers are attached to nodes the same way. 12 bytes per node
+and 4 per identifier. Changes, scores and items are not known here.
 
 Letters: N nodes (the root included), I identifiers, n tokens of an identifier.
 """
@@ -22,10 +22,11 @@ _MAX_NODES = 2**31 - 1
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrieArrays:
     """Node 0 is the root. Node i is reached by `tokens[i]`; its children are the nodes `children[i]` up to
-    `children[i + 1]`, by rising token; its identifiers are `identifiers[ends[i]:ends[i + 1]]`, rising.
+    `children[i + 1]`, ascending by token; its identifiers are `identifiers[ends[i]:ends[i + 1]]`, ascending.
 
-    Shapes: tokens (N,), children (N + 1,), ends (N + 1,), identifiers (I,), all int32, C-contiguous. What the root's
-    children are is kept once more, so that a token is found among them at once.
+    Shapes: tokens (N,), children (N + 1,), ends (N + 1,), identifiers (I,), all int32, C-contiguous. The root's
+    children
+    are also indexed by token.
     """
 
     tokens: Ints
@@ -36,7 +37,7 @@ class TrieArrays:
     root_ranks: Ints = field(init=False)
 
     def __post_init__(self) -> None:
-        """Raises: ValueError where shapes or boundaries don't fit each other (a walk would leave the arrays)."""
+        """Raises: ValueError for inconsistent shapes or boundaries (a walk would leave the arrays)."""
         nodes, count = len(self.tokens), len(self.identifiers)
         for name, array, last in (("children", self.children, nodes), ("ends", self.ends, count)):
             if array.shape != (nodes + 1,):
@@ -47,7 +48,7 @@ class TrieArrays:
                 raise ValueError(f"{name} falls; its boundaries rise")
         if (self.children[:-1] <= np.arange(nodes)).any():
             raise ValueError("children lie at or before their node; a level follows its parents'")
-        # The root may have a million children: a bit per token says which there are, a rank per word where.
+        # The root may have a million children: a bit per token marks existing ones, a rank per word finds them.
         first = self.tokens[1 : self.children[1]]
         there = np.zeros(64 * (int(first.max(initial=-1)) // 64 + 1), dtype=bool)
         there[first] = True
@@ -62,12 +63,12 @@ class TrieArrays:
 
     @property
     def nbytes(self) -> int:
-        """Of the four arrays; the root's bits and ranks add 3 bytes per 16 tokens of the vocabulary."""
+        """Bytes of the four arrays; the root's bits and ranks add 3 bytes per 16 tokens of the vocabulary."""
         return self.tokens.nbytes + self.children.nbytes + self.ends.nbytes + self.identifiers.nbytes
 
     @classmethod
     def build(cls, tokens: Ints, offsets: npt.NDArray[np.int64], identifiers: Ints) -> Self:
-        """From I token sequences laid end to end: sequence i is `tokens[offsets[i]:offsets[i + 1]]`.
+        """Build from I concatenated token sequences: sequence i is `tokens[offsets[i]:offsets[i + 1]]`.
 
         Sequences may be equal. Cost: a sort of I rows of the longest sequence; 5 million short ones in seconds.
         """
@@ -78,9 +79,9 @@ class TrieArrays:
         rows[np.arange(len(tokens)) - offsets[:-1][owner], owner] = tokens
         order = np.lexsort((identifiers, *rows[::-1]))
         rows, lengths, identifiers = rows[:, order], lengths[order], identifiers[order]
-        fresh = np.zeros(count, dtype=bool)  # whether this row's path has left the row before's
+        fresh = np.zeros(count, dtype=bool)  # whether this row's path differs from the row before
         fresh[:1] = True
-        node = np.zeros(count, dtype=np.int64)  # the node where this row's path is
+        node = np.zeros(count, dtype=np.int64)  # the last node of this row's path
         ends_at = np.zeros(count, dtype=np.int64)
         level_tokens, parents, base = [np.zeros(1, dtype=np.int32)], [], 1
         for level in range(longest):
@@ -89,7 +90,7 @@ class TrieArrays:
             firsts = np.flatnonzero(fresh & here)
             parents.append(node[firsts])
             level_tokens.append(rows[level, firsts])
-            # A row that ended keeps its node; within `here` a path that is no news shares the last new node.
+            # A finished row stays at its node; within `here` an unchanged path shares the last new node.
             node[here] = base - 1 + np.cumsum(fresh & here)[here]
             ends_at[here] = node[here]
             base += len(firsts)
@@ -123,7 +124,7 @@ class ItemRows:
 
 
 def laid_end_to_end(sequences: Sequence[Sequence[int]]) -> tuple[Ints, npt.NDArray[np.int64]]:
-    """Token sequences as one array and I + 1 boundaries."""
+    """Return token sequences as one array and I + 1 boundaries."""
     offsets = np.zeros(len(sequences) + 1, dtype=np.int64)
     np.cumsum(np.fromiter(map(len, sequences), dtype=np.int64, count=len(sequences)), out=offsets[1:])
     flat = (token for sequence in sequences for token in sequence)
