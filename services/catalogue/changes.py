@@ -1,7 +1,7 @@
-"""What the stream changes, applied in the follower's thread: refreshed items, remembered interactions, metadata.
+"""Apply the stream's changes in the follower's thread: refreshed items, remembered interactions, metadata.
 
-The same for candidates and the reranker, whatever serves the items. Searches go on meanwhile. Where the memory limit
-leaves no room, a change waits and the process says so: it serves what it has, under the position that it has.
+Candidates and the reranker share this module. Searches continue meanwhile. If the memory limit leaves no room, a change
+waits and the process reports it; answers then come from the present content, under its present position.
 """
 
 import time
@@ -20,7 +20,7 @@ log = structlog.get_logger()
 
 
 class ServedItems(Protocol):
-    """Where items are served from."""
+    """The store of served items."""
 
     def apply(
         self,
@@ -34,27 +34,27 @@ class ServedItems(Protocol):
         """Serve a batch under its position and mark; return the ids of states that do not fit the model."""
 
     def describe(self, descriptions: Sequence[CatalogueItem]) -> None:
-        """Take titles, categories, withdrawals and returns."""
+        """Apply titles, categories, withdrawals and returns."""
 
     def reset(self) -> None:
-        """Back to before any batch."""
+        """Return to the content before any batch."""
 
 
 class Remembered(Protocol):
-    """Where remembered interactions are kept."""
+    """The store of remembered interactions."""
 
     def apply(self, changes: Sequence[MemoryDelta]) -> int:
-        """Take what entered and what left; return how many do not fit the model."""
+        """Apply added and removed interactions; return how many do not fit the model."""
 
     def clear(self) -> None:
-        """Remember nothing."""
+        """Empty the store."""
 
 
 class CatalogueChanges:
     """A `Listener` of the catalogue's follower.
 
-    `full_error`: what `items` and `remembered` raise, nothing having changed, when a change does not fit their memory
-    limit. `on_change` is called after each change; failures of `merges` are reported.
+    full_error: raised by `items` and `remembered`, without effect, if a change exceeds their memory limit. on_change:
+    called after each change. merges: their failures are reported.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class CatalogueChanges:
         on_change: Callable[[], None] = lambda: None,
         holds: Callable[[str], bool] = lambda item_id: True,
     ) -> None:
-        """holds: whether an item is one of those that are served here; what changes of others is passed over."""
+        """holds: whether an item is served here; changes of other items are ignored."""
         self._holds = holds
         self._items, self._remembered, self._metrics = items, remembered, metrics
         self._full_error, self._merges, self._on_change = full_error, MergeReports(merges), on_change
@@ -76,7 +76,7 @@ class CatalogueChanges:
         metrics.merge_failed.set_function(lambda: self._merges.is_failing)
 
     def apply(self, batch: Batch, *, is_live: bool) -> bool:
-        """Serve a batch; False, to be tried again, when there is no room for it."""
+        """Serve a batch. False: no room; try again."""
         started = time.perf_counter()
         changes = [delta.change for delta in batch.deltas]
         items = [one for one in changes if isinstance(one, ItemDelta) and self._holds(one.item_id)]
@@ -106,7 +106,9 @@ class CatalogueChanges:
         return True
 
     def describe(self, items: Sequence[CatalogueItem]) -> None:
-        """Take metadata. What returns and finds no room stays out until it is put again; withdrawals always work."""
+        """Apply metadata. A returning item without room stays withdrawn until it is put again; withdrawals always
+        succeed.
+        """
         items = [one for one in items if self._holds(one.item_id)]
         try:
             self._items.describe(items)
@@ -116,7 +118,7 @@ class CatalogueChanges:
         self._done()
 
     def reset(self) -> None:
-        """The topic is another one: back to the bundle."""
+        """The topic was replaced: return to the bundle."""
         self._items.reset()
         if self._remembered is not None:
             self._remembered.clear()
@@ -124,7 +126,7 @@ class CatalogueChanges:
         self._done()
 
     def counted(self, kind: str, records: int) -> None:
-        """Records that the follower could not use."""
+        """Count records that the follower could not use."""
         self._metrics.counted(kind, records)
 
     def _count(self, items: Sequence[ItemDelta], remembered: Sequence[MemoryDelta], misfits: int) -> None:

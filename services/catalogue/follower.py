@@ -1,10 +1,10 @@
-"""What changes the catalogue, as it comes: `index-deltas` in whole batches, and `items`.
+"""Follow the catalogue's topics: `index-deltas` in whole batches, and `items`.
 
 For candidates and the reranker. A thread reads both topics from the start. Until it has reached their ends once, it
-hands over what many polls brought as one batch, later what one poll brought where it is behind again, else each batch
-by itself, so that two followers pass through the same positions. It is ready when both ends were reached once: before,
-nobody knows what was withdrawn. Deltas that find no room wait in order and are tried again; items go on being read. It
-knows neither what an index is nor Kafka's client.
+joins the batches of many polls into one, later those of one poll if it is behind. Otherwise it passes on each batch
+separately, so that two followers have the same positions. It is ready after reaching both ends once: before that,
+withdrawals may be unknown. Deltas without room wait in order and are tried again; `items` is read meanwhile. Indexes
+and Kafka's client are not known here.
 """
 
 import time
@@ -40,13 +40,14 @@ from services.platform.turn_clock import TurnClock
 log = structlog.get_logger()
 
 _MAX_RECORDS = 4_096
-_MAX_PENDING = 4_096  # deltas that may wait for room before they are read no further
-# Before anybody is answered, so many deltas are applied at once. An index takes them in blocks and merges what has
-# grown long: 200,000 items of 8x4x64 took 12 s of processor time in blocks of 4,096, and 6.5 s in these (80 MB).
+_MAX_PENDING = 4_096  # most deltas that wait for room before reading stops
+# Deltas applied at once before the process is ready. An index takes them in blocks and merges long ones: 200,000 items
+# of
+# 8x4x64 took 12 s of processor time in blocks of 4,096, and 6.5 s in these (80 MB).
 _GATHERED = 32_768
-# Beside searches, so many records are read between pauses of a millisecond: candidates and reranker
-# read the same batch at the same moment, and without pauses they use both cores of a small machine until it is applied.
-# However much comes, a poll pauses so often at most: keeping up comes first.
+# When serving, records read between pauses of a millisecond: candidates and reranker read the same batch at the same
+# moment; without pauses the two use both cores of a small machine until it is applied. The number of pauses per poll is
+# limited, so that the follower keeps up.
 _SLICE, _PAUSE_S, _MAX_PAUSES = 16, 0.001, 32
 
 
@@ -57,9 +58,9 @@ def catalogue_reader(
     makes_topics: Replicas | None = None,
     writes_dead_letters: bool = False,
 ) -> TopicReader:
-    """Reads the catalogue's topics (none named: both) for a process.
+    """Return a process's reader of the catalogue's topics (default: both).
 
-    Malformed records of `items` go to the dead letters where it `writes_dead_letters`; one process does.
+    writes_dead_letters: malformed records of `items` go to the dead letters; one process does this.
     """
     name = f"{process}-catalogue"
     return TopicReader(
@@ -79,24 +80,26 @@ _Described = tuple[SourceRecord, CatalogueItem]
 
 
 class Listener(Protocol):
-    """What the process does with the changes, in the follower's thread."""
+    """The process's reaction to changes, in the follower's thread."""
 
     def apply(self, batch: Batch, *, is_live: bool) -> bool:
-        """Serve a batch; False, and nothing has changed, when there is no room for it now."""
+        """Serve a batch. False: no room now, and nothing has changed."""
 
     def describe(self, items: Sequence[CatalogueItem]) -> None:
-        """Take what the catalogue says of items."""
+        """Apply descriptions of items."""
 
     def reset(self) -> None:
-        """Forget all batches: `index-deltas` is another topic."""
+        """Drop all batches: `index-deltas` was replaced."""
 
     def counted(self, kind: str, records: int) -> None:
-        """Records that were not taken: "other_model", "unreadable_delta", "unreadable_item", "poison_item"."""
+        """Count skipped records: "other_model", "unreadable_delta", "unreadable_item", "poison_item"."""
 
 
 class CatalogueFollower(TopicFollower):
-    """Follows both topics. A batch of deltas that cannot be applied is never set aside: an index without it would be
-    wrong under a position that says otherwise."""
+    """Follows both topics. A batch of deltas that cannot be applied is never skipped: the index would be wrong under a
+    later
+    position.
+    """
 
     def __init__(
         self,
@@ -114,9 +117,12 @@ class CatalogueFollower(TopicFollower):
         turns: TurnClock | None = None,
         tracing: Tracing = OFF,
     ) -> None:
-        """Without `follows_deltas`, `items` alone is followed. `kinds`: of the attributes that the bundle declares; an
-        item with one of another kind is unreadable. `items` is read from its start with a snapshot, too. `holds`:
-        whether an item is one of the listener's; states of others are not read."""
+        """follows_deltas False: follow `items` only. kinds: of the bundle's declared attributes; an item with one of
+        another kind
+        is unreadable. `items` is read from its start even with a snapshot. holds: whether an item is the listener's;
+        states of
+        others are not read.
+        """
         super().__init__(
             "catalogue-follower",
             topics,
@@ -132,27 +138,27 @@ class CatalogueFollower(TopicFollower):
         self._pending: list[Batch] = []
         # By offset, of deltas that are not served yet.
         self._tracing, self._traceparents = tracing, dict[int, str]()
-        # The last batch that is served, and the traceparent of what applied it.
+        # The last served batch, and the traceparent of its application.
         self._applied_in = (-1, "")
 
     @property
     def next_item(self) -> int:
-        """The next record of `items` to be taken."""
+        """The next record of `items` to read."""
         return self._next[ITEMS]
 
     def applied_in(self, position: int) -> str:
-        """The traceparent of what applied the batch that made this position; "" where that is not known."""
+        """Return the traceparent of the application of this position's batch; "" if unknown."""
         offset, traceparent = self._applied_in
         return traceparent if offset == position else ""
 
     def finish(self) -> None:
-        """The next start reads everything again, or on from the newest snapshot."""
+        """The next start reads everything again, or continues from the newest snapshot."""
         if self._snapshots is not None:
             self._snapshots.close()
         super().finish()
 
     def turn(self) -> int:
-        """As of any topic, from a snapshot on at first."""
+        """Take a turn, the first one from a snapshot on."""
         if self._snapshots is not None and not self._looked_for_one:
             first = self._snapshots.first_offset(self._is_in_place)
             if first is None:
@@ -165,7 +171,7 @@ class CatalogueFollower(TopicFollower):
         return records
 
     def poll(self) -> Sequence[SourceRecord]:
-        """Of both topics; of `items` alone while deltas wait for room."""
+        """Poll both topics, or `items` alone while deltas wait for room."""
         room = _GATHERED if self._gathers else _MAX_PENDING
         takes_deltas = INDEX_DELTAS in self._next and self._num_pending < room
         wait_ms = 0 if self._pending and not self._gathers else round(1000 * self._poll_s)
@@ -178,14 +184,16 @@ class CatalogueFollower(TopicFollower):
         self._apply(ends)
 
     def drop(self, topic: str) -> None:
-        """Deltas: back to the bundle. An item's newest description says all of it, so what the former `items` said of
-        one stays until the new one names it."""
+        """Deltas: return to the bundle. Items: an item's newest description is complete, so the former topic's stays
+        until the
+        new one has its own.
+        """
         if topic == INDEX_DELTAS:
             self._batches, self._pending, self._traceparents = Batches(), [], {}
             self._listener.reset()
 
     def caught_up(self) -> None:
-        """Say so."""
+        """Report it."""
         log.info("catalogue_caught_up", next_offsets=dict(self._next))
 
     @property
@@ -197,7 +205,7 @@ class CatalogueFollower(TopicFollower):
         return sum(len(batch.deltas) for batch in self._pending)
 
     def _is_in_place(self, offset: int, mark: str) -> bool:
-        """Whether the topic has a record of that mark there."""
+        """Whether the topic has a record of that mark at this offset."""
         if self._topics.end_offsets(INDEX_DELTAS)[0] <= offset:
             return False
         record = self._topics.records_at({0: offset}, INDEX_DELTAS).get(0)
@@ -228,7 +236,7 @@ class CatalogueFollower(TopicFollower):
                 continue
             if not self.is_behind and number % slice_size == 0:
                 time.sleep(_PAUSE_S)
-        # Live, each batch is a version of its own: two readers then pass through the same ones.
+        # When live, each batch is a separate version, so that two readers have the same versions.
         self._pending += [joined(closed)] if closed and self.is_behind and not self._gathers else closed
         for kind, count in skipped.items():
             self._listener.counted(kind, count)
@@ -249,7 +257,7 @@ class CatalogueFollower(TopicFollower):
                 key=lambda one: one[0].offset,
                 apply=self._describe_one,
                 set_aside=self._set_aside,
-                # Every record is the item whole, and what is described too early is described again in its turn.
+                # Every record is a whole item; one described too early is described again in its turn.
                 rehearse=lambda one: self._listener.describe([one[1]]),
             )
         elif items:
@@ -291,5 +299,5 @@ class CatalogueFollower(TopicFollower):
 
 
 def age_seconds(recorded_ms: int | None) -> float | None:
-    """Seconds since a moment in Unix milliseconds, never negative (clocks differ); None for None."""
+    """Return seconds since a moment in Unix milliseconds, never negative (clocks differ); None for None."""
     return None if recorded_ms is None else max(0.0, time.time() - recorded_ms / 1000)

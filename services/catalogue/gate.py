@@ -1,7 +1,7 @@
-"""Nothing is answered before the catalogue's topics were read to their ends once: it might have been withdrawn.
+"""Refuse requests until the catalogue's topics were read to their ends once, since items might have been withdrawn.
 
-A process that holds items asks the gate in front of each answer; its health says why it is not ready. What happens to
-the topics afterwards does not close it again: what was read by then is known.
+A process with items checks the gate before each answer; its health gives the reason when not ready. Later events of the
+topics do not close the gate again.
 """
 
 from services.platform.errors import DependencyUnavailable
@@ -11,14 +11,14 @@ NOT_READ = "the catalogue's topics were not read to their ends yet, so what is w
 
 
 class CatalogueGate:
-    """Closed until `open`, which may be called from any thread."""
+    """Closed until `open`, which is thread-safe."""
 
     def __init__(self, process: str, health: HealthState) -> None:
         self._process, self._health, self._is_open = process, health, False
         health.set_ready(False, NOT_READ)
 
     def open(self) -> None:
-        """Both ends were reached, or there are no topics to be read."""
+        """Open the gate: both ends were reached, or there are no topics to read."""
         self._is_open = True
         self._health.set_ready(True)
 

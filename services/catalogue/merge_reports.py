@@ -1,4 +1,4 @@
-"""Says in the log when a background merge fails, once until it succeeds again, and when it does."""
+"""Log the failure of a background merge, once until it succeeds again, and the recovery."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -9,14 +9,14 @@ log = structlog.get_logger()
 
 
 class Merging(Protocol):
-    """Merges in the background; `error` is what the last one raised, None once one succeeded."""
+    """Merges in the background; `error` is the last exception, None after a success."""
 
     @property
     def error(self) -> Exception | None: ...
 
 
 class MergeReports:
-    """For threads that apply changes, which look after each of them."""
+    """For threads that apply changes; they call it after each one."""
 
     def __init__(self, merges: Sequence[Merging]) -> None:
         self._merges = tuple(merges)
@@ -24,11 +24,11 @@ class MergeReports:
 
     @property
     def is_failing(self) -> bool:
-        """Whether the last merge of any failed. From any thread: merges fail and recover while no change comes."""
+        """Whether any last merge failed. Thread-safe: merges fail and recover without changes."""
         return any(merge.error is not None for merge in self._merges)
 
     def look(self) -> None:
-        """Report what failed or recovered since the last look."""
+        """Log failures and recoveries since the last call."""
         for merge in self._merges:
             error = merge.error
             if error is not None and merge not in self._failing:

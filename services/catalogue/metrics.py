@@ -1,6 +1,6 @@
-"""What a process that follows the catalogue's changes counts: positions, lag, merges, and what found no room.
+"""Metrics of a process that follows the catalogue: positions, lag, merges, and changes without room.
 
-The names are the process's own, the meaning is the same in candidates and the reranker.
+Names are per process; candidates and the reranker give them the same meaning.
 """
 
 from prometheus_client import REGISTRY, CollectorRegistry
@@ -10,7 +10,7 @@ from services.platform.turn_clock import TurnClock
 
 
 class CatalogueMetrics:
-    """Figures of one process's catalogue."""
+    """Metrics of one process's catalogue."""
 
     def __init__(self, process: str, registry: CollectorRegistry = REGISTRY) -> None:
         self._figures = figures = Figures(registry)
@@ -40,10 +40,10 @@ class CatalogueMetrics:
         )
 
     def watch_turns(self, turns: TurnClock) -> None:
-        """Export the age of the follower's last good turn as it is when somebody scrapes."""
+        """Export the age of the follower's last good turn at scrape time."""
         self._figures.turn_age(self._prefix + "turn_age_seconds", turns)
 
     def counted(self, kind: str, changes: int) -> None:
-        """Changes of one kind."""
+        """Count changes of one kind."""
         if changes:
             self._changes.labels(kind).inc(changes)

@@ -1,8 +1,9 @@
-"""Snapshots of a catalogue on this machine, so that a late follower of `index-deltas` reads on from there.
+"""Snapshots of a catalogue on this machine, from which a restarted follower of `index-deltas` continues.
 
-One is written every few minutes beside the serving; it names the batch that it reflects. It is taken only where the
-topic still has that batch's last record in its place: a topic made anew has another one there, and where compaction
-took it, so much was written since that reading all of it takes about as long. It knows nothing of indexes.
+One is written every few minutes while serving, with the batch that it reflects. It is used only if the topic still has
+that batch's last record at its offset. A recreated topic has another record there. If compaction removed it, so much
+was
+written since that reading everything takes about as long. Indexes are not known here.
 """
 
 import math
@@ -18,19 +19,20 @@ log = structlog.get_logger()
 
 C = TypeVar("C")
 
-# Half of what brokers keep a tombstone by default (delete.retention.ms): after a longer absence one may be gone, and
-# what it dropped would stay.
+# Half of the brokers' default retention of tombstones (delete.retention.ms): after a longer absence one may be gone,
+# and
+# the dropped item would stay.
 MAX_AGE_S = 12 * 3600.0
 
 
 class Snapshotted(Protocol):
-    """The catalogue, as snapshots see it."""
+    """The catalogue's interface for snapshots."""
 
     def capture(self, **said: int) -> Callable[[Path], Path]: ...
 
 
 def _check_said(said: Mapping[str, Any]) -> None:
-    """Raises: ValueError unless a snapshot says when it was written, and of which record."""
+    """Raises: ValueError unless a snapshot has its time and its record."""
     for name, kind in (("written_s", int), ("position", int), ("mark", str)):
         if type(said.get(name)) is not kind:
             raise ValueError(f"its manifest says {name}={said.get(name)!r:.80}; allowed: {kind.__name__}")
@@ -43,10 +45,10 @@ def started(
     found: Callable[[Path], list[Path]],
     load: Callable[[Path], Any],
 ) -> tuple[C, Mapping[str, Any] | None]:
-    """What `make` makes of the newest snapshot that is whole, or of None; and what that one says.
+    """Return `make` of the newest intact snapshot, or of None, and that snapshot's fields.
 
-    `found` lists them, newest first; `load` opens one. What `load` and `make` refuse is a ValueError that says what and
-    where: then the one before is tried.
+    found: lists snapshots, newest first; load: opens one. If `load` or `make` raises ValueError, the one before is
+    tried.
     """
     for path in found(root):
         try:
@@ -63,9 +65,9 @@ def started(
 
 
 class CatalogueSnapshots:
-    """Those below a folder, of a catalogue that started from one, which says `taken`, or from None.
+    """The snapshots below a folder, of a catalogue started from one with the fields `taken`, or from None.
 
-    writes_first: one is written as soon as it may be, which spares the next start what this one had to do.
+    writes_first: write one as soon as possible, which saves the next start this one's work.
     """
 
     def __init__(
@@ -84,8 +86,10 @@ class CatalogueSnapshots:
         self._thread = threading.Thread()
 
     def first_offset(self, is_in_place: Callable[[int, str], bool]) -> int | None:
-        """The first record that the catalogue lacks; None where what it started from is too old, or the topic another
-        one: then it has to go back to the bundle's states."""
+        """Return the first record missing in the catalogue; None if its snapshot is too old, or of another topic: then
+        it
+        returns to the bundle's states.
+        """
         if self._taken is None or self._taken["position"] < 0:
             return 0
         position, age_s = int(self._taken["position"]), self._clock() - self._taken["written_s"]
@@ -95,9 +99,9 @@ class CatalogueSnapshots:
         return None
 
     def look(self, next_offset: int) -> None:
-        """Begin to write one when it is time and something was read since: cut off, a process keeps its last one's age.
+        """Start writing one if it is due and something was read since: without new records the last one's age is right.
 
-        For a moment at which no batch is open and none waits.
+        Call it when no batch is open or waiting.
         """
         is_due = self._clock() - self._written_s >= self._every_s
         if not is_due or next_offset == self._written_at or self._thread.is_alive():
@@ -108,7 +112,7 @@ class CatalogueSnapshots:
         self._thread.start()
 
     def close(self) -> None:
-        """Wait for one that is being written."""
+        """Wait for a snapshot in progress."""
         if self._thread.is_alive():
             self._thread.join()
 
@@ -116,7 +120,7 @@ class CatalogueSnapshots:
         started = time.perf_counter()
         try:
             path = write(self._root)
-        except Exception:  # the process serves on without, and tries again when it is time
+        except Exception:  # the process continues, and tries again when due
             log.exception("snapshot_not_written", root=str(self._root))
             return
         log.info("snapshot_written", path=str(path), seconds=round(time.perf_counter() - started, 2))
