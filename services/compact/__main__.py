@@ -1,4 +1,4 @@
-"""`python -m services.compact`: the gateway's process, with candidates and the reranker in it, or several of them."""
+"""`python -m services.compact`: the gateway's process with candidates and the reranker, or several of them."""
 
 import os
 
@@ -10,7 +10,7 @@ def main() -> int:
     """Run until a signal; return the exit status."""
     if os.environ.get(COUNT, "1") != "1" and WORKER not in os.environ:
         return run_process("gateway", WorkersSettings, keep_workers)
-    # What starts workers loads nothing of what they need.
+    # The parent of workers does not import their modules.
     from services.compact.bootstrap import run
     from services.compact.config import CompactSettings
 

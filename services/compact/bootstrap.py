@@ -1,4 +1,4 @@
-"""Puts three processes together in one: the gateway calls candidates and the reranker as objects."""
+"""Assemble three processes in one: the gateway calls candidates and the reranker as objects."""
 
 from functools import partial
 
@@ -19,7 +19,7 @@ from services.reranker.server import RerankerServicer
 
 
 class LaterWorkersCandidates(CandidatesSettings):
-    """In a worker after the first: what is done once, the first does."""
+    """For workers after the first: the first one does the tasks that are done once."""
 
     @property
     def does_common_work(self) -> bool:
@@ -27,8 +27,9 @@ class LaterWorkersCandidates(CandidatesSettings):
 
 
 async def run(settings: CompactSettings) -> None:
-    """Serve until a signal; items are held once, for both stages. Raises: as the three's own `run`; ConfigError for a
-    shard."""
+    """Serve until a signal; both stages share the items. Raises: as the three processes' `run`; ConfigError for a
+    shard.
+    """
     tracing, health = configure_tracing("gateway", settings.otlp_endpoint), HealthState(check=changed_in_place)
     followed = load_settings(LaterWorkersCandidates if settings.worker else CandidatesSettings)
     if not followed.shard.is_all:

@@ -1,4 +1,4 @@
-"""A process's servicer, called in the place of gRPC: the same messages and errors, without a wire."""
+"""Call a process's servicer directly instead of over gRPC: the same messages and errors."""
 
 import asyncio
 import time
@@ -20,7 +20,7 @@ class InProcess:
         self._servicer = servicer
 
     async def call(self, stub: Any, method: str, request: Any, *, timeout_s: float, peer: str) -> Any:
-        """As `rpc_client.call`; `stub` is not needed. Raises: what it would raise, in the same words."""
+        """Call as `rpc_client.call`, without using `stub`. Raises: the same errors and messages."""
         timeout = request_context.bounded_timeout(timeout_s)
         if timeout <= 0:
             raise errors.DeadlineExceeded(f"{peer}: no time left to call it")
@@ -39,4 +39,4 @@ class InProcess:
             request_context.deadline.reset(deadline)
 
     async def close(self) -> None:
-        """Nothing: whoever made the servicer closes what is behind it."""
+        """Do nothing: the servicer's creator closes its resources."""

@@ -1,10 +1,10 @@
-"""Several workers behind one port: the kernel gives each new connection to one of them (SO_REUSEPORT).
+"""Several workers behind one port: the kernel distributes new connections among them (SO_REUSEPORT).
 
-The process that was started serves nothing. It starts the workers, starts one again that ended, and ends them with
-itself. Each is a whole gateway with candidates and the reranker in it, on a core of its own; large files of the bundle
-are mapped, so the machine holds them once. Nobody takes the port before all are ready: whoever came early would get
-every connection. What is done once, the first does (dead letters, snapshots); what one of them signed all take back. As
-gateways do, each counts an API key's rate by itself.
+The parent process serves nothing. It starts the workers, restarts those that end, and ends them when it ends. Each is a
+whole gateway with candidates and the reranker, on its own core; large files of the bundle are mapped, so the machine
+has them in memory once. No worker listens before all are ready: an early one would get every connection. The first
+worker does tasks that are done once (dead letters, snapshots); all accept each other's signatures. Like gateways, each
+limits an API key's rate separately.
 """
 
 import asyncio
@@ -30,21 +30,21 @@ log = structlog.get_logger()
 
 SIGNING_KEY = "FRESHET_GATEWAY_SIGNING_KEY"
 COUNT, WORKER = "FRESHET_COMPACT_WORKERS", "FRESHET_COMPACT_WORKER"
-_DOOR = "FRESHET_COMPACT_DOOR"  # the number of the socket on which a worker says that it is ready, and hears "go"
+_DOOR = "FRESHET_COMPACT_DOOR"  # number of the socket on which a worker reports that it is ready, and receives "go"
 _AGAIN_AFTER_S = 1.0
 _LOOK_EVERY_S = 0.05
 _PR_SET_PDEATHSIG = 1
 
 
 class WorkersSettings(ProcessSettings):
-    """What starts workers; they read the rest themselves."""
+    """Settings of the parent; workers read the rest themselves."""
 
     port: int = Field(default=50050, ge=0, le=65535, validation_alias="FRESHET_GATEWAY_PORT")
     workers: int = Field(default=1, ge=1, le=8, validation_alias=COUNT)
 
 
 async def may_listen(health: "HealthState") -> None:
-    """In a worker: return once it is ready, and all the others are or have been."""
+    """In a worker: return after this and all other workers were ready."""
     while not health.ready:  # noqa: ASYNC110  # threads set it
         await asyncio.sleep(_LOOK_EVERY_S)
     loop = asyncio.get_running_loop()
@@ -55,9 +55,9 @@ async def may_listen(health: "HealthState") -> None:
 
 
 async def keep_workers(settings: WorkersSettings) -> None:
-    """Start the workers and keep them until a signal.
+    """Start the workers and restart them until a signal.
 
-    Raises: PortTaken; DependencyUnavailable when one ended before all were ready: it has said why.
+    Raises: PortTaken; DependencyUnavailable if one ended before all were ready; it has logged the reason.
     """
     check_port_free(settings.host, settings.port)
     await _Workers(settings).run()
@@ -71,7 +71,7 @@ class _Workers:
         self._num_ready, self._all_ready, self._stops = 0, asyncio.Event(), asyncio.Event()
 
     async def run(self) -> None:
-        """Until a signal, or until one ends before all were ready."""
+        """Run until a signal, or until one ends before all were ready."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop)
@@ -135,5 +135,5 @@ def _has_signing_key() -> bool:
 
 
 def _ends_with_its_parent() -> None:
-    """Between fork and exec: a worker nobody would start again must not hold the port for good."""
+    """Between fork and exec: without its parent, a worker must not occupy the port forever."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
