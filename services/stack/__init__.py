@@ -1,6 +1,6 @@
 """The local stack: Kafka, Redis, the inference server and Freshet's processes on this machine, without containers.
 
-`Stack` (launcher.py) is what the commands, the demo and the tests use; the rest is how it does it.
+Commands, the demo and the tests use `Stack` (launcher.py).
 """
 
 from services.stack.errors import StackError

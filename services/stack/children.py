@@ -1,7 +1,7 @@
-"""Detached processes that outlive the launcher, found again through pid files, and never confused with others.
+"""Detached processes that outlive the launcher and are found by pid files.
 
-A pid file holds the process's creation time next to its id: a recycled id is not ours, and is never signalled. Each
-child leads a process group of its own, so that what it started ends with it.
+A pid file has the process's creation time and its id: a recycled id differs and is never signalled. Each child leads
+its own process group, so that its children end with it.
 """
 
 import contextlib
@@ -22,13 +22,13 @@ from services.stack.errors import StackError
 
 _WEIGHT_PER_NICENESS = 1.25  # Linux's
 _CREATION_TOLERANCE_S = 0.05
-# Children outlive whoever spawned them, a Stack object too; their handles stay so that they are reaped when they end.
+# Children outlive their launcher, including a Stack object; their handles stay here so that they are reaped.
 _handles: list[subprocess.Popen[bytes]] = []
 
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """What to run. `environment` is complete: nothing else is inherited."""
+    """A command to run. environment: complete, nothing else is inherited."""
 
     argv: Sequence[str]
     environment: Mapping[str, str]
@@ -40,13 +40,13 @@ class Children:
 
     def __init__(self, run_folder: Path) -> None:
         self._folder = run_folder
-        # Those that this launcher started itself have to be reaped by it.
+        # The launcher must reap the processes it started.
         self._started: dict[str, subprocess.Popen[bytes]] = {}
 
     def spawn(self, name: str, launch: Launch, log: Path) -> psutil.Process:
-        """Start `name` detached, its output appended to `log`.
+        """Start `name` detached, with its output appended to `log`.
 
-        Raises: StackError when it runs already or the program cannot be executed.
+        Raises: StackError if it is running, or the program cannot be executed.
         """
         running = self.find(name)
         if running is not None:
@@ -72,13 +72,13 @@ class Children:
         return process
 
     def stand_back(self, name: str, cpu_shares: int) -> None:
-        """Give the process of that name, which leads a session of its own, the niceness of that weight."""
+        """Give the process of that name, a session leader, the niceness of that weight."""
         process = self.find(name)
         if process is not None and cpu_shares < FULL_CPU_SHARES:
             _stand_back(process.pid, cpu_shares)
 
     def find(self, name: str) -> psutil.Process | None:
-        """The running process of that name, or None."""
+        """Return the running process of that name, or None."""
         child = self._started.get(name)
         if child is not None and child.poll() is not None:
             del self._started[name]
@@ -90,14 +90,14 @@ class Children:
             process = psutil.Process(noted.pid)
             if abs(process.create_time() - noted.created) >= _CREATION_TOLERANCE_S:
                 return None
-            # A zombie with threads left is still dying, and holds its ports until they have ended.
+            # A zombie with threads is still ending, and its ports are in use until they end.
             dead = process.status() == psutil.STATUS_ZOMBIE and process.num_threads() <= 1
             return None if dead else process
         except psutil.Error:
             return None
 
     def signal(self, name: str, number: signal.Signals) -> bool:
-        """Send a signal to the process (SIGKILL: to its whole group); False when it does not run."""
+        """Send a signal to the process (SIGKILL: to its whole group); False if it is not running."""
         process = self.find(name)
         if process is None:
             return False
@@ -111,7 +111,7 @@ class Children:
         return True
 
     def wait_gone(self, name: str, timeout_s: float) -> bool:
-        """Wait until it has ended, then forget it; False when it still runs after `timeout_s`."""
+        """Wait until it has ended, then forget it; False if it is still running after `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         while self.find(name) is not None:
             if time.monotonic() > deadline:
@@ -145,9 +145,9 @@ class _PidFile:
 
 
 def _stand_back(pid: int, cpu_shares: int) -> None:
-    """Linux on a desktop weighs sessions, not processes (autogroup): both are told; elsewhere there is no such file."""
+    """Desktop Linux weighs sessions, not processes (autogroup): set both; other systems have no such file."""
     niceness = min(19, round(math.log(FULL_CPU_SHARES / cpu_shares, _WEIGHT_PER_NICENESS)))
-    with contextlib.suppress(OSError):  # it has ended already
+    with contextlib.suppress(OSError):  # it has ended
         os.setpriority(os.PRIO_PROCESS, pid, niceness)
     with contextlib.suppress(OSError):
         Path(f"/proc/{pid}/autogroup").write_text(str(niceness), encoding="ascii")

@@ -1,7 +1,7 @@
-"""docker-compose.yml as the launcher reads it: the one place where commands, settings and order are written.
+"""docker-compose.yml as the launcher reads it: the single source of commands, settings and order.
 
 Containers find each other by service name; here everything is on the loopback address, so `localize` turns
-"kafka:19094" into this stack's own address. It knows the file's form and nothing of how a part is started.
+"kafka:19094" into this stack's address. How parts start is not known here.
 """
 
 import os
@@ -18,7 +18,7 @@ from services.stack.folders import REPOSITORY
 from services.stack.ports import LOOPBACK, PARTS, Ports
 
 Profile = Literal["split", "compact"]
-# In the gateway's process where the stack is compact; encoding needs no server of its own there.
+# In the gateway's process in a compact stack, where encoding needs no server.
 IN_GATEWAY, NOT_COMPACT = ("candidates", "reranker"), ("inference-server",)
 COMPOSE_FILE = REPOSITORY / "docker-compose.yml"
 _VARIABLE = re.compile(r"\$\{(?P<name>\w+)(?::-(?P<default>[^}]*))?\}")
@@ -26,9 +26,9 @@ _VARIABLE = re.compile(r"\$\{(?P<name>\w+)(?::-(?P<default>[^}]*))?\}")
 
 @dataclass(frozen=True, kw_only=True)
 class Service:
-    """One service of the file, variables filled in. `needs` maps what it waits for to whether that must be healthy.
+    """One service of the file, variables filled in. needs: service -> whether it must be healthy.
 
-    `cpu_shares`: its weight where several want the processor, 1,024 being everybody's.
+    cpu_shares: its weight when several compete for the processor; the default is 1,024.
     """
 
     name: str
@@ -41,10 +41,11 @@ class Service:
 
 
 def read_compose(path: Path = COMPOSE_FILE, environ: Mapping[str, str] | None = None) -> dict[str, Service]:
-    """The services of a compose file by name, without those that run once: what they make is for containers alone.
+    """Return the services of a compose file by name, without those that run once, which only containers need.
 
-    Raises: FileNotFoundError when the file is not there (an installation without the repository), ValueError when a
-    variable has neither a value nor a default.
+    Raises: FileNotFoundError without the file (an installation without the repository), ValueError for a variable
+    without
+    value and default.
     """
     environ = os.environ if environ is None else environ
     if not path.exists():
@@ -54,7 +55,7 @@ def read_compose(path: Path = COMPOSE_FILE, environ: Mapping[str, str] | None = 
 
 
 def compact(services: Mapping[str, Service], workers: int = 1) -> dict[str, Service]:
-    """The services of a compact stack: one process, or `workers`, in the place of three, and no inference server."""
+    """Return the services of a compact stack: one process, or `workers`, instead of three, and no inference server."""
     left = {name: service for name, service in services.items() if name not in (*IN_GATEWAY, *NOT_COMPACT)}
     settings = {key: value for name in IN_GATEWAY for key, value in services[name].environment.items()}
     gateway = left["gateway"]
@@ -73,7 +74,7 @@ def compact(services: Mapping[str, Service], workers: int = 1) -> dict[str, Serv
 
 
 def sharded(services: Mapping[str, Service], addresses: str) -> dict[str, Service]:
-    """The services of a stack whose candidates run elsewhere, in shards at these addresses."""
+    """Return the services of a stack whose candidates run elsewhere, in shards at these addresses."""
     left = {name: service for name, service in services.items() if name != "candidates"}
     gateway = left["gateway"]
     left["gateway"] = replace(
@@ -85,7 +86,7 @@ def sharded(services: Mapping[str, Service], addresses: str) -> dict[str, Servic
 
 
 def localize(value: str, ports: Ports, bundle: Path, text: Path) -> str:
-    """`value` of a container's setting for a process on this machine: hosts, the bind address and both bundles."""
+    """Return a container's setting for a process on this machine: hosts, the bind address and both bundles."""
     if value == "0.0.0.0":
         return LOOPBACK
     folders = {"/bundle": str(bundle), "/text": str(text)}
@@ -95,11 +96,11 @@ def localize(value: str, ports: Ports, bundle: Path, text: Path) -> str:
 
 
 def local_environment(service: Service, ports: Ports, bundle: Path, text: Path) -> dict[str, str]:
-    """A process's settings on this machine; its own port, written as a number, becomes this stack's."""
+    """Return a process's settings on this machine; its own port, a number in the file, becomes this stack's."""
     environment = {
         name: localize(value, ports, bundle, text)
         for name, value in service.environment.items()
-        # On the loopback address no keys are needed.
+        # The loopback address needs no keys.
         if not value.startswith((f"{KEYS}/", f"{SECRETS}/"))
     }
     if service.name in PROCESSES:
@@ -133,7 +134,7 @@ def _service(name: str, entry: Mapping[str, Any]) -> Service:
 
 
 def _filled(value: Any, environ: Mapping[str, str]) -> Any:
-    """`value` with each ${NAME:-default} replaced, through lists and mappings."""
+    """Return `value` with each ${NAME:-default} replaced, in lists and mappings too."""
     if isinstance(value, dict):
         return {key: _filled(entry, environ) for key, entry in value.items()}
     if isinstance(value, list):

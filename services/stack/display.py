@@ -1,6 +1,6 @@
-"""What a person sees while the stack starts: one line per part, with what it is doing and since when.
+"""Show the stack's start: one line per part, with its step and since when.
 
-On a terminal the lines live and turn; elsewhere (a log, CI) each change is one line. It is only told things.
+On a terminal the lines update; elsewhere (a log, CI) each change is one line.
 """
 
 import time
@@ -13,7 +13,7 @@ from services.stack.components.component import Say
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-# A step that is over sooner needs no clock.
+# Shorter steps show no clock.
 _SHOW_CLOCK_AFTER_S = 2.0
 _DONE = ("ready", "stopped")
 
@@ -25,7 +25,7 @@ class PartLines:
         self._lines: dict[str, tuple[str, float]] = {}
 
     def say(self, part: str, doing: str) -> None:
-        """Take a change."""
+        """Record a change."""
         self._lines[part] = (doing, time.monotonic())
 
     def __rich__(self) -> "RenderableType":
@@ -45,7 +45,7 @@ class PartLines:
 
 @contextmanager
 def showing(console: "Console | None") -> Iterator[Say]:
-    """Give a `say` for `Stack`; None shows nothing (machines read the result)."""
+    """Yield a `say` for `Stack`; None shows nothing (for machine-readable results)."""
     if console is None:
         yield lambda part, doing: None
         return

@@ -1,8 +1,7 @@
-"""Where the local stack keeps things: state per checkout (.freshet), recipes' results in the user's cache.
+"""The local stack's folders: state per checkout (.freshet), recipes' results in the user's cache.
 
-A recipe (Kafka's jars, the inference server's environment, a Redis binary) is built once per content of the file that
-describes it and shared by every clone; two launchers that want the same one at the same time build it once. It knows
-nothing of what is built.
+A recipe (Kafka's jars, the inference server's environment, a Redis binary) is built once per content of its description
+and shared by every clone; concurrent launchers build it once. What is built is not known here.
 """
 
 import fcntl
@@ -21,7 +20,7 @@ DEFAULT_STATE = Path(".freshet")
 
 @dataclass(frozen=True)
 class StateFolder:
-    """`run/` (pid files, ports), `logs/<name>.log`, `data/<name>/` (what Kafka and Redis keep)."""
+    """`run/` (pid files, ports), `logs/<name>.log`, `data/<name>/` (data of Kafka and Redis)."""
 
     root: Path
 
@@ -40,27 +39,27 @@ class StateFolder:
         return self.root / "data" / name
 
     def make(self) -> None:
-        """Create the folders that every component needs."""
+        """Create the folders of every component."""
         for folder in (self.run, self.logs):
             folder.mkdir(parents=True, exist_ok=True)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """One launcher at a time changes this stack; others wait."""
+        """Lock the stack: one launcher at a time changes it; others wait."""
         self.run.mkdir(parents=True, exist_ok=True)
         with _locked(self.run / "lock"):
             yield
 
 
 def cache_root(environ: Mapping[str, str] | None = None) -> Path:
-    """`$XDG_CACHE_HOME/freshet`, by default `~/.cache/freshet`."""
+    """Return `$XDG_CACHE_HOME/freshet`, by default `~/.cache/freshet`."""
     environ = os.environ if environ is None else environ
     base = environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "freshet"
 
 
 def recipe_key(*recipes: Path) -> str:
-    """Twelve hex digits over the recipes' content and what they are built for (Python version and platform)."""
+    """Return twelve hex digits of the recipes' content, the Python version and the platform."""
     digest = hashlib.sha256(f"{sys.version_info[:2]} {sys.platform} {os.uname().machine}".encode())
     for recipe in recipes:
         digest.update(recipe.read_bytes())
@@ -68,9 +67,9 @@ def recipe_key(*recipes: Path) -> str:
 
 
 def build_once(folder: Path, build: Callable[[Path], None], *, in_place: bool = False) -> Path:
-    """Return `folder`, after `build(aside)` filled it if it did not exist; a failed build leaves nothing behind.
+    """Return `folder`; if it does not exist, `build(aside)` fills it first. A failed build leaves nothing.
 
-    `in_place` builds at the final path (a virtual environment holds its own path) and marks completion with a file.
+    in_place: build at the final path (a virtual environment contains its path) and mark completion with a file.
     """
     complete = folder / ".complete"
     if complete.exists():

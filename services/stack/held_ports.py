@@ -1,4 +1,4 @@
-"""Ports that are held until a server listens."""
+"""Reserve ports until a server listens."""
 
 import socket
 from collections.abc import Iterable, Iterator
@@ -7,10 +7,11 @@ from contextlib import ExitStack, contextmanager, suppress
 
 @contextmanager
 def held_for_servers(host: str, ports: Iterable[int]) -> Iterator[None]:
-    """Keep the system from giving these ports to outgoing connections; servers can bind and listen beside this.
+    """Keep the system from giving these ports to outgoing connections; servers can still bind and listen.
 
     They can because they set SO_REUSEADDR or SO_REUSEPORT, as gRPC, Kafka, Redis and Triton do, and because nothing
-    listens here. A port that is taken already is left to whoever has it.
+    listens
+    here. A port in use is left alone.
     """
     with ExitStack() as held:
         for port in ports:

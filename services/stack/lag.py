@@ -1,7 +1,7 @@
-"""The two lags of the freshness contract, read from the processes' own histograms.
+"""The two lags of the freshness contract, read from the processes' histograms.
 
-Event to user state: the encoder's; event to index: of every process that serves item states. A process that is away,
-or does not count the lag, has none.
+Event to user state: the encoder's; event to index: of every process that serves item states. An unavailable process,
+or one that does not measure the lag, has none.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ Buckets = dict[float, float]
 
 
 def read_samples(address: str) -> "list[Sample]":
-    """Every sample of the metrics at `address` (host:port). Raises: OSError when nobody answers there."""
+    """Return every sample of the metrics at `address` (host:port). Raises: OSError if it does not answer."""
     from prometheus_client.parser import text_string_to_metric_families
 
     tls = environment_tls()
@@ -31,9 +31,9 @@ def read_samples(address: str) -> "list[Sample]":
 
 
 def read_histogram(address: str, name: str, labels: Mapping[str, str]) -> Buckets:
-    """Cumulative counts by upper bound (seconds) of one histogram at `address` (host:port); empty when it is absent.
+    """Return cumulative counts by upper bound (seconds) of one histogram at `address` (host:port); empty if absent.
 
-    Raises: OSError when nobody answers there.
+    Raises: OSError if it does not answer.
     """
     return {
         float(sample.labels["le"]): sample.value
@@ -43,9 +43,9 @@ def read_histogram(address: str, name: str, labels: Mapping[str, str]) -> Bucket
 
 
 def quantile_ms(before: Buckets, after: Buckets, share: float) -> float | None:
-    """The `share` quantile, in milliseconds, of what came between two reads; linear inside a bucket.
+    """Return the `share` quantile, in milliseconds, of the values between two reads; linear inside a bucket.
 
-    None when nothing came, or when the quantile lies above the last finite bound.
+    None without values, or if the quantile is above the last finite bound.
     """
     bounds = sorted(after)
     counts = [after[bound] - before.get(bound, 0.0) for bound in bounds]
@@ -64,7 +64,7 @@ def quantile_ms(before: Buckets, after: Buckets, share: float) -> float | None:
 
 
 class Lags:
-    """Reads the histograms at `addresses` (name -> host:port and histogram), and quantiles since it was made."""
+    """Reads the histograms at `addresses` (name -> host:port and histogram), and quantiles since its creation."""
 
     def __init__(self, addresses: Mapping[str, tuple[str, str]], *, since_start: bool) -> None:
         self._addresses = addresses
@@ -72,7 +72,7 @@ class Lags:
 
     @classmethod
     def of(cls, ports: "Ports", *, since_start: bool) -> "Lags":
-        """Those of a local stack; `since_start` counts from the processes' start, else from now."""
+        """Return those of a local stack; `since_start` counts from the processes' start, else from now."""
         found = {
             what: (ports.address(f"{row.name}-metrics"), histogram)
             for row in PROCESSES.values()
@@ -81,13 +81,13 @@ class Lags:
         return cls(found, since_start=since_start)
 
     def read(self) -> dict[str, dict[str, Any] | None]:
-        """Per lag: count, p50 and p99 in milliseconds (None where nothing came); None for a process that is away."""
+        """Return count, p50 and p99 in milliseconds per lag (None without values); None for an unavailable process."""
         lags: dict[str, dict[str, Any] | None] = {}
         for name in self._addresses:
             after = self._buckets(name)
             before = self._before.get(name, {})
             if before and max(after.values(), default=0) < max(before.values()):
-                before = self._before[name] = {}  # it restarted and counts from zero again
+                before = self._before[name] = {}  # it restarted and counts from zero
             count = round(max(after.values(), default=0) - max(before.values(), default=0))
             quantiles = {f"p{share}": quantile_ms(before, after, share / 100) for share in (50, 99)}
             lags[name] = {"count": count, **quantiles} if after else None

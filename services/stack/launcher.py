@@ -1,7 +1,7 @@
-"""`Stack`: starts the parts in the order of docker-compose.yml, waits until each is healthy, stops them again.
+"""`Stack`: start the parts in the order of docker-compose.yml, wait until each is healthy, stop them.
 
-A stack is a state folder: whoever opens the same folder later (another command, after a reboot) sees the same parts,
-ports and bundle. Parts are detached and outlive this program.
+A stack is a state folder: opening the same folder later (another command, after a reboot) gives the same parts, ports
+and bundle. Parts are detached and outlive this program.
 """
 
 import os
@@ -37,7 +37,7 @@ _POLL_S = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class PartStatus:
-    """What one part is doing now. `problem` is None when it runs and is ready."""
+    """The state of one part. problem: None if it is running and ready."""
 
     name: str
     running: bool
@@ -71,14 +71,16 @@ class Stack:
         console: bool | None = None,
         say: Say | None = None,
     ) -> None:
-        """Open the stack of `state`: what it noted about ports, bundles and profile holds unless given here.
+        """Open the stack of `state`, with its recorded ports, bundles and profile unless given here.
 
-        `bundle` defaults to what `replace_bundle` put in the place of `<state>/bundle`, else to that, the text bundle
-        to `<state>/text` (there may be none), `ports` to the documented ones, `profile` to "split", a compact stack's
-        `workers` to one; `say(part, doing)` hears of progress.
+        Defaults: bundle: the replacement of `<state>/bundle` by `replace_bundle`, else that; text: `<state>/text` (may
+        be
+        absent); ports: the documented ones; profile: "split"; workers: of a compact stack, one. say(part, doing):
+        reports
+        progress.
 
-        shards: of the catalogue, each with so many replicas, which are stacks of their own (`shard_stacks`); 1 is none.
-        settings: of its processes, beside those of docker-compose.yml. console: whether it is a part, False by default.
+        shards: of the catalogue, each with `replicas` stacks of their own (`shard_stacks`); 1 is none. settings: of its
+        processes, in addition to docker-compose.yml's. console: whether it is a part, default False.
         """
         folder = StateFolder(Path(state).resolve())
         noted = Note.read(folder)
@@ -112,7 +114,7 @@ class Stack:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """What this stack is made of, in the order in which a person wants to read it."""
+        """The parts of this stack, in display order."""
         return tuple(self.components)
 
     @property
@@ -124,12 +126,12 @@ class Stack:
         return self.place.bundle
 
     def address(self, part: str) -> str:
-        """host:port of a part (of the inference server: gRPC)."""
+        """Return host:port of a part (of the inference server: gRPC)."""
         return self.ports.address(part)
 
     @property
     def console_address(self) -> str:
-        """Where a browser finds the console; empty where it does not run."""
+        """Return the console's address for browsers; "" if it is not running."""
         runs = CONSOLE in self._running()
         return f"http{'' if environment_tls() is None else 's'}://{self.address(CONSOLE)}" if runs else ""
 
@@ -145,7 +147,7 @@ class Stack:
         return self.place.state.log(part)
 
     def shard_stacks(self) -> Iterator[tuple[str, "Stack"]]:
-        """By name, each replica of each shard: a stack of candidates alone, in `STATE/shards`."""
+        """Yield each replica of each shard by name: a stack of candidates alone, in `STATE/shards`."""
         for number, replicas in enumerate(self.shards):
             for place, ports in enumerate(replicas):
                 name = f"{number}-of-{len(self.shards)}-replica-{place}"
@@ -167,20 +169,22 @@ class Stack:
         up_together([one for _, one in self.shard_stacks()], ["candidates"], timeout_s=timeout_s)
 
     def use_bundle(self, bundle: Path | str) -> None:
-        """Start parts with another bundle from now on; running ones keep theirs."""
+        """Start parts with another bundle from now on; running parts are unchanged."""
         self.place = replace(self.place, bundle=Path(bundle).resolve())
 
     def use_text(self, text: Path | str) -> None:
-        """Start the generator with another text bundle from now on; a running one keeps its own."""
+        """Start the generator with another text bundle from now on; a running one is unchanged."""
         self.place = replace(self.place, text=Path(text).resolve())
 
     def use_settings(self, settings: Mapping[str, str]) -> None:
-        """Start processes with these, too, from now on; running ones keep theirs."""
+        """Start processes with these additional settings from now on; running ones are unchanged."""
         self.place = replace(self.place, settings=settings)
 
     def replace_bundle(self, bundle: Path | str, parts: Iterable[str]) -> None:
-        """Start these parts anew with another bundle, one after the other; the others keep theirs until they are. It is
-        the stack's from now on, after `down`, too."""
+        """Restart these parts with another bundle, one after the other; other parts change at their next start. It
+        stays the
+        stack's bundle, also after `down`.
+        """
         self.use_bundle(bundle)
         with self.place.state.locked():
             bundle_file(self.place.state).write_text(str(self.bundle), encoding="utf-8")
@@ -195,16 +199,17 @@ class Stack:
             self.start(name, timeout_s=600.0)
 
     def prepare(self, only: Iterable[str] | None = None) -> None:
-        """Fetch and build what the parts need (jars, environments), without starting anything."""
+        """Fetch and build the parts' requirements (jars, environments), without starting anything."""
         for name in self._known(only):
             self.components[name].prepare(self._say)
 
     def up(self, only: Iterable[str] | None = None, *, timeout_s: float = 120.0) -> None:
-        """Start what does not run of `only` (None: of all parts) and wait until all of it is healthy.
+        """Start the stopped parts of `only` (None: of all parts) and wait until all are healthy.
 
-        Raises: StackError naming the part: it cannot be prepared, its port is taken (by whom), there is no memory
-        for the model, it ended (with the end of its log) or it was not healthy within `timeout_s`. Parts that were
-        started stay; `down` stops them.
+        Raises: StackError with the part: it cannot be prepared, its port is taken (by whom), there is no memory for the
+        model,
+        it ended (with the end of its log) or it was not healthy within `timeout_s`. Started parts stay; `down` stops
+        them.
         """
         wanted = self._known(only)
         with self.place.state.locked():
@@ -221,7 +226,7 @@ class Stack:
                 self._start_in_order(wanted, to_start, timeout_s)
 
     def start(self, name: str, *, wait: bool = True, timeout_s: float = 60.0) -> None:
-        """Start one part, whatever the others do; with `wait` return when it is healthy."""
+        """Start one part, whatever the state of the others; with `wait` return when it is healthy."""
         (name,) = self._known([name])
         with self.place.state.locked():
             self.place.state.make()
@@ -233,16 +238,16 @@ class Stack:
         self._stand_back(name)
 
     def stop(self, name: str, *, timeout_s: float | None = None) -> None:
-        """SIGTERM, wait, and SIGKILL when it takes too long."""
+        """Send SIGTERM, wait, and send SIGKILL if it takes too long."""
         self._stop_together([name], timeout_s)
 
     def kill(self, name: str) -> None:
-        """SIGKILL the part and what it started, at once: a crash."""
+        """Send SIGKILL to the part and its children, at once: a crash."""
         self._children.signal(name, signal.SIGKILL)
         self._children.wait_gone(name, 5.0)
 
     def down(self) -> list[str]:
-        """Stop everything that runs, processes before what they depend on; return what was stopped."""
+        """Stop everything, processes before their dependencies; return what was stopped."""
         with self.place.state.locked():
             stopped = self._running()
             for names in stop_order():
@@ -251,21 +256,21 @@ class Stack:
         return stopped
 
     def status(self) -> list[PartStatus]:
-        """Every part, running or not, each asked by its own protocol."""
+        """Return the status of every part, asked by its own protocol."""
         return [self._status(name) for name in self.parts]
 
     def versions(self) -> dict[str, str]:
-        """What really runs, as each running part tells about itself."""
+        """Return the versions that the running parts report."""
         return {name: self.components[name].version(self.place) for name in self._running()}
 
     def problem(self, name: str) -> str | None:
-        """None when the part runs and is ready, else why not."""
+        """Return None if the part is running and ready, else the reason."""
         if self._children.find(name) is None:
             return "not running"
         return silence(self.address(name)) or self.components[name].probe(self.place)
 
     def wait_healthy(self, name: str, *, timeout_s: float = 60.0) -> None:
-        """Return when the part is ready. Raises: StackError when it ends or takes longer than `timeout_s`."""
+        """Return when the part is ready. Raises: StackError if it ends or takes longer than `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         while True:
             running = self._children.find(name) is not None
@@ -279,14 +284,14 @@ class Stack:
             time.sleep(_POLL_S)
 
     def _start_in_order(self, wanted: Collection[str], to_start: Collection[str], timeout_s: float) -> None:
-        """Start each part once what it needs has started, or is healthy where the compose file says so."""
+        """Start each part after its dependencies started, or are healthy if the compose file requires it."""
         deadline = time.monotonic() + timeout_s
         waiting = [name for name in wanted if name in to_start]
         began: dict[str, float] = {name: time.monotonic() for name in wanted if name not in to_start}
         healthy: set[str] = set()
         reasons: dict[str, str] = {}
         while len(healthy) < len(wanted):
-            # Kafka formats its folder before it starts: whoever needs nothing is on its way by then.
+            # Kafka formats its folder before it starts: parts without dependencies start first.
             for name in sorted(waiting, key=lambda name: name == "kafka"):
                 needs = self.components[name].service.needs
                 if all(other in (healthy if must else began) for other, must in needs.items() if other in wanted):
@@ -311,7 +316,7 @@ class Stack:
             time.sleep(_POLL_S)
 
     def _stand_back(self, name: str) -> None:
-        """From its first answer on: a start at an eighth of the others' weight took 47 s where they took 17."""
+        """From its first answer on: a start at an eighth of the others' weight took 47 s instead of 17."""
         self._children.stand_back(name, self.components[name].service.cpu_shares)
 
     def _spawn(self, name: str) -> None:
@@ -321,7 +326,7 @@ class Stack:
         return StackError(name, f"{how}; the end of {self.log(name)}:\n{tail(self.log(name))}")
 
     def _known(self, names: Iterable[str] | None) -> list[str]:
-        """`names` in the stack's own order. Raises: ValueError for a name that is no part."""
+        """Return `names` in the stack's order. Raises: ValueError for an unknown part."""
         asked = set(self.parts if names is None else names)
         unknown = asked - set(self.parts)
         if unknown:

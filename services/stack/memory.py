@@ -1,7 +1,7 @@
-"""What the stack wants of a bundle and of the machine's memory: asked before anything is started.
+"""Check before a start whether the bundle fits into the machine's memory.
 
-Measured shares per part plus what the bundle's files add to each; an estimate that errs on the generous side. The
-processes check their own part exactly when they load it.
+Measured amounts per part plus what the bundle's files add to each; the estimate is generous. The processes check their
+own part exactly when they load it.
 """
 
 import json
@@ -21,9 +21,9 @@ _ENCODE = frozenset({"encoder", "inference-server"})
 def needed_bytes(
     bundle: Path, parts: Iterable[str], *, text: Path | None = None, settings: Mapping[str, str] = os.environ
 ) -> dict[str, int]:
-    """Bytes per part for this bundle, the text bundle if there is one at `text`, and the options that are set.
+    """Return bytes per part for this bundle, the text bundle if there is one at `text`, and the set options.
 
-    Raises: StackError when a manifest can't be read.
+    Raises: StackError if a manifest can't be read.
     """
     sizes = _file_sizes(bundle)
     if text is not None and (text / "manifest.json").exists():
@@ -39,7 +39,7 @@ def needed_bytes(
 def require_stack_memory(
     bundle: Path, parts: Iterable[str], available: int | None = None, *, text: Path | None = None
 ) -> None:
-    """Raise StackError, naming need and have, unless `parts` fit into the memory that is left (bytes)."""
+    """Raises: StackError with need and available bytes, unless `parts` fit into the available memory."""
     needed = needed_bytes(bundle, parts, text=text)
     have = available_bytes() if available is None else available
     need = sum(needed.values())
@@ -54,7 +54,7 @@ def require_stack_memory(
 
 
 def require_encoder(bundle: Path, parts: Iterable[str]) -> None:
-    """Raise StackError where parts that encode are to start and the bundle has no encoder as ONNX."""
+    """Raises: StackError if parts that encode are to start and the bundle has no ONNX encoder."""
     if not _ENCODE.intersection(parts) or _ONNX in _file_sizes(bundle):
         return
     if json.loads((bundle / "manifest.json").read_text(encoding="utf-8")).get("encoder", ...) is None:

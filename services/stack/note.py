@@ -1,4 +1,4 @@
-"""What a stack notes in its state folder, so that whoever opens the folder later sees the same stack."""
+"""A stack's record in its state folder, so that opening the folder later gives the same stack."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ Shards = list[list[dict[str, int]]]
 
 @dataclass(frozen=True, kw_only=True)
 class Note:
-    """Of the last `up`; None where there was none."""
+    """The parameters of the last `up`; None without one."""
 
     ports: Ports | None = None
     bundle: str | None = None
@@ -29,7 +29,7 @@ class Note:
 
     @classmethod
     def read(cls, folder: StateFolder) -> "Note":
-        """The folder's; an empty one where there is none that can be read."""
+        """Read the folder's record; an empty one if there is none or it is unreadable."""
         try:
             noted = json.loads(note_file(folder).read_text(encoding="utf-8"))
             return cls(
@@ -48,13 +48,13 @@ class Note:
             return cls()
 
     def write(self, folder: StateFolder) -> None:
-        """Replace the folder's."""
+        """Replace the folder's record."""
         numbers = {} if self.ports is None else dict(self.ports.numbers)
         noted = {**self.__dict__, "ports": numbers}
         note_file(folder).write_text(json.dumps(noted, indent=1), encoding="utf-8")
 
     def require_same(self, wanted: "Note", running: Sequence[str]) -> None:
-        """Raise StackError when parts run already with other ports than these, or with another bundle, say."""
+        """Raises: StackError if parts are running with other parameters, such as ports or bundle."""
         if not running:
             return
         them = ", ".join(running)
@@ -84,33 +84,33 @@ class Note:
 
 
 def note_file(folder: StateFolder) -> Path:
-    """Where it lies; `freshet down` removes it."""
+    """Return the record's path; `freshet down` removes it."""
     return folder.run / "stack.json"
 
 
 def bundle_file(folder: StateFolder) -> Path:
-    """Names the bundle that took the place of `<state>/bundle`."""
+    """Return the path of the file with the replacement of `<state>/bundle`."""
     return folder.root / "bundle-in-use"
 
 
 def taken_over(folder: StateFolder) -> str:
-    """The bundle that took the place of `<state>/bundle`; "" where none did."""
+    """Return the bundle that replaced `<state>/bundle`; "" without one."""
     file = bundle_file(folder)
     return file.read_text(encoding="utf-8") if file.exists() else ""
 
 
 def new_shards(shards: int, replicas: int) -> Shards:
-    """So many shards of so many replicas on free ports; none for one shard."""
+    """Return this many shards and replicas on free ports; none for one shard."""
     return [[_free_candidates() for _ in range(replicas)] for _ in range(shards)] if shards > 1 else []
 
 
 def counts(shards: Shards) -> tuple[int, int]:
-    """How many shards, and replicas of each."""
+    """Return the number of shards, and of replicas of each."""
     return (len(shards), len(shards[0])) if shards else (1, 1)
 
 
 def shard_addresses(shards: Shards) -> str:
-    """Of the candidates, as the gateway takes them."""
+    """Return the candidates' addresses in the gateway's format."""
     return ";".join(",".join(map(_candidates_address, one)) for one in shards)
 
 

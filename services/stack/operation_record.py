@@ -1,4 +1,4 @@
-"""A topic of operations as an operator reads and writes it."""
+"""A topic of operations, read and written by an operator."""
 
 import getpass
 import secrets
@@ -21,7 +21,7 @@ S = TypeVar("S", bound=Revised)
 
 
 class NotKnown(DependencyUnavailable):
-    """Kafka may have the operation's record, and did not answer; the command's `list` will tell."""
+    """Kafka did not answer and may have the operation's record; the command's `list` shows it."""
 
 
 class Control(Generic[S]):
@@ -31,7 +31,7 @@ class Control(Generic[S]):
         self._kafka, self._of = kafka, of
 
     def read(self) -> Counted[S]:
-        """Everything that was done so far. Raises: DependencyUnavailable."""
+        """Return the result of all operations so far. Raises: DependencyUnavailable."""
         counted = Counted(self._of.decode)
         ensure_topics(self._kafka, topics=(self._of.topic,))
         with self._reader() as topic:
@@ -39,9 +39,9 @@ class Control(Generic[S]):
         return counted
 
     def write(self, after: S, operation: str) -> S:
-        """Make the next record.
+        """Write the next record.
 
-        Raises: Conflict when another operator's came first; DependencyUnavailable when it was not written; NotKnown.
+        Raises: Conflict if another operator's came first; DependencyUnavailable if it was not written; NotKnown.
         """
         made = Operation(
             after=after,
@@ -54,7 +54,7 @@ class Control(Generic[S]):
         try:
             producer.send_many([Record(self._of.name, b"", self._of.encode(made), partition=0)])
         except DependencyUnavailable as exc:
-            failure = exc  # Kafka may have it all the same
+            failure = exc  # Kafka may still have it
         finally:
             producer.close(timeout_s=1.0)
         done = self._read_after(operation)

@@ -1,7 +1,7 @@
-"""The ports of one stack: the defaults of docker-compose.yml, those shifted, or a free block for tests.
+"""The ports of one stack: the defaults of docker-compose.yml, shifted ones, or a free block for tests.
 
-Names are the compose services; what a service publishes beside its main port is `<service>-<what>`. Taken ports are
-found, and their owners named, by services/platform/ports.
+Names are the compose services; a service's further port is `<service>-<what>`. services/platform/ports finds taken
+ports and their owners.
 """
 
 import os
@@ -17,7 +17,7 @@ from services.platform.ports import PortTaken, check_port_free
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """One part. ports: its main port first, under its own name. stop_s: SIGTERM drains, whoever takes longer is killed.
+    """One part. ports: its main port first, under its own name. stop_s: time to drain after SIGTERM before SIGKILL.
 
     memory_mb, holds, options and needs as in `processes.Process`.
     """
@@ -65,14 +65,14 @@ _ROWS = (
         )
         for row in PROCESSES.values()
     ),
-    # It speaks no gRPC and knows the gateway alone, so it is no row of that table.
+    # It has no gRPC and depends only on the gateway, so that table has no row for it.
     Part(name=CONSOLE, ports={CONSOLE: 50060}, memory_mb=150, needs_bundle=False),
 )
 PARTS: Mapping[str, Part] = MappingProxyType({row.name: row for row in _ROWS})
 
 
 def stop_order() -> Iterator[list[str]]:
-    """Names that may stop together, first those that no other part needs; what they write to stays until the end."""
+    """Yield names that may stop together: first those without dependents; the parts they write to are last."""
     left = dict(PARTS)
     while left:
         needed = {other for part in left.values() for other in part.needs}
@@ -82,13 +82,14 @@ def stop_order() -> Iterator[list[str]]:
 
 
 LOOPBACK = "127.0.0.1"
-# Every port's name -> its documented number, and the part whose port it is.
+# Every port's name -> its documented number, and its part.
 DEFAULTS: Mapping[str, int] = MappingProxyType(
     {name: number for part in PARTS.values() for name, number in part.ports.items()}
 )
 _OWNERS = {name: part.name for part in PARTS.values() for name in part.ports}
-# Below the ports that the system hands to outgoing connections (32768-60999 on Linux), and outside of the demo's under
-# test (tests/e2e). A block's last port is its guard.
+# Below the system's ports of outgoing connections (32768-60999 on Linux), and outside of the demo's in tests
+# (tests/e2e).
+# A block's last port is its guard.
 _FREE_BLOCKS = range(20_000, 27_000, len(DEFAULTS) + 1)
 
 
@@ -109,7 +110,7 @@ class Ports:
         return self.numbers[name]
 
     def of(self, part: str) -> dict[str, int]:
-        """Every port of one part, its main port first."""
+        """Return every port of one part, its main port first."""
         return {name: number for name, number in sorted(self.numbers.items()) if owner(name) == part}
 
     def address(self, name: str) -> str:
@@ -117,15 +118,16 @@ class Ports:
 
     @classmethod
     def default(cls, *, offset: int = 0) -> "Ports":
-        """The documented ports, each plus `offset`."""
+        """Return the documented ports, each plus `offset`."""
         return cls({name: number + offset for name, number in DEFAULTS.items()})
 
     @classmethod
     def free(cls) -> "Ports":
-        """A block that nobody listens on now, and that no other call gets until this process ends.
+        """Return a block without listeners, not given to any other call until this process ends.
 
-        Its guard port stays bound, so that tests that run side by side don't take each other's ports while the part
-        that listens there is down. Blocks are tried in an order of this process's own.
+        Its guard port stays bound, so that concurrent tests don't take each other's ports while the listening part is
+        down.
+        Each process tries blocks in its own order.
         """
         blocks = list(_FREE_BLOCKS)
         random.Random(f"{os.getpid()} {os.urandom(4).hex()}").shuffle(blocks)
@@ -136,7 +138,7 @@ class Ports:
         raise ValueError(f"no block of {len(DEFAULTS)} free ports between 20000 and 27000")
 
     def taken(self, part: str | None = None) -> Iterator[PortTaken]:
-        """A problem per port, of `part` or of all, that somebody listens on."""
+        """Yield a problem per port, of `part` or of all, that has a listener."""
         for name, number in self.numbers.items():
             if part is not None and owner(name) != part:
                 continue
@@ -147,12 +149,12 @@ class Ports:
 
 
 def owner(name: str) -> str:
-    """The part whose port this is: "encoder-metrics" belongs to "encoder"."""
+    """Return the part of this port: "encoder-metrics" belongs to "encoder"."""
     return _OWNERS[name]
 
 
 def _reserve(guard: int) -> bool:
-    """Bind this port until the process ends; False where somebody has it."""
+    """Bind this port until the process ends; False if it is in use."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as holder:
         try:
             holder.bind((LOOPBACK, guard))

@@ -1,7 +1,7 @@
-"""Is a part ready? One short question in the part's own protocol, never just an open port.
+"""Readiness of parts: one short question in the part's own protocol, not just an open port.
 
-Each probe returns None when the part is ready, else why it is not, in a few words. Freshet's own processes are asked by
-services/platform/rpc/health_check.py.
+Each probe returns None if the part is ready, else the reason in a few words. services/platform/rpc/health_check.py
+probes Freshet's own processes.
 """
 
 import socket
@@ -12,9 +12,9 @@ _METADATA_KEY, _METADATA_VERSION = 3, 1
 
 
 def probe_kafka(address: str, timeout_s: float = TIMEOUT_S) -> str | None:
-    """Ask for the cluster's metadata: ready when the broker names itself.
+    """Request the cluster's metadata: ready when the broker names itself.
 
-    Written by hand because kafka-python's clients retry and block for longer than a probe may take.
+    Hand-written because kafka-python's clients retry and block for longer than a probe may take.
     """
     client_id = b"freshet-probe"
     body = struct.pack(">hhih", _METADATA_KEY, _METADATA_VERSION, 1, len(client_id)) + client_id + struct.pack(">i", 0)
@@ -32,7 +32,7 @@ def probe_kafka(address: str, timeout_s: float = TIMEOUT_S) -> str | None:
 
 
 def probe_redis(address: str, timeout_s: float = TIMEOUT_S) -> str | None:
-    """PING; not ready while it still reads its file."""
+    """PING; not ready while it reads its file."""
     try:
         with _connect(address, timeout_s) as connection:
             connection.sendall(b"PING\r\n")
@@ -77,7 +77,7 @@ def _read(connection: socket.socket, size: int) -> bytes:
 
 
 def silence(address: str) -> str | None:
-    """Why nothing can be asked there yet: a tenth of the cost of a client that finds it out."""
+    """Return why the address cannot be probed yet, at a tenth of the cost of a client."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host, int(port)), timeout=1.0).close()

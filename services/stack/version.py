@@ -1,4 +1,4 @@
-"""Which Freshet this is: the version of the installed distribution, whose name is not that of the import roots."""
+"""Freshet's version: that of the installed distribution, whose name differs from the import roots."""
 
 from importlib.metadata import version
 
@@ -6,5 +6,5 @@ DISTRIBUTION = "freshet-recsys"
 
 
 def freshet_version() -> str:
-    """As in pyproject.toml when it was installed."""
+    """Return the version of pyproject.toml at installation."""
     return version(DISTRIBUTION)

@@ -1,7 +1,7 @@
-"""The processes of further version sets of a local stack: each set is a small stack of its own, in `STATE/sets/NAME`.
+"""The processes of further version sets of a local stack: each set is a small stack in `STATE/sets/NAME`.
 
-It has candidates, a reranker and a refresher (and a generator where it has texts of its own) on ports of its own, and
-uses the stack's Kafka, Redis, encoder and gateway. So starting, memory, logs and stopping are a stack's.
+It has candidates, a reranker and a refresher (and a generator if it has its own texts) on its own ports, and uses the
+stack's Kafka, Redis, encoder and gateway. Starting, memory, logs and stopping are those of a stack.
 """
 
 import json
@@ -16,12 +16,12 @@ _OWN, _TEXT = ("candidates", "reranker", "refresher"), "generator"
 
 
 def set_parts(stack: Stack) -> tuple[str, ...]:
-    """What a set's stack starts."""
+    """Return the parts of a set's stack."""
     return (*_OWN, _TEXT) if (stack.place.text / "manifest.json").exists() else _OWN
 
 
 def new_set(main: Stack, name: str, bundle: Path, text: Path | None, say: Say | None = None) -> Stack:
-    """The stack of a set that is noted from now on, unstarted; it keeps ports that are free now."""
+    """Return a new set's stack, recorded but not started, with ports that are free now."""
     free = Ports.free()
     folder = _folder(main, name)
     numbers = {port: number for port, number in free.numbers.items() if owner(port) in (*_OWN, _TEXT)}
@@ -32,7 +32,7 @@ def new_set(main: Stack, name: str, bundle: Path, text: Path | None, say: Say | 
 
 
 def find_set(main: Stack, name: str, say: Say | None = None) -> Stack:
-    """The stack of a noted set. Raises: FileNotFoundError."""
+    """Return the stack of a recorded set. Raises: FileNotFoundError."""
     folder = _folder(main, name)
     noted = json.loads((folder / "set.json").read_text(encoding="utf-8"))
     return Stack(
@@ -46,12 +46,12 @@ def find_set(main: Stack, name: str, say: Say | None = None) -> Stack:
 
 
 def set_names(main: Stack) -> list[str]:
-    """Every set that is noted, running or not."""
+    """Return the names of all recorded sets, running or not."""
     return sorted(found.parent.name for found in main.place.state.root.glob("sets/*/set.json"))
 
 
 def remove_set(main: Stack, name: str) -> None:
-    """Stop its processes and forget it; its logs go, too."""
+    """Stop its processes and remove its record and logs."""
     find_set(main, name).down()
     shutil.rmtree(_folder(main, name))
 

@@ -1,1 +1,1 @@
-"""One recipe per kind of part: how it gets onto this machine, how it is started, when it is ready, what it is."""
+"""One recipe per kind of part: installation, start, readiness, version."""

@@ -1,4 +1,4 @@
-"""What the launcher needs from a part, and what every recipe shares: the stack's place, and running an installer."""
+"""The launcher's interface to parts, and the recipes' common code: the stack's place, and running an installer."""
 
 import os
 import shutil
@@ -15,15 +15,15 @@ from services.stack.errors import StackError
 from services.stack.folders import StateFolder
 from services.stack.ports import Ports
 
-# Called with a part's name and what it is doing now, in a few words.
+# Called with a part's name and its current step, in a few words.
 Say = Callable[[str, str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where one stack lives: its state, ports, model bundle and text bundle (absolute paths; there may be no text).
+    """One stack's place: its state, ports, model bundle and text bundle (absolute paths; the text may be absent).
 
-    settings: of its processes, beside those of docker-compose.yml.
+    settings: of its processes, in addition to docker-compose.yml's.
     """
 
     state: StateFolder
@@ -44,34 +44,34 @@ class Component(ABC):
         return self.service.name
 
     def missing(self) -> tuple[str, str] | None:
-        """What keeps this machine from running it, and the command that helps; None when nothing does."""
+        """Return what this machine lacks to run it, and the command that helps; None if nothing."""
         return None
 
     def prepare(self, say: Say) -> None:  # noqa: B027 - most have nothing to fetch
-        """Fetch and build what it needs, once. Raises: StackError."""
+        """Fetch and build its requirements, once. Raises: StackError."""
 
     @abstractmethod
     def launch(self, place: Place) -> Launch:
-        """Its command, after writing the configuration files it reads."""
+        """Write its configuration files and return its command."""
 
     @abstractmethod
     def probe(self, place: Place) -> str | None:
-        """None when ready, else why not."""
+        """Return None if ready, else the reason."""
 
     @abstractmethod
     def version(self, place: Place) -> str:
-        """What really runs there. Raises: StackError when it does not answer."""
+        """Return the running version. Raises: StackError if it does not answer."""
 
 
 def inherited_environment() -> dict[str, str]:
-    """This process's environment without settings of Freshet: those come from docker-compose.yml alone."""
+    """Return this process's environment without Freshet's settings, which come only from docker-compose.yml."""
     return {name: value for name, value in os.environ.items() if not name.startswith("FRESHET_")}
 
 
 def run_installer(
     part: str, argv: Sequence[str], *, advice: str, environment: Mapping[str, str] | None = None, timeout_s: float = 900
 ) -> None:
-    """Run an installer to its end; its last lines are the error when it fails."""
+    """Run an installer; if it fails, the error has its last lines."""
     try:
         done = subprocess.run(
             argv,
@@ -98,7 +98,7 @@ def uv() -> str | None:
 
 
 def venv_command(folder: Path) -> list[str]:
-    """Make an environment of the running Python at `folder`."""
+    """Return the command that makes an environment of the running Python at `folder`."""
     program = uv()
     if program is not None:
         return [program, "venv", "--quiet", "--allow-existing", "--python", sys.executable, str(folder)]
@@ -106,7 +106,7 @@ def venv_command(folder: Path) -> list[str]:
 
 
 def install_command(python: str) -> list[str]:
-    """Install into the environment of `python`; arguments follow."""
+    """Return the command that installs into the environment of `python`; arguments follow."""
     program = uv()
     if program is not None:
         return [program, "pip", "install", "--quiet", "--python", python]

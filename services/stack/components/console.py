@@ -1,4 +1,4 @@
-"""The console: a process of Freshet that speaks HTTP, and asks the gateway alone."""
+"""The console: a process of Freshet that speaks HTTP and calls only the gateway."""
 
 import http.client
 import importlib.util
@@ -19,7 +19,7 @@ _PROBE_S = 2.0
 
 
 class Console(Component):
-    """It is installed with the extra `console`."""
+    """Installed with the extra `console`."""
 
     def __init__(self) -> None:
         super().__init__(Service(name=CONSOLE, needs={"gateway": False}))

@@ -1,7 +1,7 @@
-"""Triton Inference Server from the nvidia-pytriton wheel, in an environment of its own (it wants NumPy 1.x).
+"""Triton Inference Server from the nvidia-pytriton wheel, in its own environment (it needs NumPy 1.x).
 
-The wheel has the server, the Python backend and a stub per Python version; no ONNX Runtime backend, so the model
-folder's own config.pbtxt runs ONNX Runtime inside a Python-backend model. It knows nothing of the model's content.
+The wheel has the server, the Python backend and a stub per Python version, but no ONNX Runtime backend. So the model
+folder's config.pbtxt runs ONNX Runtime inside a Python-backend model. The model's content is not known here.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ from services.stack.ports import LOOPBACK
 from services.stack.probes import probe_inference_server
 
 RECIPE = REPOSITORY / "deploy" / "inference_server" / "requirements.txt"
-# The stub and the server exchange tensors through shared memory: one megabyte to begin with, not 64.
+# The stub and the server exchange tensors through shared memory: one megabyte at the start, not 64.
 _BACKEND_FLAGS = (
     "--backend-config=python,shm-default-byte-size=1048576",
     "--backend-config=python,shm-growth-byte-size=1048576",
@@ -40,11 +40,11 @@ _SHARED_MEMORY = Path("/dev/shm")
 
 
 class InferenceServer(Component):
-    """The server that runs the sequence encoder and, where there is a text bundle, the text encoders."""
+    """The server of the sequence encoder and, with a text bundle, the text encoders."""
 
     @property
     def folder(self) -> Path:
-        """Its environment, with the backend folder beside the packages."""
+        """Its environment, with the backend folder next to the packages."""
         return cache_root() / f"inference-server-{recipe_key(RECIPE)}"
 
     @property
@@ -77,7 +77,7 @@ class InferenceServer(Component):
         build_once(self.folder, build, in_place=True)
 
     def _gather_backend(self, backend: Path) -> None:
-        """The backend and the stub of the running Python, in the one folder where the server looks for both."""
+        """Put the backend and the stub of the running Python into the one folder where the server looks for both."""
         wheel = self._packages / "pytriton" / "tritonserver"
         stubs = wheel / "python_backend_stubs" / _python_version()
         if not stubs.is_dir():
@@ -106,7 +106,7 @@ class InferenceServer(Component):
             "--model-config-name": None,
         }
         prefix = _shared_memory_prefix(place)
-        # It is not running now: what bears this stack's name was left by one that was killed.
+        # The server is not running: files with this stack's name are left from a killed one.
         for left in _SHARED_MEMORY.glob(f"{prefix}*"):
             left.unlink(missing_ok=True)
         flags = dict(flag.partition("=")[::2] for flag in self.service.command[1:]) | own
@@ -141,7 +141,7 @@ class InferenceServer(Component):
         return probe_inference_server(place.ports.address("inference-server"))
 
     def version(self, place: Place) -> str:
-        """As the server's metadata tells."""
+        """Return the version in the server's metadata."""
         import grpc
         from tritonclient.grpc import service_pb2, service_pb2_grpc
 
@@ -163,7 +163,7 @@ def _python_version() -> str:
 
 
 def _python_library() -> Path | None:
-    """The folder with the running interpreter's shared library."""
+    """Return the folder with the running interpreter's shared library."""
     folders = [
         sysconfig.get_config_var("LIBDIR"),
         sysconfig.get_config_var("LIBPL"),

@@ -1,8 +1,8 @@
-"""Apache Kafka, one KRaft node: Java and jars as deploy/kafka pins them, settings from docker-compose.yml.
+"""Apache Kafka, one KRaft node: Java and jars as pinned in deploy/kafka, settings from docker-compose.yml.
 
-Java comes as a Python package and the jars through one, so neither a JDK nor Maven has to be installed. The image's
-rule KAFKA_A_B -> a.b makes the same server.properties here; only addresses and the data folder are this stack's own.
-It knows nothing of topics.
+Java comes as a Python package and the jars through one, so no JDK or Maven is needed. The image's rule
+KAFKA_A_B -> a.b makes the same server.properties here; only addresses and the data folder are this stack's. Topics are
+not known here.
 """
 
 import base64
@@ -40,7 +40,7 @@ class Kafka(Component):
 
     @property
     def folder(self) -> Path:
-        """Where Java and the jars are, or will be."""
+        """The folder of Java and the jars, present or not."""
         return cache_root() / f"kafka-{recipe_key(PACKAGES, JARS)}"
 
     def prepare(self, say: Say) -> None:
@@ -77,7 +77,7 @@ class Kafka(Component):
         return probe_kafka(place.ports.address("kafka"))
 
     def version(self, place: Place) -> str:
-        """The version that the running broker wrote to its log."""
+        """Return the version that the running broker logged."""
         log = place.state.log(self.name)
         found = re.findall(r"Kafka version: (\S+)", log.read_text(errors="replace")) if log.exists() else []
         if not found:
@@ -97,7 +97,7 @@ class Kafka(Component):
 
 
 def server_properties(environment: Mapping[str, str], ports: Ports, log_folder: Path) -> dict[str, str]:
-    """server.properties from the container's environment, with this stack's addresses and data folder."""
+    """Return server.properties from the container's environment, with this stack's addresses and data folder."""
     named = {name: value for name, value in environment.items() if name not in _JVM_ONLY}
     properties = {name.removeprefix("KAFKA_").lower().replace("_", "."): value for name, value in named.items()}
     client = f"CLIENT://{ports.address('kafka')}"

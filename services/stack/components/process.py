@@ -1,6 +1,6 @@
 """Freshet's own processes: the command and the settings of docker-compose.yml, run by this Python.
 
-What a container keeps in a volume lies in the stack's data folder.
+The stack's data folder replaces the containers' volumes.
 """
 
 import os
@@ -19,14 +19,14 @@ from services.stack.folders import REPOSITORY
 from services.stack.version import freshet_version
 
 TLS_VARIABLES = ("FRESHET_TLS_CERT", "FRESHET_TLS_KEY", "FRESHET_TLS_CA")
-# Keys are the gateway's to read, and its audit log to write.
+# The gateway reads keys, and writes its audit log.
 KEY_FILES = ("FRESHET_API_KEYS", "FRESHET_AUDIT_LOG")
 SIGNING_KEY_VARIABLE = "FRESHET_GATEWAY_SIGNING_KEY"
 CHECKPOINTS_VARIABLE = "FRESHET_REFRESHER_CHECKPOINTS"
 
 
 class Process(Component):
-    """One of Freshet's own; it is installed with this program."""
+    """One of Freshet's processes; installed with this program."""
 
     def launch(self, place: Place) -> Launch:
         program, *arguments = self.service.command
@@ -35,7 +35,7 @@ class Process(Component):
         settings = local_environment(self.service, place.ports, place.bundle, place.text)
         if CHECKPOINTS_VARIABLE in settings:
             settings[CHECKPOINTS_VARIABLE] = str(place.state.data(self.name))
-        # Named by whoever starts the stack; where a process runs is another folder.
+        # Paths are relative to the caller; the process has another working folder.
         tls = environment_tls()
         if tls is not None:
             for variable, file in zip(TLS_VARIABLES, (tls.certificate, tls.key, tls.ca), strict=True):
@@ -58,7 +58,7 @@ class Process(Component):
 
 
 def _signing_key(place: Place) -> Path:
-    """The stack's own, made once: what clients have goes on to be taken when the gateway is started again."""
+    """Return the stack's own key, made once, so that clients' tokens stay valid after a restart."""
     file = place.state.data("gateway") / "signing-key"
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)

