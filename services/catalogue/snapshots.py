@@ -99,7 +99,8 @@ class CatalogueSnapshots:
         return None
 
     def look(self, next_offset: int) -> None:
-        """Start writing one if it is due and something was read since: without new records the last one's age is right.
+        """Start writing one if it is due and records were read since: a disconnected process must not renew its
+        snapshot's age.
 
         Call it when no batch is open or waiting.
         """
