@@ -1,1 +1,1 @@
-"""The gateway: the one door for clients. Recommendations out, interactions in."""
+"""The API gateway, the only process that clients call: recommendations, searches, interactions."""

@@ -1,4 +1,4 @@
-"""Puts the gateway together: the only module that names concrete adapters."""
+"""Assemble the gateway: the only module that names concrete adapters."""
 
 import asyncio
 import contextlib
@@ -72,9 +72,9 @@ from services.platform.tracing import Tracing
 from services.user_state.reader import StateReader
 from services.user_state.sessions import SessionStore
 
-# gRPC's own default: what clients expect to be able to send.
+# gRPC's default, which clients expect.
 MAX_REQUEST_BYTES = 4 * 1024 * 1024
-# The records of version sets and experiments are waited for so long at the start.
+# How long a start waits for the records of version sets and experiments.
 _SETS_KNOWN_S = 3.0
 
 log = structlog.get_logger()
@@ -88,7 +88,7 @@ _HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"]
 def _candidates(
     peers: Sequence[Peer], limits: Limits, metrics: GatewayMetrics, stalled_s: Callable[[float], float]
 ) -> Candidates:
-    """Over the shards in their order, or the one process that holds all."""
+    """Return the candidates over the shards in order, or over one process with all items."""
     shards = [RemoteCandidates(peer, Shard(number, len(peers))) for number, peer in enumerate(peers)]
     if len(shards) == 1:
         return shards[0]
@@ -103,7 +103,7 @@ def _candidates(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Opened:
-    """A bundle as handlers need it, with the rules that hold for all its answers."""
+    """A bundle in the handlers' form, with the rules of all its answers."""
 
     bundle: Bundle
     popular: PopularItems
@@ -118,7 +118,7 @@ class _Opened:
 
 
 class _Stream:
-    """Kafka as all version sets use it, and whether it and the encoder process are there."""
+    """Kafka for all version sets, and the status of Kafka and the encoder process."""
 
     def __init__(self, settings: GatewaySettings, tracing: Tracing, metrics: GatewayMetrics) -> None:
         self.exposures: KafkaExposureLog | None = None
@@ -130,7 +130,7 @@ class _Stream:
         self.ends = KafkaStreamEnds(settings.kafka)
 
     async def start(self) -> None:
-        """Connect in the background, and look once at what is there."""
+        """Connect in the background, and probe once."""
         self.producer.start()
         await self.status.start()
         if self.exposures is not None:
@@ -138,7 +138,7 @@ class _Stream:
         self.ends.start()
 
     async def close(self) -> None:
-        """What waits to be written is written first."""
+        """Write what is queued, then close."""
         await self.status.close()
         await self.ends.close()
         await self.producer.close()
@@ -148,7 +148,7 @@ class _Stream:
 
 
 class _Store:
-    """Redis, with a connection for each call that may be in flight: a burst must not read as an outage."""
+    """Redis, with a connection per concurrent call, so that a burst does not look like an outage."""
 
     def __init__(self, settings: GatewaySettings, tracing: Tracing) -> None:
         timeout_s, most = settings.state_timeout_ms / 1000, settings.max_in_flight
@@ -161,16 +161,16 @@ class _Store:
 
 
 class _Peers:
-    """The processes of one version set: those that it names, or that the gateway was started with."""
+    """The processes of one version set: those of its record, or those of the gateway's settings."""
 
     def __init__(
         self, one: VersionSet, settings: GatewaySettings, tracing: Tracing, model_version: str, near: Mapping[str, Peer]
     ) -> None:
-        """near: those that this process answers for itself."""
+        """near: peers inside this process."""
         channel = partial(rpc_client.channel, interceptors=tracing.client_interceptors, tls=settings.tls)
 
         def replicas(process: str, address: str, shard: str = "") -> Remote:
-            """Those at the address whose health says that they serve this model."""
+            """Return the replicas at the address whose health says that they serve this model."""
             row = PROCESSES[process]
             health = row.health_of(model_version, shard)
             connected = channel(address, shares=False, service=row.health_service, health=health)
@@ -197,7 +197,7 @@ class _Gateway:
     """Everything behind the servers. `start`, then `close`."""
 
     def __init__(self, settings: GatewaySettings, tracing: Tracing) -> None:
-        """Raises: ConfigError for keys that cannot be used."""
+        """Raises: ConfigError for unusable keys."""
         self._settings, self._tracing = settings, tracing
         self._key = signing_key(settings.signing_key.get_secret_value(), settings.signing_key_file)
         self.metrics = GatewayMetrics()
@@ -206,7 +206,7 @@ class _Gateway:
         self._followers: list[OperationFollower[Any]] = []
 
     async def start(self, health: HealthState, near: Mapping[str, Peer]) -> Routes:
-        """What answers. Raises: BundleError for an unusable bundle, ConfigError for rules."""
+        """Return the routes. Raises: BundleError for an unusable bundle, ConfigError for rules."""
         opened = await asyncio.to_thread(_Opened.of, self._settings.bundle, self._settings)
         await self._stream.start()
         own, follower = self._hold(own_set(opened.bundle.model_version), opened, near)
@@ -234,7 +234,7 @@ class _Gateway:
         return self.routes
 
     async def close(self) -> None:
-        """End what was started, readers first."""
+        """Close what was started, readers first."""
         self._stalls.stop()
         for follower in self._followers:
             await asyncio.to_thread(follower.stop)
@@ -259,7 +259,7 @@ class _Gateway:
         return held
 
     def _hold(self, one: VersionSet, opened: _Opened, near: Mapping[str, Peer]) -> tuple[Held, CatalogueFollower]:
-        """A set's handlers, and what keeps its titles and its fallback up to date."""
+        """Return a set's handlers, and the follower that updates its titles and its fallback."""
         bundle, popular, settings = opened.bundle, opened.popular, self._settings
         peers = _Peers(one, settings, self._tracing, bundle.model_version, near)
         described = DescribedItems(Titles(bundle.item_index, bundle.titles), popular)
@@ -341,12 +341,13 @@ async def run(
 ) -> None:
     """Serve until a signal.
 
-    in_process: candidates and the reranker by name, where this process answers for them itself; `health` then says
-    when they are ready. before_listening: as of `serve`.
+    in_process: candidates and the reranker by name, if this process contains them; `health` then says when they are
+    ready.
+    before_listening: as in `serve`.
 
     Raises: BundleError for an unusable bundle, PortTaken for a taken port, ConfigError as `opened_door`, `signing_key`
-    and, where exposures are written, `pseudonym_key`. Redis, Kafka and the other processes may be away at start:
-    answers are marked until they come.
+    and, if exposures are written, `pseudonym_key`. Redis, Kafka and the other processes may be unavailable at start:
+    answers are degraded until they are available.
     """
     tracing = tracing or configure_tracing("gateway", settings.otlp_endpoint)
     health = health or HealthState(ready=True, check=changed_in_place)

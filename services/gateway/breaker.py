@@ -1,8 +1,9 @@
-"""A short memory of failure: a dead dependency costs one request its timeout, not every request.
+"""A circuit breaker: an unavailable dependency costs one request its timeout, not every request.
 
-Once half of the last calls failed, the breaker is open for `open_seconds`, then lets one probe through;
-its success closes it. So a dependency that came back is used again within about that time. A call in whose time our own
-event loop stood still says nothing about the dependency: its answer may have lain there.
+When half of the last calls failed, the breaker opens for `open_seconds`, then admits one probe, whose success closes
+it.
+So a recovered dependency is used again within about that time. A call during which our own event loop stalled is
+ignored: its answer may have waited in the loop.
 """
 
 import asyncio
@@ -28,7 +29,7 @@ T = TypeVar("T")
 
 _REFUSALS = (Overloaded, InvalidRequest, PreconditionFailed)
 _SAY_REFUSAL_EVERY_S = 10.0
-# Of a failed call's time: from this on the loop itself may be what it waited for.
+# Share of a failed call's time: from this on the loop itself may be the cause.
 _STALL_SHARE = 0.2
 _LAST_CALLS, _LAST_S = 20, 5.0
 _LOOK_EVERY_S, _STALLS_KEPT = 0.02, 64
@@ -46,8 +47,10 @@ class Breaker:
         stalled_s: Callable[[float], float] = lambda since: 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """timeouts_to_open: so many at least, where time-outs are what fails. stalled_s: for how long our
-        event loop stood still since a time of the clock."""
+        """timeouts_to_open: at least this many failures if they are time-outs. stalled_s: returns how long our event
+        loop stalled
+        since a time of the clock.
+        """
         self.name = name
         self._open_seconds = open_seconds
         self._timeouts_to_open = timeouts_to_open
@@ -55,18 +58,18 @@ class Breaker:
         self._clock = clock
         self._open_until: float | None = None
         self._probing = False
-        # When each of the last calls ended, and whether it failed.
+        # End of each of the last calls, and whether it failed.
         self._ends: deque[tuple[float, bool]] = deque(maxlen=_LAST_CALLS)
         self._reason = ""
         self._say_refusal_at = 0.0
 
     @property
     def closed(self) -> bool:
-        """True while the dependency is believed to be well."""
+        """True while the dependency is considered available."""
         return self._open_until is None
 
     def admit(self) -> bool:
-        """Let one call through, whose outcome is told to `end`; whether it is the probe of an open breaker.
+        """Admit one call, whose outcome is passed to `end`; return whether it is the probe of an open breaker.
 
         Raises: DependencyUnavailable while open.
         """
@@ -78,11 +81,13 @@ class Breaker:
         return True
 
     def end(self, error: BaseException | None, *, probe: bool, patient: bool, began: float | None = None) -> None:
-        """An admitted call is over. Only errors of the tree are held against the dependency, and of these no refusal:
-        it is alive and says no to that request. `patient` as in `run`.
+        """Record the end of an admitted call. Only errors of the tree count as failures, except refusals: the
+        dependency is alive
+        and rejects that request. patient: as in `run`.
 
-        A replica of another model refuses every request of this one; others may stand beside it: it counts as alive.
-        began: when the call began, by the clock; None: the time of the loop's standing still is not looked at.
+        A replica of another model rejects every request of this one; there may be other replicas, so it counts as
+        alive.
+        began: when the call began, by the clock; None: ignore stalls of the loop.
         """
         if probe:
             self._probing = False
@@ -98,9 +103,9 @@ class Breaker:
                 self._failed(error, probe=probe, patient=patient)
 
     async def run(self, call: Callable[[], Awaitable[T]], *, patient: bool = True) -> T:
-        """The result of `call`. `patient` is False when its time was cut short by our own caller's deadline.
+        """Return the result of `call`. patient: False if our own caller's deadline cut its time short.
 
-        Raises: DependencyUnavailable at once while open; whatever `call` raises.
+        Raises: DependencyUnavailable at once while open; the errors of `call`.
         """
         probe, began = self.admit(), self._clock()
         try:
@@ -112,18 +117,18 @@ class Breaker:
         return result
 
     async def attempt(self, call: Callable[[], Awaitable[T]], *, patient: bool = True) -> T | None:
-        """As `run`, but None instead of an error of the tree."""
+        """Run as `run`, but return None instead of raising an error of the tree."""
         try:
             return await self.run(call, patient=patient)
         except (InvalidRequest, PreconditionFailed) as exc:
-            # The gateway checked the request: a peer that refuses it is of another contract, or of another model.
+            # The gateway validated the request: a peer that rejects it has another contract, or another model.
             self._refused(exc)
             return None
         except FreshetError:
             return None
 
     def _refused(self, exc: FreshetError) -> None:
-        """In a deploy every request may be refused: the log says so now and then."""
+        """Log rejections occasionally: during a deployment every request may be rejected."""
         now = self._clock()
         if now >= self._say_refusal_at:
             self._say_refusal_at = now + _SAY_REFUSAL_EVERY_S
@@ -145,7 +150,7 @@ class Breaker:
 
 
 class LoopStalls:
-    """When an event loop stood still: looks every 20 ms while a call is under way; later is a stall."""
+    """Stalls of an event loop: it checks every 20 ms while a call is running; a late check is a stall."""
 
     def __init__(self) -> None:
         self._stalls: deque[tuple[float, float]] = deque(maxlen=_STALLS_KEPT)
@@ -153,18 +158,18 @@ class LoopStalls:
         self._until = 0.0
 
     def watch(self, seconds: float) -> None:
-        """Look for so long: a call begins that may be blamed on somebody."""
+        """Check for this long: a call begins."""
         self._until = max(self._until, time.monotonic() + seconds)
         if self._looking is None or self._looking.done():
             self._looking = asyncio.get_running_loop().create_task(self._look())
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop checking."""
         if self._looking is not None:
             self._looking.cancel()
 
     def since(self, began: float) -> float:
-        """Seconds that the loop stood still after `began` (monotonic clock)."""
+        """Return the seconds of stalls after `began` (monotonic clock)."""
         return sum(min(late_s, at - began) for at, late_s in self._stalls if at > began)
 
     async def _look(self) -> None:

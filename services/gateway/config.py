@@ -1,4 +1,4 @@
-"""The gateway's settings: the shared ones, its peers, the sizes and times of a Recommend and a Search, API keys."""
+"""The gateway's settings: shared ones, its peers, sizes and times of Recommend and Search, API keys."""
 
 from pathlib import Path
 from typing import ClassVar, Self
@@ -14,7 +14,7 @@ from services.platform.transport import check_address, check_replicas
 
 
 def shard_addresses(value: str) -> list[str]:
-    """The addresses of a catalogue's shards, in their order. Raises: ValueError naming the shard."""
+    """Return the addresses of a catalogue's shards, in order. Raises: ValueError with the shard."""
     found: list[str] = []
     for number, part in enumerate(value.split(";")):
         if not part.strip():
@@ -30,29 +30,29 @@ def shard_addresses(value: str) -> list[str]:
 
 
 class GatewaySettings(PseudonymSettings):
-    """Variables are named per field; times are milliseconds."""
+    """Each field names its variable; times are milliseconds."""
 
     asks_client_certificates: ClassVar[bool] = False
 
     port: int = Field(default=50050, ge=0, le=65535, validation_alias="FRESHET_GATEWAY_PORT")
-    # JSON by HTTP. None: port + 30. 0: none.
+    # JSON over HTTP. None: port + 30. 0: disabled.
     http_port: int | None = Field(default=None, ge=0, le=65535, validation_alias="FRESHET_GATEWAY_HTTP_PORT")
-    # Pages in browsers that may call it, by their exact origins, commas between them. Empty: none.
+    # Allowed origins of browser pages, exact, separated by commas. Empty: none.
     origins: str = Field(default="", validation_alias="FRESHET_GATEWAY_ORIGINS")
-    # Of these three, host:port, whose name may stand for several replicas, or ip:port of each, commas between them.
+    # For these three: host:port, whose name may resolve to several replicas, or ip:port of each, separated by commas.
     encoder_address: str = Field(default="127.0.0.1:50051", validation_alias="FRESHET_ENCODER_ADDRESS")
-    # Of a catalogue in shards: the shards' in their order, semicolons between them.
+    # Of a sharded catalogue: the shards' in order, separated by semicolons.
     candidates_address: str = Field(default="127.0.0.1:50052", validation_alias="FRESHET_CANDIDATES_ADDRESS")
     reranker_address: str = Field(default="127.0.0.1:50053", validation_alias="FRESHET_RERANKER_ADDRESS")
     generator_address: str = Field(default="127.0.0.1:50055", validation_alias="FRESHET_GENERATOR_ADDRESS")
-    # Comma separated: each holds some partitions of `attributions`. Only GetFreshness and ForgetUser ask them.
+    # Separated by commas: each has some partitions of `attributions`. Only GetFreshness and ForgetUser call them.
     refresher_addresses: str = Field(default="127.0.0.1:50054", validation_alias="FRESHET_REFRESHER_ADDRESSES")
-    # For callers that set no deadline.
+    # For callers without a deadline.
     budget_ms: int = Field(default=2000, ge=10, le=60_000, validation_alias="FRESHET_GATEWAY_BUDGET_MS")
     # One read of the state store; one call of a peer.
     state_timeout_ms: int = Field(default=250, ge=1, le=60_000, validation_alias="FRESHET_GATEWAY_STATE_TIMEOUT_MS")
     stage_timeout_ms: int = Field(default=400, ge=1, le=60_000, validation_alias="FRESHET_GATEWAY_STAGE_TIMEOUT_MS")
-    # What one impression takes from its item's score for that person (0: nothing), and after how long half of it.
+    # How much one impression lowers its item's score for that user (0: nothing), and its half-life.
     impression_discount: float = Field(
         default=0, ge=0, le=1_000, validation_alias="FRESHET_GATEWAY_IMPRESSION_DISCOUNT"
     )
@@ -61,18 +61,18 @@ class GatewaySettings(PseudonymSettings):
     )
     # Standing rules of rankings, a YAML file (docs/guide/rules.md), read at the start. None: none.
     rules: Path | None = Field(default=None, validation_alias="FRESHET_GATEWAY_RULES")
-    # Popular items score more for people who have had fewer items than this (0: for nobody).
+    # Popular items score more for users with fewer items than this (0: for nobody).
     cold_items: int = Field(default=10, ge=0, le=1_000, validation_alias="FRESHET_GATEWAY_COLD_ITEMS")
-    # The share of Recommend's positions that new items are shown in, and for how long an item is new.
+    # The share of Recommend's positions for new items, and how long an item is new.
     new_item_share: float = Field(default=0, ge=0, le=0.5, validation_alias="FRESHET_GATEWAY_NEW_ITEM_SHARE")
     new_item_hours: float = Field(default=24, gt=0, le=30 * 24, validation_alias="FRESHET_GATEWAY_NEW_ITEM_HOURS")
     # Whether answers are written to `exposures`.
     exposures: bool = Field(default=True, validation_alias="FRESHET_GATEWAY_EXPOSURES")
-    # Signs what clients bring back (exposure ids, page tokens): secret, the same in all gateways of an installation.
-    # Empty: a file's, else a random one that ends with the process.
+    # Signs tokens that clients return (exposure ids, page tokens): secret, the same in all gateways of an installation.
+    # Empty: a file's, else a random one of this process.
     signing_key: SecretStr = Field(default=SecretStr(""), validation_alias="FRESHET_GATEWAY_SIGNING_KEY")
     signing_key_file: Path | None = Field(default=None, validation_alias="FRESHET_GATEWAY_SIGNING_KEY_FILE")
-    # Who may call what (`freshet keys`). None: everybody everything, which is allowed on loopback alone.
+    # Permissions of callers (`freshet keys`). None: everyone may call everything, allowed on loopback only.
     api_keys: Path | None = Field(default=None, validation_alias="FRESHET_API_KEYS")
     # None: stderr.
     audit_log: Path | None = Field(default=None, validation_alias="FRESHET_AUDIT_LOG")
@@ -131,19 +131,19 @@ class GatewaySettings(PseudonymSettings):
 
     @property
     def resolved_http_port(self) -> int:
-        """Where JSON is served; 0 is nowhere."""
+        """Return the port of JSON over HTTP; 0: disabled."""
         if self.http_port is not None:
             return self.http_port
         return self.port + HTTP_STEP if self.port else 0
 
     @property
     def refreshers(self) -> tuple[str, ...]:
-        """The refreshers' addresses, one by one."""
+        """Return the refreshers' addresses."""
         return tuple(self.refresher_addresses.split(",")) if self.refresher_addresses else ()
 
     @property
     def limits(self) -> Limits:
-        """The handlers' view of these times."""
+        """Return these times for the handlers."""
         return Limits(
             budget_s=self.budget_ms / 1000,
             state_timeout_s=self.state_timeout_ms / 1000,
@@ -152,7 +152,7 @@ class GatewaySettings(PseudonymSettings):
 
     @property
     def preferences(self) -> Preferences:
-        """The handlers' view of what answers should be like."""
+        """Return the operator's preferences for the handlers."""
         return Preferences(
             impression_discount=self.impression_discount,
             impression_half_life_s=self.impression_half_life_minutes * 60,

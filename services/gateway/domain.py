@@ -1,7 +1,7 @@
-"""What the gateway speaks of: requests, states, pools, answers, degradations. Plain values, no Protobuf.
+"""The gateway's values: requests, states, pools, answers, degradations. Plain values, no Protobuf.
 
-Query states stay the bytes that they are in Redis and on the wire: the gateway adds a row for the user's absence to
-them (`stages`), it does not score.
+Query states stay the bytes of Redis and the wire: the gateway adds a row for the user's absence (`stages`), but does
+not score.
 """
 
 import time
@@ -22,14 +22,16 @@ from services.user_state.values import StoredState
 
 
 def now_ms() -> int:
-    """Unix milliseconds."""
+    """Return Unix milliseconds."""
     return time.time_ns() // 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
-    """What handlers know of the model that answers. kinds: of attributes. tau: of the model's scores. absence: the
-    model's rows, None where it has none. warnings: of a filter's categories that no item has."""
+    """The answering model. kinds: of attributes. tau: of the model's scores. absence: the model's rows, None without
+    them.
+    warnings: for a filter's categories without items.
+    """
 
     version: str
     schema: EventSchema
@@ -40,7 +42,7 @@ class ServedModel:
 
 
 class Degradation(IntEnum):
-    """How an answer is less than it should be; the numbers are the wire's."""
+    """Why an answer is worse than normal; the numbers are the wire's."""
 
     STALE_STATE = 1
     POPULAR_FALLBACK = 2
@@ -58,7 +60,9 @@ class Degradation(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class FreshnessToken:
-    """A moment of a user's own stream; an empty epoch (Redis was down at the acknowledgement) can't be honoured."""
+    """A position in a user's own stream; a token with an empty epoch (Redis was down at the acknowledgement) is not
+    honoured.
+    """
 
     epoch: str
     partition: int
@@ -67,7 +71,7 @@ class FreshnessToken:
 
 @dataclass(frozen=True, slots=True)
 class HistoryEvent:
-    """One event of a history in the request; event_time_ms is None when the caller gave none."""
+    """One event of a history in the request; event_time_ms is None if not given."""
 
     item_id: str
     event_time_ms: int | None = None
@@ -77,33 +81,32 @@ class HistoryEvent:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A user's items, newest first, and those of them that were turned down."""
+    """A user's items, newest first, and the rejected ones among them."""
 
     item_ids: Sequence[str] = ()
     turned_down: Collection[str] = ()
 
 
 def seen_in(history: Iterable[HistoryEvent], schema: EventSchema) -> list[str]:
-    """The items of the events, in their order, that count as seen."""
+    """Return the items of the events, in order, that count as seen."""
     return [event.item_id for event in history if schema.of(event.type or DEFAULT_TYPE).seen]
 
 
 def turned_down_in(history: Sequence[HistoryEvent], schema: EventSchema) -> list[str]:
-    """The items of the events, oldest first, that were turned down of late."""
+    """Return the items of the events, oldest first, that were rejected recently."""
     last = history[-TURNED_DOWN_EVENTS:]
     return schema.turned_down([(event.item_id, (event.type or DEFAULT_TYPE, event.value)) for event in last])
 
 
 def last_event_ms(history: Sequence[HistoryEvent], schema: EventSchema) -> int:
-    """When the last event that histories keep happened, of a history whose events have times, oldest first; 0: there is
-    none."""
+    """Return the time of the last event that enters histories; 0 without one. history: with times, oldest first."""
     kept = (event for event in reversed(history) if schema.of(event.type or DEFAULT_TYPE).history)
     return next((event.event_time_ms or 0 for event in kept), 0)
 
 
 @dataclass(frozen=True, slots=True)
 class NotAgain:
-    """Leave out the items of the user's last so many answers, and of those of the last so many minutes."""
+    """Leave out the items of the user's last answers, by number, and of those of the last minutes."""
 
     answers: int = 0
     minutes: int = 0
@@ -111,7 +114,7 @@ class NotAgain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecommendQuery:
-    """One request for recommendations, unchecked (see `validation`)."""
+    """One request for recommendations, not validated (see `validation`)."""
 
     user_id: str = ""
     k: int = 10
@@ -122,25 +125,25 @@ class RecommendQuery:
     max_per_category: int = 0
     diversity: float = 0.0
     query: str = ""
-    # How long a list to keep for further pages; 0: none.
+    # Length of the list stored for further pages; 0: none.
     page_depth: int = 0
     page_token: str = ""
     not_again: NotAgain | None = None
     rules: tuple[Rule, ...] = ()
     # Unix milliseconds; None: now.
     as_of_ms: int | None = None
-    # Of the certificate, in similarity units; None: as it comes.
+    # Of the certificate, in similarity units; None: no limit.
     max_gap: float | None = None
-    # Experiment -> arm, for testers; and the arms that the user has.
+    # Experiment -> arm, for testers; and the user's arms.
     arms: Mapping[str, str] = field(default_factory=dict)
     assignments: tuple[Assignment, ...] = ()
-    # Of positions, for new items; None: the gateway's.
+    # Share of positions for new items; None: the gateway's.
     new_item_share: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoded:
-    """The encoder's answer; no state when it knows no item of the history."""
+    """The encoder's answer; no state if it knows no item of the history."""
 
     query_state: PackedQueryState | None
     queue_ms: float = 0.0
@@ -149,8 +152,10 @@ class Encoded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexFreshness:
-    """What an index reflects of the stream: its last change (-1: none yet), and when the broker took the newest
-    interaction behind it (Unix milliseconds), with the seconds from then until it was served."""
+    """An index's position in the stream: its last change (-1: none yet), and when the broker received the newest
+    interaction
+    in it (Unix milliseconds), with the seconds from then until it was served.
+    """
 
     deltas_offset: int = -1
     newest_recorded_ms: int | None = None
@@ -159,9 +164,9 @@ class IndexFreshness:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
-    """What the first stage proposes, in descending order of its scores; `bound` limits what it left out.
+    """The first stage's items, in descending order of its scores; `bound` limits the omitted ones.
 
-    `votes` (one per item, or none) are the memory's and item neighbours'; a final score is
+    votes (one per item, or none): the memory's and item neighbours'; a final score is
     model_share * s + (1 - model_share) * vote.
     """
 
@@ -174,8 +179,8 @@ class Pool:
     index_freshness: IndexFreshness | None = None
     queue_ms: float = 0.0
     search_ms: float = 0.0
-    # The items of the index that was searched (0: not known), the share of the catalogue that they are, and how many of
-    # them the search's passes looked at, one by each pass counted.
+    # The items of the searched index (0: unknown), their share of the catalogue, and the number of items touched by the
+    # search's passes, added up.
     num_items: int = 0
     searched_share: float = 1.0
     items_touched: int = 0
@@ -183,20 +188,19 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class ScoredItem:
-    """`source` is "mol", "first_stage", "popular", or "new" in a reserved position; propensity: the chance that it
-    stood where it does."""
+    """source: "mol", "first_stage", "popular", or "new" in a reserved position; propensity: its position's chance."""
 
     item_id: str
     score: float
     source: str
     propensity: float = 1.0
-    # Rules that changed its score or its place.
+    # Rules that changed its score or its position.
     rules: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranking:
-    """The best items; `index_version` is what their scores are of, `stage_ms` what finding or reranking them took."""
+    """The best items; index_version: of their scores; stage_ms: the time of finding or reranking them."""
 
     items: Sequence[ScoredItem]
     certificate: Certificate = ESTIMATE
@@ -204,7 +208,7 @@ class Ranking:
     index_freshness: IndexFreshness | None = None
     queue_ms: float = 0.0
     stage_ms: float = 0.0
-    # As a pool's.
+    # As in a pool.
     num_items: int = 0
     searched_share: float = 1.0
     items_touched: int = 0
@@ -212,7 +216,7 @@ class Ranking:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimilarQuery:
-    """One request for items like one item, unchecked."""
+    """One request for similar items, not validated."""
 
     item_id: str
     user_id: str = ""
@@ -236,7 +240,7 @@ class SimilarAnswer:
 
 @dataclass(slots=True)
 class StageTimes:
-    """Milliseconds; `queue` is waiting for a batch anywhere and for a freshness token, `transport` everything else."""
+    """Milliseconds; `queue`: waiting for a batch anywhere and for a freshness token; `transport`: everything else."""
 
     queue_ms: float = 0.0
     encode_ms: float = 0.0
@@ -246,7 +250,7 @@ class StageTimes:
     total_ms: float = 0.0
 
     def close(self, total_ms: float) -> None:
-        """Set the total, and what no stage accounts for."""
+        """Set the total, and the time outside all stages."""
         self.total_ms = total_ms
         known = self.queue_ms + self.encode_ms + self.first_stage_ms + self.rerank_ms
         self.transport_ms = max(0.0, total_ms - known)
@@ -254,9 +258,11 @@ class StageTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recommendation:
-    """The answer with its provenance. `state_source` is "stored", "stored_history" (made of the stored history for this
-    answer), "request", "none", or "page" (of a list that was kept). absence_bucket: of the state that was asked
-    with. max_gap: as it was asked. items_touched: as a pool's, of all searches."""
+    """The answer with its provenance. state_source: "stored", "stored_history" (computed from the stored history for
+    this
+    answer), "request", "none", or "page" (of a stored list). absence_bucket: of the state used. max_gap: as requested.
+    items_touched: as in a pool, of all searches.
+    """
 
     items: Sequence[ScoredItem]
     model_version: str
@@ -280,7 +286,7 @@ class Recommendation:
 
 @dataclass(frozen=True, slots=True)
 class Impression:
-    """A slot of an answer that was seen: its position, from 1, and what stood there."""
+    """A seen slot of an answer: its position, from 1, and its item."""
 
     position: int
     item_id: str
@@ -288,7 +294,7 @@ class Impression:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """A durable interaction: the id it counts under, and the token of its moment."""
+    """A durable interaction: its id, and the token of its position."""
 
     event_id: str
     token: FreshnessToken

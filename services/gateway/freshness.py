@@ -1,7 +1,7 @@
-"""How far every part of the system is: what GetFreshness answers. Plain values, no Protobuf.
+"""The progress of every part of the system, GetFreshness's answer. Plain values, no Protobuf.
 
-An offset that could not be asked for is UNKNOWN; a part that did not answer is absent, and the report says so by the
-mark that Recommend's answers carry while that part is away.
+An unavailable offset is UNKNOWN; a part that did not answer is absent, and the report has the degradation that
+Recommend's answers have while that part is unavailable.
 """
 
 from collections.abc import Sequence
@@ -14,8 +14,9 @@ UNKNOWN = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionProgress:
-    """One partition of a topic. `applied_offset` is the last record applied (-1: none), `end_offset` where the next
-    one will be written, so end_offset - 1 - applied_offset records wait."""
+    """One partition of a topic. applied_offset: the last applied record (-1: none); end_offset: of the next record, so
+    end_offset - 1 - applied_offset records wait.
+    """
 
     partition: int
     applied_offset: int
@@ -24,7 +25,7 @@ class PartitionProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedIndex:
-    """What candidates or reranker answers from now."""
+    """The present index of candidates or the reranker."""
 
     index_version: str
     freshness: IndexFreshness
@@ -33,8 +34,10 @@ class ServedIndex:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FreshnessReport:
-    """The answer. `interactions` are applied to user states, `attributions` folded into item states; a partition
-    that nobody spoke for is left out."""
+    """The answer. interactions: applied to user states; attributions: folded into item states; a partition without
+    report is
+    left out.
+    """
 
     model_version: str
     epoch: str

@@ -1,6 +1,6 @@
-"""GetFreshness: ask every part at once how far it is; what does not answer is marked and left out.
+"""GetFreshness: ask every part at once for its progress; parts that do not answer are marked and left out.
 
-Never fails: the report is most wanted when something is down. Knows ports, not processes.
+Never fails: the report is needed most when something is down. Knows ports, not processes.
 """
 
 import asyncio
@@ -19,21 +19,23 @@ log = structlog.get_logger()
 
 T = TypeVar("T")
 
-# So soon the processes of a version set say what they serve.
+# Time limit for the processes of a version set to report what they serve.
 _CHECK_S = 4.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GetFreshness:
-    """The handler; `timeout_s` bounds each part's answer: longer than a stage of Recommend has, since a busy part is
-    not away."""
+    """The handler. timeout_s: limit of each part's answer, longer than a stage of Recommend has, since a busy part is
+    not
+    unavailable.
+    """
 
     ports: Ports
     model_version: str
     timeout_s: float = 1.0
 
     async def __call__(self) -> FreshnessReport:
-        """Positions, versions and marks as they are now."""
+        """Return the present positions, versions and degradations."""
         progress, ends, candidates, reranker, (attributions, all_refreshers) = await asyncio.gather(
             _or_none(self.ports.states.progress()),
             _or_none(self.ports.ends.interactions(self.timeout_s)),
@@ -61,7 +63,7 @@ class GetFreshness:
 
 
 async def check_processes(ports: Ports, model_version: str) -> str:
-    """Why candidates, the reranker and the refreshers of these ports do not answer for this model; "": they do."""
+    """Return why candidates, the reranker and the refreshers of these ports do not serve this model; "" if they do."""
 
     async def ask(name: str, asked: Awaitable[ServedIndex]) -> str:
         try:
@@ -86,7 +88,7 @@ def _interactions(applied: Mapping[int, int], ends: Mapping[int, int]) -> list[P
 
 
 def _newest(found: list[PartitionProgress]) -> list[PartitionProgress]:
-    """One entry per partition: while one changes hands, two refreshers may speak for it."""
+    """Return one entry per partition: during a takeover two refreshers may report it."""
     newest = {one.partition: one for one in sorted(found, key=lambda one: one.applied_offset)}
     return [newest[partition] for partition in sorted(newest)]
 

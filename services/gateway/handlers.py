@@ -1,4 +1,4 @@
-"""Every handler of one version set, made on its ports."""
+"""Every handler of one version set, made from its ports."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ from services.gateway.write.record import RecordInteractions
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Handlers:
-    """All of one set's."""
+    """The handlers of one set."""
 
     recommend: Recommend
     search: Search
@@ -67,8 +67,10 @@ def make_handlers(
     rules: Sequence[Rule] = (),
     others: Callable[[], Sequence[Refreshers]] = tuple,
 ) -> Handlers:
-    """Every handler on these ports. `titles`: live. `stalls`: of this event loop. `rules`: standing ones.
-    `others`: refreshers of other version sets."""
+    """Make every handler. titles: live. stalls: of this event loop. rules: standing ones. others: refreshers of other
+    version
+    sets.
+    """
     stages = Stages(ports, limits, model, stalls=stalls, on_nothing=metrics.component_failed)
     text = TextRetrieval(ports.sources, limits)
     record = RecordInteractions(

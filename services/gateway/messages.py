@@ -1,4 +1,4 @@
-"""Requests as the handlers' dataclasses, and their answers as Protobuf."""
+"""Convert requests to the handlers' dataclasses, and their answers to Protobuf."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
@@ -138,9 +138,9 @@ def receipt_message(receipt: Receipt) -> gateway_pb2.InteractionReceipt:
 def answer_message(
     answer: Recommendation, details: Callable[[Sequence[str]], Sequence[ItemDetails]] | None = None
 ) -> gateway_pb2.RecommendResponse:
-    """details: of items, where the request wants them."""
+    """Convert an answer. details: of items, if the request wants them."""
     times = answer.stage_times
-    # The numbers are the wire's own; the stubs' types want their enum classes, which exist for type checkers only.
+    # The numbers are the wire's; the stubs' types want their enum classes, which exist for type checkers only.
     degradations: list[Any] = [int(kind) for kind in answer.degradations]
     message = gateway_pb2.RecommendResponse(
         items=[

@@ -1,4 +1,4 @@
-"""The gateway's own figures beside those of the gRPC kit: stages, degradations, where states and events came from."""
+"""The gateway's metrics besides those of the gRPC kit: stages, degradations, sources of states and events."""
 
 from prometheus_client import REGISTRY, CollectorRegistry
 
@@ -14,7 +14,7 @@ _STAGES = ("queue", "encode", "first_stage", "rerank", "transport", "total")
 
 
 class GatewayMetrics:
-    """Counters and histograms; label values are few and known beforehand."""
+    """Counters and histograms; label values are few and known."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         self._figures = figures = Figures(registry)
@@ -64,7 +64,7 @@ class GatewayMetrics:
         }
 
     def answered(self, answer: Recommendation, *, had_token: bool) -> None:
-        """One Recommend ended with an answer."""
+        """Record an answer of Recommend."""
         times = answer.stage_times
         for name, child in self._stages:
             child.observe(getattr(times, name) / 1000.0)
@@ -80,7 +80,7 @@ class GatewayMetrics:
                 self._proven_gap.observe(answer.certificate.gap)
 
     def searched(self, answer: SearchAnswer) -> None:
-        """One Search ended with an answer."""
+        """Record an answer of Search."""
         self._search_seconds.observe(answer.total_ms / 1000.0)
         for spent in answer.sources:
             self._search_sources[spent.source, bool(spent.failure)].inc()
@@ -88,27 +88,27 @@ class GatewayMetrics:
             self._degradations[kind].inc()
 
     def shard_told(self, what: str, shard: int) -> None:
-        """A call of a shard was "hedged", or an answer had to do without it: "missing"."""
+        """Record a "hedged" call of a shard, or one that is "missing" in an answer."""
         self._shard_calls.labels(str(shard), what).inc()
 
     def component_failed(self, component: str) -> None:
-        """A component of `stages.COMPONENTS` gave an answer nothing."""
+        """Record a failure of a component of `stages.COMPONENTS`."""
         self._component_failures[component].inc()
 
     def watch_turns(self, turns: TurnClock) -> None:
-        """Export the age of the follower's last good turn as it is when somebody scrapes."""
+        """Export the age of the follower's last good turn at scrape time."""
         self._figures.turn_age("freshet_gateway_turn_age_seconds", turns)
 
     def acknowledged(self, seconds: float) -> None:
-        """One interaction is durable."""
+        """Record a durable interaction."""
         self._acknowledged.inc()
         self._append_seconds.observe(seconds)
 
     def exposures_kept(self, written: int, lost: int) -> None:
-        """So many more answers were written to `exposures`, and so many will never be."""
+        """Record newly written and lost exposures."""
         self._exposures_written.inc(written)
         self._exposures_lost.inc(lost)
 
     def append_failed(self) -> None:
-        """One interaction was not acknowledged."""
+        """Record an interaction without acknowledgement."""
         self._failed.inc()

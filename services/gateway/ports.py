@@ -1,4 +1,4 @@
-"""What the gateway needs from outside. Each port has a real adapter and one in memory (tests/fakes).
+"""The gateway's interfaces to the outside. Each port has a real adapter and one in memory (tests/fakes).
 
 All raise the error tree of `services.platform.errors`; timeouts are seconds.
 """
@@ -30,42 +30,46 @@ class UserStates(Protocol):
     """The user state store (Redis)."""
 
     async def read_user(self, user_id: str, *, with_seen: bool, partition: int | None) -> UserView:
-        """One round trip: state, seen items (if asked for), epoch, and a partition's applied watermark: the one that
-        is named, else that of the user's home."""
+        """Read in one round trip: state, seen items (if requested), epoch, and a partition's applied watermark: the
+        named one's,
+        else that of the user's home.
+        """
 
     async def read_history(self, user_id: str) -> Sequence[HistoryEvent]:
-        """The stored history, oldest first; empty for an unknown user."""
+        """Return the stored history, oldest first; empty for an unknown user."""
 
     async def epoch(self) -> str | None:
-        """The stream's current epoch; None when there is none yet."""
+        """Return the stream's current epoch; None if there is none yet."""
 
     async def progress(self) -> tuple[str | None, Mapping[int, int]]:
-        """The epoch, and every partition's applied watermark (-1: nothing yet); else (None, {})."""
+        """Return the epoch, and every partition's applied watermark (-1: nothing yet); else (None, {})."""
 
 
 class Sessions(Protocol):
-    """Short lists beside a user (Redis), which end by themselves. Kinds: those of `services.user_state.layout`."""
+    """Short lists of a user (Redis), which expire. Kinds: those of `services.user_state.layout`."""
 
     async def push(self, kind: str, user_id: str, entry: bytes, *, most: int, ttl_seconds: int) -> bool:
-        """Put an entry in front; the newest `most` stay, and all end so long after the last one. False: the user has
-        no history, so that nothing is kept."""
+        """Prepend an entry. The newest `most` stay; the list expires this long after the last one. False: the user has
+        no history,
+        so nothing is stored.
+        """
 
     async def read(self, user_id: str, wanted: Mapping[str, int]) -> Mapping[str, list[bytes]]:
-        """By kind the newest entries, at most so many, newest first."""
+        """Return the newest entries by kind, at most the wanted number, newest first."""
 
 
 class Encoder(Protocol):
-    """Histories in, query states out; it also keeps the state store."""
+    """From histories to query states; it also writes the state store."""
 
     async def encode(self, user_id: str, history: Sequence[HistoryEvent], timeout_s: float) -> Encoded:
-        """The query state of `history`, oldest first; every event has its time."""
+        """Return the query state of `history`, oldest first; every event has its time."""
 
     async def describe_user(self, user_id: str, timeout_s: float) -> StoredUser:
-        """What it and the state store hold of the user, and up to where a forget was applied."""
+        """Return its and the state store's data of the user, and the offsets of applied forgets."""
 
 
 class Candidates(Protocol):
-    """The search over the catalogue. Item neighbours vote from `seen`."""
+    """The search over the catalogue. Item neighbours vote by `seen`."""
 
     async def search(
         self,
@@ -77,7 +81,7 @@ class Candidates(Protocol):
         timeout_s: float,
         max_gap: float | None = None,
     ) -> Ranking:
-        """At most k allowed items, best first, by similarity and votes, proven to `max_gap` where there is time."""
+        """Return at most k allowed items, best first, by similarity and votes, proven to `max_gap` if time allows."""
 
     async def propose(
         self,
@@ -89,21 +93,23 @@ class Candidates(Protocol):
         timeout_s: float,
         max_gap: float | None = None,
     ) -> Pool:
-        """The first stage's: at most `pool_size` allowed items for the reranker, with a bound that may prove `max_gap`
-        where there is time."""
+        """Return the first stage's pool: at most `pool_size` allowed items for the reranker, with a bound that may
+        prove `max_gap`
+        if time allows.
+        """
 
     async def similar(
         self, item_id: str, *, k: int, filter: ItemFilter, seen: Sequence[str], timeout_s: float
     ) -> Ranking:
-        """At most k allowed items like one item, best first, with their similarities. Raises: NotFound."""
+        """Return at most k allowed similar items, best first, with their similarities. Raises: NotFound."""
 
     async def explain_votes(
         self, query_state: PackedQueryState, item_id: str, *, seen: Seen, timeout_s: float
     ) -> ItemVotes:
-        """What votes for the item."""
+        """Return the votes for the item."""
 
     async def served(self, timeout_s: float) -> ServedIndex:
-        """What searches are answered from now."""
+        """Return the index of present searches."""
 
 
 class Reranker(Protocol):
@@ -123,7 +129,7 @@ class Reranker(Protocol):
         rules: Sequence[Rule],
         timeout_s: float,
     ) -> Ranking:
-        """At most k items of the pool, best first, by similarity and the pool's votes."""
+        """Return at most k items of the pool, best first, by similarity and the pool's votes."""
 
     async def explain(
         self,
@@ -134,74 +140,82 @@ class Reranker(Protocol):
         rules: Sequence[Rule],
         timeout_s: float,
     ) -> ExplainedScore:
-        """Where the item's similarity comes from, and which rules name it; max_pairs 0 is all. Raises: NotFound for an
-        unknown item."""
+        """Return the parts of the item's similarity, and the rules that name it; max_pairs 0 is all. Raises: NotFound
+        for an
+        unknown item.
+        """
 
     async def served(self, timeout_s: float) -> ServedIndex:
-        """What pools are scored with now."""
+        """Return the index of present scores."""
 
 
 class TextSources(Protocol):
-    """What finds items by words (the generator process)."""
+    """The sources of items by words (the generator process)."""
 
     async def find(
         self, sources: Sequence[str], query: str, *, k: int, filter: ItemFilter, timeout_s: float
     ) -> Mapping[str, SourceHits | FreshetError]:
-        """At most k allowed items by each of `sources` (of `searching.SOURCES`), or why it did not answer:
-        PreconditionFailed where it is not loaded. Raises: DependencyUnavailable, DeadlineExceeded for all of them."""
+        """Return at most k allowed items by each of `sources` (of `searching.SOURCES`), or its error:
+        PreconditionFailed if it is
+        not loaded. Raises: DependencyUnavailable, DeadlineExceeded for all of them.
+        """
 
 
 class Refreshers(Protocol):
-    """The processes that fold attributions into item states. No method raises: any number of them may be away. Each
-    also says whether all of them answered (False where none is configured)."""
+    """The processes that fold attributions into item states. No method raises: any number of them may be unavailable.
+    Each
+    also returns whether all of them answered (False without refreshers).
+    """
 
     async def folded(self, timeout_s: float) -> tuple[list[PartitionProgress], bool]:
-        """Progress of each partition of `attributions` that some refresher holds."""
+        """Return the progress of each partition of `attributions` that some refresher has."""
 
     async def contributions(self, pseudonym: str, timeout_s: float) -> tuple[Sequence[Contributions], bool]:
-        """What each refresher that answers holds of a user, who is a pseudonym there."""
+        """Return the data of a user, given as a pseudonym, in each refresher that answers."""
 
 
 class StreamEnds(Protocol):
-    """Where the log (Kafka) ends."""
+    """The log's end offsets (Kafka)."""
 
     async def interactions(self, timeout_s: float) -> Mapping[int, int]:
-        """Per partition of `interactions`, the offset that the next record will get."""
+        """Return, per partition of `interactions`, the offset of the next record."""
 
     async def attribution_partitions(self, timeout_s: float) -> int:
-        """How many partitions `attributions` has now."""
+        """Return the present number of partitions of `attributions`."""
 
 
 class Log(Protocol[R]):
-    """A topic (Kafka): interactions, items, or who is to be forgotten."""
+    """A topic (Kafka): interactions, items, or forgets."""
 
     async def append(self, record: R, timeout_s: float) -> Position:
-        """Write one whole, durably; return where it lies."""
+        """Write a record durably; return its position."""
 
 
 class ExposureLog(Protocol):
-    """What was shown (Kafka), for whoever learns from it."""
+    """Exposures (Kafka), for learning from them."""
 
     def append(self, user_id: str, exposure: Exposure) -> None:
-        """Take one, to be written a moment later under the user's pseudonym. Never waits, never fails: what cannot be
-        written is counted as lost."""
+        """Enqueue an exposure, written a moment later under the user's pseudonym. Never waits or fails: one that cannot
+        be written
+        is counted as lost.
+        """
 
 
 class StreamStatus(Protocol):
-    """What is known, without asking, about the parts that keep stored states fresh."""
+    """The known status of the parts that update stored states."""
 
     @property
     def log_reachable(self) -> bool:
-        """False when the stream (Kafka), or most of it, is known to be unreachable."""
+        """False if the stream (Kafka), or most of it, is known to be unreachable."""
 
     @property
     def encoder_serving(self) -> bool:
-        """False when the process that applies the stream is known not to be serving."""
+        """False if the process that applies the stream is known not to serve."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ports:
-    """One of each, as the handlers are given them."""
+    """One of each, for the handlers."""
 
     states: UserStates
     sessions: Sessions

@@ -1,4 +1,4 @@
-"""Where Protobuf ends: messages to dataclasses, handlers, dataclasses to messages."""
+"""Convert messages to dataclasses, call the handlers, convert the answers. Protobuf stops here."""
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict, replace
@@ -45,14 +45,14 @@ SERVICE = "freshet.v1.GatewayService"
 
 
 class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
-    """GatewayService over the handlers of the version set that answers a request's user."""
+    """GatewayService over the handlers of the version set of a request's user."""
 
     def __init__(self, routes: Routes, tracing: Tracing = OFF) -> None:
         self.routes, self.tracing = routes, tracing
         self.interleaved = Interleaved(rng=routes.rng)
 
     async def Recommend(self, request: gateway_pb2.RecommendRequest, context: Any) -> gateway_pb2.RecommendResponse:
-        """The top K items for a user, or for a history in the request."""
+        """Return the top K items for a user, or for a history in the request."""
         query = await in_turn(recommend_query, request)
         roles = request_context.roles.get()
         for name, is_asked in (("as_of", query.as_of_ms is not None), ("arms", bool(query.arms))):
@@ -67,8 +67,10 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
         return answer_message(answer, details)
 
     async def _recommended(self, query: RecommendQuery) -> tuple[Held, Recommendation]:
-        """The answer by the user's arms, and the set that it is of. A list of pages, an answer that later ones leave
-        out, and one with a wanted gap are one ranking's: they take no part in an interleaved experiment."""
+        """Return the answer by the user's arms, and its set. A list of pages, an answer that later ones exclude, and
+        one with a
+        max gap need a single ranking: they take no part in an interleaved experiment.
+        """
         held, assignments = self.routes.assigned(query.user_id, query.context, query.arms)
         mixed = next((one for one in assignments if one.arm is None), None)
         asks_one = query.page_depth or query.page_token or query.not_again or query.max_gap is not None
@@ -83,7 +85,7 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
     async def Search(
         self, request: gateway_pb2.GatewayServiceSearchRequest, context: Any
     ) -> gateway_pb2.GatewayServiceSearchResponse:
-        """The top K items for words, for everybody or for a user."""
+        """Return the top K items for words, for everyone or for a user."""
         query = await in_turn(search_query, request)
         held, assignments = self.routes.assigned(query.user_id)
         return found_message(await held.handlers.search(replace(query, assignments=assignments)))
@@ -91,7 +93,7 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
     async def Similar(
         self, request: gateway_pb2.GatewayServiceSimilarRequest, context: Any
     ) -> gateway_pb2.GatewayServiceSimilarResponse:
-        """The top K items most like one item."""
+        """Return the top K items most similar to one item."""
         query = await in_turn(similar_query, request)
         held, assignments = self.routes.assigned(query.user_id)
         return similar_message(await held.handlers.similar(replace(query, assignments=assignments)))
@@ -99,7 +101,7 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
     async def RecordInteractions(
         self, request: gateway_pb2.RecordInteractionsRequest, context: Any
     ) -> gateway_pb2.RecordInteractionsResponse:
-        """Writes interactions to the stream."""
+        """Write interactions to the stream."""
         interactions = await in_turn(interactions_of, request, now_ms())
         receipts = await self._serving.record(interactions)
         self._took(interactions)
@@ -108,7 +110,7 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
     async def StreamInteractions(
         self, requests: AsyncIterator[gateway_pb2.StreamInteractionsRequest], context: Any
     ) -> gateway_pb2.StreamInteractionsResponse:
-        """The same as a client stream."""
+        """Write interactions from a client stream."""
 
         taken: list[Interaction] = []
 
@@ -126,7 +128,7 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
     async def RecordImpressions(
         self, request: gateway_pb2.RecordImpressionsRequest, context: Any
     ) -> gateway_pb2.RecordImpressionsResponse:
-        """Writes which slots of an answer were seen."""
+        """Write which slots of an answer were seen."""
         seen = [Impression(one.position, one.item_id) for one in request.impressions]
         receipts = await self._serving.record_impressions(request.user_id, request.exposure_id, seen)
         return gateway_pb2.RecordImpressionsResponse(receipts=map(receipt_message, receipts))
@@ -134,12 +136,12 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
     async def UndoInteraction(
         self, request: gateway_pb2.UndoInteractionRequest, context: Any
     ) -> gateway_pb2.UndoInteractionResponse:
-        """Takes one earlier interaction back."""
+        """Undo one earlier interaction."""
         receipt = await self._serving.record.undo(request.user_id, request.event_id)
         return gateway_pb2.UndoInteractionResponse(receipt=receipt_message(receipt))
 
     async def Explain(self, request: gateway_pb2.ExplainRequest, context: Any) -> gateway_pb2.ExplainResponse:
-        """Why an item has the score that it has for a user."""
+        """Explain an item's score for a user."""
         query = await in_turn(explain_query, request)
         held, assignments = self.routes.assigned(query.user_id)
         query = replace(query, arm_rules=rules_of_arms(assignments))
@@ -148,27 +150,27 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
     async def GetFreshness(
         self, request: gateway_pb2.GetFreshnessRequest, context: Any
     ) -> gateway_pb2.GetFreshnessResponse:
-        """How far every part of the system is."""
+        """Return the progress of every part of the system."""
         return freshness_message(await self._serving.get_freshness())
 
     async def PutItems(self, request: gateway_pb2.PutItemsRequest, context: Any) -> gateway_pb2.PutItemsResponse:
-        """Adds items, changes their metadata, withdraws them or brings them back."""
+        """Add items, change their metadata, withdraw or return them."""
         written = await self._serving.put_items(await in_turn(items_of, request))
         return gateway_pb2.PutItemsResponse(num_written=written)
 
     async def ForgetUser(self, request: gateway_pb2.ForgetUserRequest, context: Any) -> gateway_pb2.ForgetUserResponse:
-        """Removes a user's history, states and contributions."""
+        """Remove a user's history, states and contributions."""
         report = await self._serving.forget_user(request.user_id, preview=request.preview)
         return gateway_pb2.ForgetUserResponse(**asdict(report))
 
     async def DescribeCatalogue(
         self, request: gateway_pb2.DescribeCatalogueRequest, context: Any
     ) -> gateway_pb2.DescribeCatalogueResponse:
-        """What the catalogue holds, and what types of events mean."""
+        """Describe the catalogue and the meanings of event types."""
         return catalogue_message(await self._serving.describe_catalogue(request.max_categories))
 
     async def GetUser(self, request: gateway_pb2.GetUserRequest, context: Any) -> gateway_pb2.GetUserResponse:
-        """What is stored of a user."""
+        """Return a user's stored data."""
         held, _ = self.routes.assigned(request.user_id)
         found = await held.handlers.get_user(request.user_id, request.max_events, request.skip_events)
         return user_message(found)
@@ -176,7 +178,7 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
     async def GetVersionSets(
         self, request: gateway_pb2.GetVersionSetsRequest, context: Any
     ) -> gateway_pb2.GetVersionSetsResponse:
-        """Which version sets this gateway holds, and what each of them answers."""
+        """Return this gateway's version sets and what each of them serves."""
         return sets_message(self.routes, await self.routes.report())
 
     def _took(self, interactions: Sequence[Interaction]) -> None:

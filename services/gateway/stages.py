@@ -1,7 +1,7 @@
-"""The calls that an answer can do without: each within its limit and what the deadline leaves, behind a breaker.
+"""Calls that an answer can do without: each within its limit and the remaining deadline, behind a circuit breaker.
 
-Recommend and Search share one, so that what failed for one of them is left alone by the other. A call that gave nothing
-is None; what the answer does without it is the handler's.
+Recommend and Search share one object, and so the breakers. A failed call returns None; the handler chooses the
+fallback.
 """
 
 import asyncio
@@ -50,36 +50,36 @@ class Limits:
     stage_timeout_s: float = 0.4
     # One record's acknowledgement by the stream.
     append_timeout_s: float = 1.5
-    # How long a failed dependency is left alone before one call tries it again.
+    # How long a failed dependency is not called before one call tries it again.
     breaker_s: float = 0.5
-    # Kept of the deadline to answer in a degraded way after a stage used its time up.
+    # Reserved of the deadline for a degraded answer after a stage used up its time.
     answer_reserve_s: float = 0.01
-    # Kept of the deadline for everything after the wait for a freshness token.
+    # Reserved of the deadline for everything after the wait for a freshness token.
     token_reserve_s: float = 0.08
     token_poll_s: float = 0.008
-    # Kept of Search's deadline for the reranker where a user is given: with the above at most a third of it.
+    # Reserved of Search's deadline for the reranker if a user is given: with the above at most a third of it.
     rerank_reserve_s: float = 0.1
-    # K': what the first stage proposes, at least twice k.
+    # K': size of the first stage's pool, at least twice k.
     pool_size: int = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preferences:
-    """What the operator wants of answers beyond the model's order."""
+    """The operator's preferences besides the model's order."""
 
-    # What an impression takes from its item's score for that person, in units of the score, and how long until half.
+    # How much an impression lowers its item's score for that user, in units of the score, and its half-life.
     impression_discount: float = 0.0
     impression_half_life_s: float = 24 * 3600.0
-    # Popular items are favoured for who has had fewer items than this.
+    # Popular items are favoured for users with fewer items than this.
     cold_items: int = 0
-    # The share of positions that items first heard of within so long are shown in.
+    # The share of positions for new items, and how long an item is new.
     new_item_share: float = 0.0
     new_item_age_s: float = 24 * 3600.0
 
 
 @dataclass(slots=True, kw_only=True)
 class Work(Generic[Q]):
-    """One request on its way: its deadline (monotonic clock), its times, its marks."""
+    """One request in progress: its deadline (monotonic clock), its times, its degradations."""
 
     query: Q
     started: float
@@ -87,21 +87,21 @@ class Work(Generic[Q]):
     times: StageTimes = field(default_factory=StageTimes)
     degradations: list[Degradation] = field(default_factory=list)
     seen: Seen = field(default_factory=Seen)
-    # How many items the person has had, as far as the state that is asked with knows.
+    # Number of the user's items known to the state.
     num_had: int = 0
     # Of the catalogue, by the shards that answered.
     searched_share: float = 1.0
     # By the passes of all searches.
     items_touched: int = 0
-    # What impressions take from the score of an item.
+    # Discounts of item scores by impressions.
     discounts: Mapping[str, float] = field(default_factory=dict)
-    # Of the state that is asked with.
+    # Of the state used.
     absence_bucket: int = 0
     token_honoured: bool = True
 
     @classmethod
     def begin(cls, query: Q, *, budget_s: float) -> Self:
-        """From now until the caller's deadline; for `budget_s` where there is none."""
+        """Start a request until the caller's deadline, or for `budget_s` without one."""
         started = time.monotonic()
         remaining = request_context.remaining_seconds()
         return cls(query=query, started=started, deadline=started + (budget_s if remaining is None else remaining))
@@ -112,19 +112,19 @@ class Work(Generic[Q]):
         return self.deadline - time.monotonic()
 
     def mark(self, kind: Degradation) -> None:
-        """Say it in the answer, once."""
+        """Add the degradation to the answer, once."""
         if kind not in self.degradations:
             self.degradations.append(kind)
 
     def searched(self, found: Ranking | Pool) -> None:
-        """Say what share of the catalogue was searched, and count what it took."""
+        """Record the searched share of the catalogue and the touched items."""
         self.items_touched += found.items_touched
         if found.searched_share < 1:
             self.mark(Degradation.PARTIAL_CATALOGUE)
             self.searched_share = min(self.searched_share, found.searched_share)
 
     def end(self) -> float:
-        """Milliseconds that it took. Raises: DeadlineExceeded when that is too long."""
+        """Return the total in milliseconds. Raises: DeadlineExceeded if it is too long."""
         now = time.monotonic()
         if now > self.deadline:
             raise DeadlineExceeded("the deadline passed before the answer was ready")
@@ -133,10 +133,10 @@ class Work(Generic[Q]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundState:
-    """A user's state and where it came from, as in `Recommendation`; `stored` where it is the state store's.
+    """A user's state and its source, as in `Recommendation`; `stored` if it is the state store's.
 
-    last_event_ms: when its last event happened, Unix milliseconds. is_whole: it reflects the whole stored history.
-    answered: False where there may be more to know than was found.
+    last_event_ms: time of its last event, Unix milliseconds. is_whole: it reflects the whole stored history. answered:
+    False if more may be known than was found.
     """
 
     query_state: PackedQueryState | None = None
@@ -169,7 +169,7 @@ class Stages:
         stalls: LoopStalls | None = None,
         on_nothing: Callable[[str], None] = lambda component: None,
     ) -> None:
-        """stalls: of this event loop. on_nothing: told the component's name for each call that gave nothing."""
+        """stalls: of this event loop. on_nothing: called with the component's name for each failed call."""
         self._ports, self._limits, self._on_nothing, self._absence = ports, limits, on_nothing, model.absence
         self._stalls = stalls or LoopStalls()
         self._breakers = {
@@ -177,7 +177,7 @@ class Stages:
         }
 
     async def read_user(self, work: Work[Any], *, with_seen: bool, partition: int | None = None) -> UserView | None:
-        """What the state store knows of the user. `partition`: whose watermark is asked for, the user's by default."""
+        """Return the state store's view of the user. partition: whose watermark is read, default the user's."""
         user_id = work.query.user_id
         return await self._attempt(
             work,
@@ -187,13 +187,13 @@ class Stages:
         )
 
     async def read_watermark(self, user_id: str, partition: int) -> UserView | None:
-        """A user's view without seen items, for the partition's watermark in it; for nobody's deadline."""
+        """Return a user's view without seen items, for the partition's watermark; independent of caller deadlines."""
         until = time.monotonic() + 2 * self._limits.state_timeout_s
         work = Work(query=SearchQuery(query="", user_id=user_id, k=1), started=0.0, deadline=until)
         return await self.read_user(work, with_seen=False, partition=partition)
 
     async def encode(self, work: Work[Any], history: Sequence[HistoryEvent]) -> Encoded | None:
-        """The query state of a history whose events all have times."""
+        """Return the query state of a history whose events all have times."""
         encoded = await self._attempt(
             work,
             "encoder",
@@ -206,8 +206,10 @@ class Stages:
         return encoded
 
     async def find_state(self, work: Work[Any], view: UserView) -> FoundState:
-        """The stored state where it reflects the whole history; else one made of the history now; where that cannot be
-        had, the stored one all the same, marked."""
+        """Return the stored state if it reflects the whole history; else one made from the history now; if that is
+        unavailable,
+        the stored one, marked.
+        """
         stored = view.state
         if stored is not None and view.reaches_history:
             found = FoundState.of_stored(stored)
@@ -218,7 +220,7 @@ class Stages:
         return found
 
     def asked_with(self, work: Work[Any], found: FoundState, at_ms: int) -> PackedQueryState | None:
-        """The state that everybody is asked with: the one found, after its user's absence until `at_ms`."""
+        """Return the state for all calls: the found one, after its user's absence until `at_ms`."""
         if found.query_state is None:
             return None
         state, work.absence_bucket = after_absence(found.query_state, self._absence, found.last_event_ms, at_ms)
@@ -231,7 +233,7 @@ class Stages:
             if query_state is not None:
                 return FoundState(query_state=query_state, last_event_ms=last_event_ms, source="stored_history")
             if answered:
-                # Everything was taken back, or this model knows none of the items.
+                # All events were undone, or this model knows none of the items.
                 return FoundState()
         if stored is None:
             return FoundState(answered=answered)
@@ -239,8 +241,10 @@ class Stages:
         return FoundState.of_stored(stored, is_whole=False)
 
     async def _encode_stored(self, work: Work[Any]) -> tuple[PackedQueryState | None, int, bool]:
-        """The query state of the stored history (None: there is none, or it could not be had), when its last event
-        happened, and whether state store and encoder answered."""
+        """Return the query state of the stored history (None if there is none, or it is unavailable), the time of its
+        last event,
+        and whether state store and encoder answered.
+        """
         history = await self._attempt(
             work,
             "state_store",
@@ -253,14 +257,14 @@ class Stages:
         return (None, 0, False) if encoded is None else (encoded.query_state, history[-1].event_time_ms or 0, True)
 
     async def read_sessions(self, work: Work[Any], wanted: Mapping[str, int]) -> Mapping[str, list[bytes]] | None:
-        """What is kept beside the user (`ports.Sessions`)."""
+        """Return the user's stored lists (`ports.Sessions`)."""
         user_id = work.query.user_id
         return await self._attempt(
             work, "sessions", self._limits.state_timeout_s, lambda _: self._ports.sessions.read(user_id, wanted)
         )
 
     async def keep(self, work: Work[Any], kind: str, entry: bytes, *, most: int, ttl_seconds: int) -> bool:
-        """Keep an entry beside the user; whether it is kept. Where the store cannot, the answer is marked."""
+        """Store an entry for the user; return whether it is stored. Marks the answer if the store is unavailable."""
         push, user_id = self._ports.sessions.push, work.query.user_id
         kept = await self._attempt(
             work,
@@ -275,7 +279,7 @@ class Stages:
     async def search(
         self, work: Work[RecommendQuery], state: PackedQueryState, k: int, among: Sequence[str] = ()
     ) -> Ranking | None:
-        """The k best of the catalogue, or of these items; what searching these takes is no stage's time."""
+        """Return the k best of the catalogue, or of these items, whose time belongs to no stage."""
         wanted = replace(work.query.filter, allow_item_ids=tuple(among)) if among else work.query.filter
         max_gap = work.query.max_gap
         ranking = await self._attempt(
@@ -296,7 +300,7 @@ class Stages:
     async def propose(
         self, work: Work[RecommendQuery], state: PackedQueryState, pool_size: int, wanted: ItemFilter | None = None
     ) -> Pool | None:
-        """The first stage's pool, under the request's filter or another one."""
+        """Return the first stage's pool, under the request's filter or another one."""
         pool = await self._attempt(
             work,
             "candidates",
@@ -328,7 +332,7 @@ class Stages:
         discounts: Mapping[str, float] | None = None,
         rules: Sequence[Rule] = (),
     ) -> Ranking | None:
-        """The k best of a pool by the full model."""
+        """Return the k best of a pool by the full model."""
         ranking = await self._attempt(
             work,
             "reranker",
@@ -354,7 +358,7 @@ class Stages:
     async def _attempt(
         self, work: Work[Any], dependency: str, limit_s: float, call: Callable[[float], Awaitable[T]]
     ) -> T | None:
-        """A time-out that the caller's own deadline caused says nothing about the dependency, and is not remembered."""
+        """Call a dependency. A time-out caused by the caller's own deadline is not counted against it."""
         left = work.left_s - self._limits.answer_reserve_s
         if left <= 0:
             return None

@@ -1,4 +1,4 @@
-"""Every limit of a request, checked before any work. Each refusal names field, value and what is allowed."""
+"""Check every limit of a request before any work. Each error has field, value and what is allowed."""
 
 import math
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ MAX_RULES, MAX_RULE_ITEMS = 8, 1000
 
 
 def check_query(query: RecommendQuery, now_ms: int, kinds: Kinds) -> None:
-    """Raise InvalidRequest for the first field of `query` that breaks its limit. `kinds`: of attributes."""
+    """Raises: InvalidRequest for the first field of `query` that breaks its limit. kinds: of attributes."""
     _check_k(query.k)
     _check_asker(query.user_id, query.history)
     if not 0.0 <= query.diversity <= 1.0:  # NaN fails too
@@ -63,7 +63,7 @@ def _check_rules(rules: Sequence[Rule], kinds: Kinds) -> None:
 
 
 def check_rule(rule: Rule, field: str, kinds: Kinds) -> None:
-    """Raise InvalidRequest for the first part of a rule, below `field`, that breaks its limit."""
+    """Raises: InvalidRequest for the first part of a rule, below `field`, that breaks its limit."""
     validate_text(f"{field}.name", rule.name, 1, MAX_TYPE_BYTES)
     which = rule.which
     if not (which.allow_item_ids or which.allow_categories or which.where):
@@ -96,7 +96,7 @@ def _check_shown(query: RecommendQuery) -> None:
 
 
 def check_search(query: SearchQuery, kinds: Kinds) -> None:
-    """Raise InvalidRequest for the first field of `query` that breaks its limit. `kinds`: of attributes."""
+    """Raises: InvalidRequest for the first field of `query` that breaks its limit. kinds: of attributes."""
     validate_query("query", query.query)
     _check_k(query.k)
     if query.user_id:
@@ -107,7 +107,7 @@ def check_search(query: SearchQuery, kinds: Kinds) -> None:
 
 
 def check_similar(query: SimilarQuery, kinds: Kinds) -> None:
-    """Raise InvalidRequest for the first field of `query` that breaks its limit. `kinds`: of attributes."""
+    """Raises: InvalidRequest for the first field of `query` that breaks its limit. kinds: of attributes."""
     validate_id("item_id", query.item_id)
     _check_k(query.k)
     if query.user_id:
@@ -116,7 +116,7 @@ def check_similar(query: SimilarQuery, kinds: Kinds) -> None:
 
 
 def check_explain(query: ExplainQuery, now_ms: int, kinds: Kinds) -> None:
-    """Raise InvalidRequest for the first field of `query` that breaks its limit. `kinds`: of attributes."""
+    """Raises: InvalidRequest for the first field of `query` that breaks its limit. kinds: of attributes."""
     validate_id("item_id", query.item_id)
     _check_asker(query.user_id, query.history)
     _check_history(query.history, now_ms)
@@ -203,7 +203,7 @@ def _check_filter(wanted: ItemFilter, kinds: Kinds, field: str = "filter") -> No
 
 
 def check_interactions(interactions: Sequence[Interaction], now_ms: int) -> None:
-    """Raise InvalidRequest for the first interaction that breaks a limit, with its position in the request."""
+    """Raises: InvalidRequest for the first interaction that breaks a limit, with its position in the request."""
     if not 1 <= len(interactions) <= MAX_BATCH:
         raise InvalidRequest.of("interactions", f"{len(interactions)} interactions", f"1-{MAX_BATCH}")
     for position, interaction in enumerate(interactions):
@@ -211,7 +211,7 @@ def check_interactions(interactions: Sequence[Interaction], now_ms: int) -> None
 
 
 def check_interaction(interaction: Interaction, now_ms: int, prefix: str = "interaction.") -> None:
-    """Raise InvalidRequest, naming the field below `prefix`."""
+    """Raises: InvalidRequest with the field below `prefix`."""
     try:
         validate(interaction, now_ms)
     except InvalidRequest as exc:
@@ -219,8 +219,10 @@ def check_interaction(interaction: Interaction, now_ms: int, prefix: str = "inte
 
 
 def with_times(history: Sequence[HistoryEvent], now_ms: int) -> tuple[HistoryEvent, ...]:
-    """The history with a time for every event: a missing one is its predecessor's, at the beginning its
-    successor's, and now where nobody has one."""
+    """Return the history with a time for every event: a missing one is its predecessor's, at the beginning its
+    successor's,
+    and now if no event has one.
+    """
     if all(event.event_time_ms is not None for event in history):
         return tuple(history)
     time_ms = next((event.event_time_ms for event in history if event.event_time_ms is not None), now_ms)

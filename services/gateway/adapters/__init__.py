@@ -1,1 +1,1 @@
-"""The real things behind the ports: Redis, Kafka, and the other processes over gRPC."""
+"""The real adapters of the ports: Redis, Kafka, and the other processes over gRPC."""

@@ -1,7 +1,7 @@
-"""The topic `exposures`, written by a thread of its own: answers only leave a note, and never wait.
+"""Write the topic `exposures` in a separate thread: answers only enqueue a record, and never wait.
 
-A record costs kafka-python 38 us where fifty go together and 800 us alone (one core, eight partitions), so notes are
-gathered for a second. What finds the queue full or is not acknowledged is lost, and counted.
+A record costs kafka-python 38 us in batches of fifty and 800 us alone (one core, eight partitions), so records are
+collected for a second. A record that finds the queue full or is not acknowledged is lost and counted.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from services.platform.stream.kafka import Brokers, BulkProducer, Record
 
 log = structlog.get_logger()
 
-# Some 4 MB of answers of ten items; 64 MB more where every request has the largest context.
+# About 4 MB of answers of ten items; 64 MB more if every request has the largest context.
 MAX_WAITING = 4_000
 _GATHER_S = 1.0
 
@@ -34,7 +34,7 @@ class KafkaExposureLog:
         told: Callable[[int, int], None] = lambda written, lost: None,
         gather_s: float = _GATHER_S,
     ) -> None:
-        """told: how many more records were written, and how many lost; from any thread."""
+        """told: called with the numbers of newly written and lost records, from any thread."""
         self._producer = BulkProducer(bootstrap, client_id="freshet-exposures")
         self._pseudonym_key, self._told, self._gather_s = pseudonym_key, told, gather_s
         self._waiting: deque[tuple[str, Exposure]] = deque()
@@ -42,18 +42,18 @@ class KafkaExposureLog:
         self._thread = threading.Thread(target=self._run, name="exposures", daemon=True)
 
     def start(self) -> None:
-        """Begin to write."""
+        """Start the writing thread."""
         self._thread.start()
 
     def append(self, user_id: str, exposure: Exposure) -> None:
-        """Take a note."""
+        """Enqueue a record."""
         if len(self._waiting) >= MAX_WAITING:
             self._told(0, 1)
         else:
             self._waiting.append((user_id, exposure))
 
     async def close(self, timeout_s: float = 2.0) -> None:
-        """Write what waits, then end; after `timeout_s` the rest is given up."""
+        """Write the queue, then stop; after `timeout_s` the rest is lost."""
         self._ends.set()
         await asyncio.to_thread(self._thread.join, timeout_s)
 
@@ -69,7 +69,7 @@ class KafkaExposureLog:
             return
         try:
             self._producer.send_many([self._record(user_id, exposure) for user_id, exposure in noted])
-        except Exception as exc:  # Whatever it is, the next ones may be written.
+        except Exception as exc:  # Whatever the error, the next ones may succeed.
             is_bug = not isinstance(exc, FreshetError)
             log.warning("exposures_lost", exposures=len(noted), reason=str(exc), exc_info=is_bug)
             self._told(0, len(noted))

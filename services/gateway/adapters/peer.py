@@ -1,4 +1,4 @@
-"""What stands behind the gateway's ports for encoder, candidates and reranker: processes elsewhere, or this one."""
+"""The peers behind the ports of encoder, candidates and reranker: remote processes, or this one."""
 
 from typing import Any, Protocol
 
@@ -8,20 +8,20 @@ from services.platform.rpc import client as rpc_client
 
 
 class Peer(Protocol):
-    """A process that answers RPCs, wherever it runs."""
+    """A process that answers RPCs, remote or local."""
 
     async def call(self, stub: Any, method: str, request: Any, *, timeout_s: float, peer: str) -> Any:
-        """Await `method` of `stub`, a call that may be repeated, within `timeout_s`. Raises: as `rpc_client.call`."""
+        """Await `method` of `stub`, an idempotent call, within `timeout_s`. Raises: as `rpc_client.call`."""
 
     async def close(self) -> None:
-        """No call comes any more."""
+        """Close the peer; no call follows."""
 
 
 class Remote:
-    """Implements `Peer` over a channel, which leads to the replicas whose health says that they serve."""
+    """Implements `Peer` over a channel to the replicas whose health is SERVING."""
 
     def __init__(self, channel: grpc.aio.Channel, of: str = "") -> None:
-        """of: what they serve, behind the name in an error: " of model m1"."""
+        """of: what they serve, after the name in an error: " of model m1"."""
         self._channel, self._of = channel, of
         self._stubs: dict[Any, Any] = {}
 

@@ -1,4 +1,4 @@
-"""The other processes over gRPC: one RPC for each method of a port, query states handed on as the bytes they are."""
+"""The other processes over gRPC: one RPC per method of a port; query states are passed on as bytes."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -36,12 +36,12 @@ _CandidatesStub: Any = candidates_pb2_grpc.CandidatesServiceStub
 _RerankerStub: Any = reranker_pb2_grpc.RerankerServiceStub
 _GeneratorStub: Any = generator_pb2_grpc.GeneratorServiceStub
 
-# Item neighbours look at fewer of a user's newest items.
+# Item neighbours use fewer of a user's newest items.
 _RECENT = 100
 
 
 def offsets_of(positions: Any) -> dict[int, int]:
-    """Stream positions by partition."""
+    """Return stream positions by partition."""
     return {position.partition: position.offset for position in positions}
 
 
@@ -70,11 +70,11 @@ class RemoteEncoder:
     """Implements `ports.Encoder`."""
 
     def __init__(self, peer: Peer, model_version: str) -> None:
-        """model_version: the gateway's; a state of another model is of no use to it."""
+        """model_version: the gateway's; states of other models are useless to it."""
         self._peer, self._model_version = peer, model_version
 
     async def encode(self, user_id: str, history: Sequence[HistoryEvent], timeout_s: float) -> Encoded:
-        """One Encode call.
+        """Call Encode.
 
         Raises: PreconditionFailed for an answer of another model.
         """
@@ -91,7 +91,7 @@ class RemoteEncoder:
         return Encoded(query_state=state, queue_ms=response.queue_ms, encode_ms=response.encode_ms)
 
     async def describe_user(self, user_id: str, timeout_s: float) -> StoredUser:
-        """One DescribeUser call."""
+        """Call DescribeUser."""
         request = encoder_pb2.DescribeUserRequest(user_id=user_id)
         response = await self._peer.call(_EncoderStub, "DescribeUser", request, timeout_s=timeout_s, peer="encoder")
         return StoredUser(
@@ -105,7 +105,7 @@ class RemoteEncoder:
 
 
 class RemoteCandidates:
-    """Implements `ports.Candidates`, for one shard of the catalogue or all of it."""
+    """Implements `ports.Candidates` for one shard of the catalogue or all of it."""
 
     def __init__(self, peer: Peer, shard: Shard = WHOLE) -> None:
         self._peer, self._shard = peer, shard
@@ -122,7 +122,7 @@ class RemoteCandidates:
         index_version: str = "",
         max_gap: float | None = None,
     ) -> Ranking:
-        """One Search call of the full search, of a version that may still be kept."""
+        """Call Search for the full search, of a version that may still be available."""
         response = await self._search(
             candidates_pb2.STAGE_FULL, query_state, k, filter, seen, timeout_s, index_version, max_gap
         )
@@ -148,7 +148,7 @@ class RemoteCandidates:
         index_version: str = "",
         max_gap: float | None = None,
     ) -> Pool:
-        """One Search call of the first stage, of a version that may still be kept."""
+        """Call Search for the first stage, of a version that may still be available."""
         response = await self._search(
             candidates_pb2.STAGE_FIRST, query_state, pool_size, filter, seen, timeout_s, index_version, max_gap
         )
@@ -192,7 +192,7 @@ class RemoteCandidates:
     async def similar(
         self, item_id: str, *, k: int, filter: ItemFilter, seen: Sequence[str], timeout_s: float
     ) -> Ranking:
-        """One Similar call."""
+        """Call Similar."""
         ranking, _ = await self.similar_with_components(item_id, k=k, filter=filter, seen=seen, timeout_s=timeout_s)
         return ranking
 
@@ -206,8 +206,9 @@ class RemoteCandidates:
         timeout_s: float,
         components: bytes = b"",
     ) -> tuple[Ranking, bytes]:
-        """One Similar call, with the item's components where another shard holds it; the answer, and what it says of
-        them."""
+        """Call Similar, with the item's components if another shard has it; return the answer and the item's
+        components.
+        """
         request = candidates_pb2.SimilarRequest(
             item_id=item_id,
             k=k,
@@ -229,7 +230,7 @@ class RemoteCandidates:
     async def explain_votes(
         self, query_state: PackedQueryState, item_id: str, *, seen: Seen, timeout_s: float
     ) -> ItemVotes:
-        """One ExplainVotes call."""
+        """Call ExplainVotes."""
         request = candidates_pb2.ExplainVotesRequest(
             query_state=to_message(query_state),
             item_id=item_id,
@@ -240,7 +241,7 @@ class RemoteCandidates:
         return votes_of(response)
 
     async def served(self, timeout_s: float) -> ServedIndex:
-        """One GetIndexInfo call."""
+        """Call GetIndexInfo."""
         return _served(await self._call("GetIndexInfo", candidates_pb2.GetIndexInfoRequest(), timeout_s))
 
     async def _call(self, method: str, request: Any, timeout_s: float) -> Any:
@@ -249,7 +250,7 @@ class RemoteCandidates:
         return response
 
     def _check(self, response: Any) -> None:
-        """Raises: PreconditionFailed for an answer of another part of the catalogue."""
+        """Raises: PreconditionFailed for an answer of another shard of the catalogue."""
         found = (response.shard.index, response.shard.count or 1)
         if found != (self._shard.index, self._shard.count):
             raise PreconditionFailed(
@@ -278,7 +279,7 @@ class RemoteReranker:
         rules: Sequence[Rule],
         timeout_s: float,
     ) -> Ranking:
-        """One Rerank call. Of the seen items only those in the pool travel: the others change nothing."""
+        """Call Rerank. Only seen items in the pool are sent: the others change nothing."""
         request = reranker_pb2.RerankRequest(
             query_state=to_message(query_state),
             candidate_item_ids=pool.item_ids,
@@ -317,7 +318,7 @@ class RemoteReranker:
         rules: Sequence[Rule],
         timeout_s: float,
     ) -> ExplainedScore:
-        """One ExplainScore call."""
+        """Call ExplainScore."""
         request = reranker_pb2.ExplainScoreRequest(
             query_state=to_message(query_state),
             item_id=item_id,
@@ -328,14 +329,14 @@ class RemoteReranker:
         return explained_of(response)
 
     async def served(self, timeout_s: float) -> ServedIndex:
-        """One GetRerankerInfo call."""
+        """Call GetRerankerInfo."""
         request = reranker_pb2.GetRerankerInfoRequest()
         call = self._peer.call
         return _served(await call(_RerankerStub, "GetRerankerInfo", request, timeout_s=timeout_s, peer="reranker"))
 
 
 class RemoteTextSources:
-    """Implements `ports.TextSources`: one RPC for all sources that are asked at once."""
+    """Implements `ports.TextSources`: one RPC for all sources."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._find_by_words = _GeneratorStub(channel).FindByWords
@@ -343,7 +344,7 @@ class RemoteTextSources:
     async def find(
         self, sources: Sequence[str], query: str, *, k: int, filter: ItemFilter, timeout_s: float
     ) -> Mapping[str, SourceHits | FreshetError]:
-        """One FindByWords call."""
+        """Call FindByWords."""
         request = generator_pb2.FindByWordsRequest(query=query, k=k, filter=filter_message(filter), sources=sources)
         request.filter.ClearField("exclude_seen")  # sources know no users
         response = await rpc_client.call(self._find_by_words, request, timeout_s=timeout_s, peer="generator")

@@ -21,13 +21,13 @@ _RefresherStub: Any = refresher_pb2_grpc.RefresherServiceStub
 
 
 class RemoteRefreshers:
-    """Implements `ports.Refreshers` over one channel per address; any of them may be away."""
+    """Implements `ports.Refreshers` over one channel per address; any of them may be unavailable."""
 
     def __init__(self, channels: Mapping[str, grpc.aio.Channel]) -> None:
         self._stubs = {address: _RefresherStub(channel) for address, channel in channels.items()}
 
     async def folded(self, timeout_s: float) -> tuple[list[PartitionProgress], bool]:
-        """One GetStatus call each, at once."""
+        """Call GetStatus of each, concurrently."""
         answers, all_answered = await self._ask_all("GetStatus", refresher_pb2.GetStatusRequest(), timeout_s)
         return [
             PartitionProgress(partition=held.partition, applied_offset=held.folded_offset, end_offset=held.end_offset)
@@ -36,7 +36,7 @@ class RemoteRefreshers:
         ], all_answered
 
     async def contributions(self, pseudonym: str, timeout_s: float) -> tuple[list[Contributions], bool]:
-        """One DescribeContributions call each, at once."""
+        """Call DescribeContributions of each, concurrently."""
         request = refresher_pb2.DescribeContributionsRequest(user_pseudonym=pseudonym)
         answers, all_answered = await self._ask_all("DescribeContributions", request, timeout_s)
         return [
@@ -50,7 +50,7 @@ class RemoteRefreshers:
         ], all_answered
 
     async def _ask_all(self, method: str, request: Any, timeout_s: float) -> tuple[list[Any], bool]:
-        """The answers that came, and whether all of them did (False where no refresher is configured)."""
+        """Return the answers, and whether all answered (False without refreshers)."""
 
         async def ask(address: str, stub: Any) -> Any:
             try:

@@ -1,9 +1,9 @@
-"""Candidates in shards of the catalogue: every search goes to all of them at once, and one answer comes of theirs.
+"""Candidates in shards of the catalogue: every search goes to all of them at once, and their answers are merged.
 
-What is proven of the parts is proven of the whole. An item that no shard answered is at most as good as the largest of
-their bounds; among what was answered the order is by score, ties by id, as in one process. That holds for answers of
-one version of the index: where a change reached some shards before others, these are asked once more for the version
-that all have. A shard that does not answer makes the answer an estimate, with the share that was searched.
+Proofs about the parts give a proof about the whole: an item that no shard answered is at most as good as the largest of
+their bounds. Answered items are ordered by score, ties by id, as in one process. This requires answers of one version
+of the index: if a change reached some shards before others, these are asked once more for the version that all have. If
+a shard does not answer, the answer is an estimate, with the share that was searched.
 
 n shards. A shard that takes three times as long as half of them took is asked again, which reaches another replica
 (Dean and Barroso, The Tail at Scale, 2013), at most twice; such calls are limited to a twentieth of all.
@@ -29,12 +29,12 @@ from services.gateway.domain import IndexFreshness, Pool, Ranking, Seen
 from services.gateway.freshness import ServedIndex
 from services.platform.errors import DependencyUnavailable, FreshetError
 
-# Kept of a call's time for what comes of the answers.
+# Share of a call's time reserved for merging the answers.
 _OWN_SHARE = 0.1
-# Half of the shards answer sooner than anybody is late.
+# Half of the shards answer before any is late.
 _HEDGE_FLOOR_S = 0.01
 _HEDGED_SHARE, _MAX_HEDGES = 0.05, 20.0
-# Of two replicas by turns, the second may be the one that stands still again.
+# With two replicas in turn, the second call may reach the slow one again.
 _HEDGES_OF_A_CALL = 2
 _TINY = 2.0**-1022
 
@@ -43,7 +43,7 @@ A = TypeVar("A", Ranking, Pool)
 
 @dataclass(frozen=True, slots=True)
 class _Answers(Generic[A]):
-    """By shard; None: it did not answer."""
+    """By shard; None: no answer."""
 
     of: Sequence[A | None]
     share: float
@@ -54,12 +54,12 @@ class _Answers(Generic[A]):
 
     @property
     def oldest(self) -> A:
-        """Whose version all may have."""
+        """Return the answer with the oldest index version of all."""
         return min(self.there, key=_position)
 
     @property
     def is_whole(self) -> bool:
-        """Every shard answered, from one version."""
+        """Whether every shard answered, from one version."""
         return len(self.there) == len(self.of) and len({one.index_version for one in self.there}) == 1
 
     @property
@@ -71,8 +71,9 @@ class _Answers(Generic[A]):
 class ShardedCandidates:
     """Implements `ports.Candidates` over n shards, in their order. For one event loop.
 
-    patient_s: a call's full time; one that a caller's deadline cut shorter says little. told: "missing" or "hedged",
-    with the shard's number, for each call that was.
+    patient_s: a call's full time; a shorter one, cut by the caller's deadline, says little about the shard. told:
+    called
+    with "missing" or "hedged" and the shard's number, for each such call.
     """
 
     def __init__(
@@ -91,7 +92,7 @@ class ShardedCandidates:
             for number in range(len(shards))
         ]
         self._hedges = _MAX_HEDGES
-        # As each said last.
+        # As last reported by each shard.
         self._num_items = [0] * len(shards)
 
     async def search(
@@ -104,7 +105,7 @@ class ShardedCandidates:
         timeout_s: float,
         max_gap: float | None = None,
     ) -> Ranking:
-        """The k best of all shards' k best. Raises: DependencyUnavailable when none answered."""
+        """Return the k best of all shards' k best. Raises: DependencyUnavailable if none answered."""
 
         async def ask(shard: RemoteCandidates, version: str, left_s: float) -> Ranking:
             return await shard.search(
@@ -129,8 +130,10 @@ class ShardedCandidates:
         timeout_s: float,
         max_gap: float | None = None,
     ) -> Pool:
-        """All shards' pools as one. Each has the share of a pool of `pool_size` that falls to it, three standard
-        deviations more than on average, so the pool is larger. Raises: DependencyUnavailable when none answered."""
+        """Return all shards' pools as one. Each shard gets its share of `pool_size` plus three standard deviations, so
+        the pool
+        is larger. Raises: DependencyUnavailable if none answered.
+        """
         size = share_of_pool(pool_size, len(self._shards))
 
         async def ask(shard: RemoteCandidates, version: str, left_s: float) -> Pool:
@@ -149,8 +152,10 @@ class ShardedCandidates:
     async def similar(
         self, item_id: str, *, k: int, filter: ItemFilter, seen: Sequence[str], timeout_s: float
     ) -> Ranking:
-        """The shard that holds the item says its components, with which the others are asked. Raises: NotFound, and
-        what else the first one raises."""
+        """Ask the item's shard, which returns the item's components, then the others with these. Raises: NotFound, and
+        the
+        other errors of the first shard.
+        """
         until = self._clock() + (1 - _OWN_SHARE) * timeout_s
         home = self._home(item_id)
 
@@ -175,13 +180,13 @@ class ShardedCandidates:
     async def explain_votes(
         self, query_state: PackedQueryState, item_id: str, *, seen: Seen, timeout_s: float
     ) -> ItemVotes:
-        """The say of the shard that holds the item."""
+        """Return the answer of the item's shard."""
         return await self._shards[self._home(item_id)].explain_votes(
             query_state, item_id, seen=seen, timeout_s=timeout_s
         )
 
     async def served(self, timeout_s: float) -> ServedIndex:
-        """What all shards serve. Raises: as any of them."""
+        """Return what all shards serve. Raises: the error of any of them."""
         found = await asyncio.gather(*(shard.served(timeout_s) for shard in self._shards))
         return min(found, key=lambda one: one.freshness.deltas_offset)
 
@@ -191,7 +196,7 @@ class ShardedCandidates:
     async def _ask_one_version(
         self, ask: Callable[[RemoteCandidates, str, float], Awaitable[A]], timeout_s: float
     ) -> _Answers[A]:
-        """All shards, and once more those that were ahead of the others."""
+        """Ask all shards, and once more those that were ahead of the others."""
         until = self._clock() + (1 - _OWN_SHARE) * timeout_s
         answers = await self._ask(ask, [""] * len(self._shards), until, timeout_s)
         wanted = answers.oldest.index_version
@@ -210,8 +215,10 @@ class ShardedCandidates:
         *,
         asks_all: bool = True,
     ) -> _Answers[A]:
-        """Those shards that a version is named for ("": the newest). Raises: DependencyUnavailable when all are asked
-        and none answered."""
+        """Ask the shards that have a version ("": the newest).
+
+        Raises: DependencyUnavailable if `asks_all` and none answered.
+        """
         patient, started = timeout_s >= self._patient_s, self._clock()
         asked = [number for number, version in enumerate(versions) if version is not None]
         answers: list[A | None] = [None] * len(versions)
@@ -268,7 +275,7 @@ class ShardedCandidates:
         return _Answers(answers, self._share([one is not None for one in answers]))
 
     def _share(self, answered: Sequence[bool]) -> float:
-        """Of the items that the shards hold; one that was never heard of holds as many as the others do."""
+        """Return the share of items in the shards that answered; an unknown shard counts as the others' average."""
         if all(answered):
             return 1.0
         heard = [count for count in self._num_items if count]
@@ -279,8 +286,10 @@ class ShardedCandidates:
 
 
 def share_of_pool(size: int, count: int) -> int:
-    """How many of a pool's items are asked of each of n shards: the best `size` of all fall on them as a binomial
-    distribution has it, and this is three standard deviations above its mean."""
+    """Return how many items of a pool each of n shards is asked for: the best `size` are distributed binomially, and
+    this is
+    three standard deviations above the mean.
+    """
     share = 1 / count
     return min(size, math.ceil(size * share + 3 * math.sqrt(size * share * (1 - share))))
 
@@ -312,8 +321,10 @@ def _merged_rankings(answers: _Answers[Ranking], k: int) -> Ranking:
 
 
 def _certificate(rankings: Sequence[Ranking], k: int, kth: float | None) -> Certificate:
-    """What is left out of a shard whose answer is exact comes after its last item, hence after the K-th of all; of one
-    with a gap it scores at most that much above its last."""
+    """Return the certificate of the whole. Items omitted by an exact shard come after its last item, hence after the
+    K-th of
+    all; those of a shard with a gap score at most the gap above its last.
+    """
     gaps = [(one, one.certificate.gap) for one in rankings if one.certificate != EXACT]
     if not gaps:
         return EXACT

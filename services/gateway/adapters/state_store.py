@@ -15,19 +15,19 @@ class RedisUserStates:
         self._model_version = model_version
 
     async def read_user(self, user_id: str, *, with_seen: bool, partition: int | None) -> UserView:
-        """One round trip; a state of another model version is no state."""
+        """Read in one round trip; a state of another model version is ignored."""
         return await self._reader.read_user(user_id, self._model_version, with_seen=with_seen, partition=partition)
 
     async def read_history(self, user_id: str) -> Sequence[HistoryEvent]:
-        """The stored events, oldest first."""
+        """Return the stored events, oldest first."""
         events = await self._reader.read_events(user_id)
         return [HistoryEvent(event.item_id, event.event_time_ms, event.type, event.value) for event in events]
 
     async def epoch(self) -> str | None:
-        """The stream's current epoch."""
+        """Return the stream's current epoch."""
         return await self._reader.epoch()
 
     async def progress(self) -> tuple[str | None, Mapping[int, int]]:
-        """The epoch and every partition's applied watermark."""
+        """Return the epoch and every partition's applied watermark."""
         epoch, progress = await self._reader.read_progress()
         return epoch, {partition: found.watermark for partition, found in progress.items()}

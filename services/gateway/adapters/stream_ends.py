@@ -1,4 +1,4 @@
-"""Where the stream ends, asked with kafka-python in a thread of its own: its client waits, an event loop must not."""
+"""Read the stream's end offsets with kafka-python in a separate thread, since its client blocks."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class KafkaStreamEnds:
-    """Implements `ports.StreamEnds`. Connects when first asked; `close` at the end."""
+    """Implements `ports.StreamEnds`. Connects on first use; call `close` at the end."""
 
     def __init__(self, bootstrap: Brokers) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="stream-ends")
@@ -25,30 +25,30 @@ class KafkaStreamEnds:
         self._asking: asyncio.Future[Mapping[int, int]] | None = None
 
     def start(self) -> None:
-        """Connect in the background: the first to ask would else wait for it, and give up."""
+        """Connect in the background; otherwise the first caller would wait for it, and time out."""
         self._thread.submit(self._reader.partitions)
 
     async def interactions(self, timeout_s: float) -> Mapping[int, int]:
-        """Callers that come while the broker is being asked share its answer.
+        """Return the end offsets; concurrent callers share one request.
 
-        Raises: DependencyUnavailable; DeadlineExceeded when the broker took longer than `timeout_s`.
+        Raises: DependencyUnavailable; DeadlineExceeded if the broker took longer than `timeout_s`.
         """
         if self._asking is None or self._asking.done():
             self._asking = self._submit(self._reader.end_offsets)
         return await _within(self._asking, timeout_s)
 
     async def attribution_partitions(self, timeout_s: float) -> int:
-        """As the client's metadata has it, which is renewed every few minutes. Raises: as `interactions`."""
+        """Return the number in the client's metadata, which is renewed every few minutes. Raises: as `interactions`."""
         return await _within(self._submit(lambda: self._reader.num_partitions(ATTRIBUTIONS)), timeout_s)
 
     def _submit(self, ask: Callable[[], T]) -> asyncio.Future[T]:
         asking = asyncio.get_running_loop().run_in_executor(self._thread, ask)
-        # Nobody may be left to read it when it fails.
+        # There may be no caller left to read its error.
         asking.add_done_callback(lambda done: done.cancelled() or done.exception())
         return asking
 
     async def close(self) -> None:
-        """Let the thread end; an answer still on its way is not waited for."""
+        """Stop the thread, without waiting for a pending answer."""
         self._thread.submit(self._reader.close)
         self._thread.shutdown(wait=False)
 

@@ -1,10 +1,10 @@
-"""Whether the stream's parts are there, asked in the background so that no request waits to find out.
+"""Probe the stream's parts in the background, so that no request waits for it.
 
-Twice a second: a TCP connection to each Kafka broker, and the encoder process's health. A reader is told the last
-answer. The log is reachable where half of the brokers are: of three, two take writes and one does not. The brokers are
-the most that the cluster has named at once, since it leaves out dead ones. A probe that fails in a way that nobody
-foresaw counts as "no", is logged, and is made again like any other. An encoder's silence is a "no" the second time
-running: on a busy machine one answer comes late.
+Twice a second: a TCP connection to each Kafka broker, and the encoder process's health. Readers get the last result.
+The log is reachable if half of the brokers are: of three, two accept writes and one does not. The number of brokers is
+the most that the cluster has named at once, since it leaves out dead ones. A probe with an unexpected exception counts
+as "no", is logged, and is repeated like any other. A silent encoder counts as "no" only the second time in a row: on a
+busy machine one answer is late.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ class ProbedStreamStatus:
         self.encoder_serving = True
 
     async def start(self) -> None:
-        """Probe once, then keep probing."""
+        """Probe once, then continue."""
         await self.probe()
         self._task = asyncio.get_running_loop().create_task(self._run())
 
@@ -53,7 +53,7 @@ class ProbedStreamStatus:
                 await self._task
 
     async def probe(self) -> None:
-        """Look once at both."""
+        """Probe both once."""
         log_reachable, encoder_serving = await asyncio.gather(
             self._answer("broker", self._half_of_brokers()), self._answer("encoder", self._encoder_health())
         )
@@ -67,7 +67,7 @@ class ProbedStreamStatus:
             await self.probe()
 
     async def _answer(self, name: str, probe: Awaitable[bool]) -> bool:
-        """What a probe says; False when it raised, which is logged once until its text changes."""
+        """Return a probe's result; False if it raised, which is logged once until its text changes."""
         failure, answer = "", False
         try:
             answer = await probe
@@ -79,7 +79,7 @@ class ProbedStreamStatus:
         return answer
 
     async def _half_of_brokers(self) -> bool:
-        # As many in their place: one of them has moved.
+        # As many as known: one of them has moved.
         if len(named := self._named_now()) >= len(self._brokers):
             self._brokers = named
         answers = await asyncio.gather(*map(self._connects, self._brokers))
@@ -87,7 +87,7 @@ class ProbedStreamStatus:
 
     async def _connects(self, broker: str) -> bool:
         host, _, port = broker.rpartition(":")
-        # A time-out is an OSError too; a name that IDNA cannot encode is not.
+        # A time-out is an OSError; a name that IDNA cannot encode is not.
         with contextlib.suppress(OSError, UnicodeError):
             async with asyncio.timeout(self._timeout_s):
                 _, writer = await asyncio.open_connection(host.strip("[]"), int(port))

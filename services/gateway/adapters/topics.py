@@ -1,4 +1,4 @@
-"""The topics that the gateway writes through its one producer."""
+"""The topics that the gateway writes with its one producer."""
 
 from collections.abc import Callable
 from typing import Generic, TypeVar
@@ -27,7 +27,7 @@ class KafkaLog(Generic[R]):
         self._producer, self._topic, self._key, self._encode, self._tracing = producer, topic, key, encode, tracing
 
     async def append(self, record: R, timeout_s: float) -> Position:
-        """Acknowledged by all in-sync replicas when this returns."""
+        """Append a record; all in-sync replicas have acknowledged it on return."""
         partition, offset = await self._producer.send(
             self._topic,
             self._key(record).encode(),
@@ -39,15 +39,15 @@ class KafkaLog(Generic[R]):
 
 
 def interaction_log(producer: EventProducer, tracing: Tracing = OFF) -> KafkaLog[Interaction]:
-    """Keyed by user, so one user's events keep their order."""
+    """Return the log of interactions, keyed by user, which preserves the order of a user's events."""
     return KafkaLog(producer, INTERACTIONS, lambda one: one.user_id, encode_interaction, tracing)
 
 
 def item_log(producer: EventProducer, tracing: Tracing = OFF) -> KafkaLog[CatalogueItem]:
-    """Keyed by item, so the newest record of an item is what it is."""
+    """Return the log of items, keyed by item: an item's newest record is its state."""
     return KafkaLog(producer, ITEMS, lambda one: one.item_id, encode_item, tracing)
 
 
 def forget_log(producer: EventProducer, tracing: Tracing = OFF) -> KafkaLog[Forget]:
-    """Keyed by user, compacted and kept."""
+    """Return the log of forgets, keyed by user, compacted and never deleted."""
     return KafkaLog(producer, FORGETS, lambda one: one.user_id, encode_forget, tracing)

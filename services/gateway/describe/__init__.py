@@ -1,1 +1,1 @@
-"""What people look at: the catalogue and what is stored of a user. No answer passes through here."""
+"""Descriptions for people: the catalogue and a user's stored data. No recommendation passes through here."""

@@ -1,6 +1,6 @@
-"""DescribeCatalogue: categories with counts, attributes, and what types of events mean; and the details beside answers.
+"""DescribeCatalogue: categories with counts, attributes, and meanings of event types; and item details of answers.
 
-It reads what the gateway holds anyway for titles and for its fallback. Knows no process.
+It reads the gateway's titles and fallback. Processes are not known here.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ DEFAULT_CATEGORIES, MAX_CATEGORIES = 1_000, 10_000
 
 @dataclass(frozen=True, slots=True)
 class ItemDetails:
-    """Of one item: its title ("": unknown) and categories."""
+    """One item: its title ("": unknown) and categories."""
 
     title: str
     categories: tuple[str, ...]
@@ -25,7 +25,7 @@ class ItemDetails:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogueDescription:
-    """num_items: withdrawn ones too. categories: names with counts, the largest first, of `num_categories` in all."""
+    """num_items: with withdrawn ones. categories: names with counts, the largest first, of `num_categories` in all."""
 
     model: ServedModel
     num_items: int
@@ -43,7 +43,7 @@ class DescribeCatalogue:
     model: ServedModel
 
     async def __call__(self, max_categories: int) -> CatalogueDescription:
-        """Raises: InvalidRequest."""
+        """Describe the catalogue. Raises: InvalidRequest."""
         if max_categories > MAX_CATEGORIES:
             raise InvalidRequest.of("max_categories", max_categories, f"0-{MAX_CATEGORIES}")
         # Counting the codes of a million items takes some 10 ms.
@@ -58,6 +58,6 @@ class DescribeCatalogue:
         )
 
     def details(self, item_ids: Sequence[str]) -> list[ItemDetails]:
-        """Of each item, as they are known by now."""
+        """Return each item's present details."""
         titles, categories = self.titles.of(item_ids), self.popular.categories_of(item_ids)
         return [ItemDetails(title, names) for title, names in zip(titles, categories, strict=True)]

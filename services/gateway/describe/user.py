@@ -1,4 +1,4 @@
-"""GetUser: what the state store holds of one user, for people who may see it. Knows ports, not processes."""
+"""GetUser: one user's data in the state store, for authorized people. Knows ports, not processes."""
 
 import asyncio
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ DEFAULT_EVENTS, MAX_EVENTS, MAX_SKIPPED = 100, 1_000, 100_000
 
 @dataclass(frozen=True, slots=True)
 class DescribedEvent:
-    """An event of the history, with its item's title ("": unknown) and what it means: an `event_schema.Role`."""
+    """An event of the history, with its item's title ("": unknown) and its meaning, an `event_schema.Role`."""
 
     event: HistoryEvent
     title: str
@@ -27,7 +27,7 @@ class DescribedEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DescribedUser:
-    """events: newest first, of `num_events` in all. state: of the model, where there is one."""
+    """events: newest first, of `num_events` in all. state: of the model, if there is one."""
 
     events: Sequence[DescribedEvent]
     num_events: int
@@ -46,7 +46,10 @@ class GetUser:
     model: ServedModel
 
     async def __call__(self, user_id: str, max_events: int, skip_events: int) -> DescribedUser:
-        """An unknown user has nothing. Raises: InvalidRequest; DependencyUnavailable without the state store."""
+        """Return the user's data; an unknown user has none. Raises: InvalidRequest; DependencyUnavailable without the
+        state
+        store.
+        """
         validate_id("user_id", user_id)
         if max_events > MAX_EVENTS:
             raise InvalidRequest.of("max_events", max_events, f"0-{MAX_EVENTS}")
@@ -71,7 +74,7 @@ class GetUser:
 
 
 def _role(event: HistoryEvent, schema: EventSchema) -> str:
-    """A rating's value decides; of other events, the type."""
+    """Return the role: by a rating's value, or by the event's type."""
     kind = event.type or DEFAULT_TYPE
     if schema.speaks_for(kind, event.value):
         return Role.POSITIVE

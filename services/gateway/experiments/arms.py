@@ -1,4 +1,4 @@
-"""What an arm changes of a request."""
+"""The effect of an arm on a request."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,7 +9,7 @@ from services.gateway.domain import RecommendQuery
 
 
 def with_arms(query: RecommendQuery) -> RecommendQuery:
-    """The query with the settings of its arms; what it says itself stays. Rules are added to its own."""
+    """Return the query with its arms' settings; its own settings win. Rules are added to its own."""
     query = replace(query, rules=(*query.rules, *rules_of_arms(query.assignments)))
     for one in query.assignments:
         if (arm := one.arm) is not None:
@@ -23,10 +23,10 @@ def with_arms(query: RecommendQuery) -> RecommendQuery:
 
 
 def rules_of_arms(assignments: Sequence[Assignment]) -> tuple[Rule, ...]:
-    """The rules that the arms add."""
+    """Return the arms' rules."""
     return tuple(rule for one in assignments if one.arm is not None for rule in one.arm.rules)
 
 
 def assigned_texts(assignments: Sequence[Assignment]) -> tuple[tuple[str, str, float], ...]:
-    """(experiment, arm, share) as exposures and answers have them; arm "": interleaved."""
+    """Return (experiment, arm, share) for exposures and answers; arm "": interleaved."""
     return tuple((one.experiment.name, one.arm.name if one.arm else "", one.share) for one in assignments)

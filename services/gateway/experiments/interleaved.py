@@ -18,8 +18,8 @@ class Interleaved:
     rng: Random
 
     async def __call__(self, query: RecommendQuery, mixed: Assignment, first: Held, second: Held) -> Recommendation:
-        """first, second: the sets of the experiment's arms. The answer is the first one's in everything but its items;
-        nothing is proven of it, since it is no ranking of one arm.
+        """Return the first set's answer with drafted items. first, second: the sets of the experiment's arms. It has no
+        certificate, since it is not the ranking of one arm.
 
         Raises: as `Recommend`.
         """

@@ -1,1 +1,1 @@
-"""Answers for readers: recommendations, similar items, explanations, and what they are made of."""
+"""Answers for readers: recommendations, similar items, explanations, and their parts."""

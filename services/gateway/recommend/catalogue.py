@@ -1,7 +1,8 @@
-"""What the topic `items` says, as far as the gateway needs it: titles for people, and what the fallback may answer.
+"""The gateway's view of the topic `items`: titles, and the items of the fallback.
 
-Candidates and reranker apply the same records; this is for answers that come about without them. A follower's thread
-calls it while the event loop reads.
+Candidates and reranker apply the same records; this is for answers made without them. A follower's thread calls it
+while
+the event loop reads.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,15 +15,14 @@ from services.gateway.recommend.popular import PopularItems
 
 
 class Titles:
-    """Titles by item id: those that were put since training, and the bundle's, in its columns. `put` is for one
-    thread."""
+    """Titles by item id: those put after training, and the bundle's columns. Only one thread may call `put`."""
 
     def __init__(self, item_ids: Iterable[str] = (), titles: Sequence[str] = ()) -> None:
         self._ids = item_ids if isinstance(item_ids, ItemIds) else ItemIds.of(item_ids)
         self._titles, self._described = Strings.of(titles), dict[str, str]()
 
     def put(self, item_id: str, title: str) -> None:
-        """The title from now on."""
+        """Set the title."""
         row = self._ids.get(item_id, -1)
         if row >= 0 and self._titles[row] == title:
             self._described.pop(item_id, None)
@@ -30,7 +30,7 @@ class Titles:
             self._described[item_id] = title
 
     def of(self, item_ids: Sequence[str]) -> list[str]:
-        """Of each, "" where none is known."""
+        """Return each title, "" if unknown."""
         rows = self._ids.find(item_ids)
         known = rows >= 0
         bundled, described = iter(self._titles.take(rows[known])), self._described
@@ -39,9 +39,9 @@ class Titles:
 
 
 class DescribedItems:
-    """A listener of `services.catalogue.follower` that follows `items` alone.
+    """A listener of `services.catalogue.follower` that follows only `items`.
 
-    `titles` are the bundle's to begin with, and live: a later record's title replaces an earlier one's.
+    titles: the bundle's at first, and live: a later record's title replaces an earlier one's.
     """
 
     def __init__(self, titles: Titles, popular: PopularItems) -> None:
@@ -54,11 +54,11 @@ class DescribedItems:
         self._popular.knows_withdrawn = True
 
     def apply(self, batch: Batch, *, is_live: bool) -> bool:
-        """Item states are none of the gateway's business."""
+        """Do nothing: the gateway has no item states."""
         return True
 
     def describe(self, items: Sequence[CatalogueItem]) -> None:
-        """Take titles, categories, and what may be answered."""
+        """Apply titles, categories, and whether items are served."""
         for item in items:
             if item.title:
                 self.titles.put(item.item_id, item.title)
@@ -67,7 +67,7 @@ class DescribedItems:
             )
 
     def reset(self) -> None:
-        """Nothing of `index-deltas` is held."""
+        """Do nothing: the gateway has nothing of `index-deltas`."""
 
     def counted(self, kind: str, records: int) -> None:
-        """The processes that serve items count."""
+        """Do nothing: the processes that serve items count."""

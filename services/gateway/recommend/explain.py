@@ -1,7 +1,7 @@
-"""Explain: the user's state as Recommend finds it, then where one item's score comes from.
+"""Explain: find the user's state as Recommend does, then explain one item's score.
 
-An explanation is whole or an error: a part that can't be asked is no zero. Only a user that nothing is known of is
-answered without a score, since Recommend would not score either. Knows ports, not processes.
+An explanation is complete or an error: an unavailable part is not zero. Only an unknown user gets an answer without a
+score, since Recommend would not score either. Knows ports, not processes.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ MAX_PAST = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explain:
-    """The handler; one per process, called concurrently. `titles`: as they are known by now."""
+    """The handler; one per process, called concurrently. titles: live."""
 
     ports: Ports
     titles: Titles
@@ -32,8 +32,10 @@ class Explain:
     rules: Sequence[Rule]
 
     async def __call__(self, query: ExplainQuery) -> Explanation:
-        """Raises: InvalidRequest naming the field; NotFound for an item that no index serves; the error of a
-        dependency that did not answer."""
+        """Explain a score. Raises: InvalidRequest with the field; NotFound for an item that no index serves; the error
+        of a
+        dependency that did not answer.
+        """
         asked_ms = now_ms()
         await in_turn(check_explain, query, asked_ms, self.model.kinds)
         rules = (*self.rules, *query.rules, *query.arm_rules)
@@ -65,7 +67,9 @@ class Explain:
         )
 
     async def _find_state(self, query: ExplainQuery, asked_ms: int) -> tuple[FoundState, Sequence[HistoryEvent]]:
-        """Of the request's history, else the stored state, else the stored history: the order of Recommend."""
+        """Return the state of the request's history, else the stored state, else the stored history's, in Recommend's
+        order.
+        """
         if query.history:
             history: Sequence[HistoryEvent] = with_times(query.history, asked_ms)
             source = "request"

@@ -1,7 +1,6 @@
-"""What an explanation is made of, and how its parts become shares of the final score. Plain values, no Protobuf.
+"""The parts of an explanation, and their shares of the final score. Plain values, no Protobuf.
 
-The reranker says where the similarity comes from, the candidates process which remembered interactions vote; only here
-do both meet.
+The reranker explains the similarity, the candidates process the voting interactions; both are combined here.
 """
 
 from collections.abc import Sequence
@@ -14,20 +13,20 @@ from services.gateway.domain import HistoryEvent
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExplainQuery:
-    """One question, unchecked (see `validation`). max_pairs 0: every component pair."""
+    """One request, not validated (see `validation`). max_pairs 0: every component pair."""
 
     user_id: str = ""
     item_id: str
     history: tuple[HistoryEvent, ...] = ()
     max_pairs: int = 0
     rules: tuple[Rule, ...] = ()
-    # Of the experiments that the user takes part in.
+    # Of the user's experiments.
     arm_rules: tuple[Rule, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PastInteraction:
-    """One of the user's own interactions; an empty title is an unknown one."""
+    """One of the user's interactions; an unknown title is empty."""
 
     item_id: str
     title: str
@@ -36,7 +35,7 @@ class PastInteraction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """The answer; without a state (`state_source` "none") there is no score to explain and the parts are None."""
+    """The answer; without a state (state_source "none") there is no score, and the parts are None."""
 
     model_version: str
     state_source: str
@@ -44,17 +43,17 @@ class Explanation:
     similarity: ExplainedScore | None = None
     votes: ItemVotes | None = None
     history: Sequence[PastInteraction] = ()
-    # Those that name the item.
+    # Rules that name the item.
     rules: Sequence[Rule] = ()
 
     @property
     def score_with_rules(self) -> float:
-        """What the score is once boosts and buries are in it."""
+        """The score with boosts and buries."""
         return self.score + sum(rule.adds for rule in self.rules)
 
     @property
     def parts(self) -> tuple[float, float, float]:
-        """What the final score is the sum of: the model's own components, refreshed ones, votes."""
+        """The parts that add up to the final score: the model's own components, refreshed ones, votes."""
         if self.similarity is None:
             return (0.0, 0.0, 0.0)
         weight = 1.0 if self.votes is None else self.votes.model_share
@@ -68,7 +67,9 @@ class Explanation:
 
     @property
     def shares(self) -> tuple[float, float, float]:
-        """Of the parts' absolute values, in their order: parts of both signs would add up to more than the whole."""
+        """Shares of the parts' absolute values, in order, since parts of both signs would add up to more than the
+        whole.
+        """
         sizes = [abs(part) for part in self.parts]
         total = sum(sizes)
         if total == 0:

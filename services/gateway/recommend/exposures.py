@@ -1,7 +1,7 @@
-"""What was shown: each answer's exposure id, and the word of the answer to whoever keeps it.
+"""Exposures: each answer's exposure id, and its record in the log.
 
-An exposure id says when its answer was given, and is signed for its user: whoever sends one back says which answer they
-speak of, and nothing has to be remembered here. What was in the answer is in the log alone.
+An exposure id contains the time of its answer and is signed for its user, so a client that returns it identifies the
+answer without stored state. Only the log has the answer's content.
 """
 
 import os
@@ -21,7 +21,7 @@ _BODY_BYTES = _TIME_BYTES + _NONCE_BYTES
 
 
 class Exposures:
-    """One per process. `log` None: ids are given, nothing is kept."""
+    """One per process. log None: ids are issued, nothing is recorded."""
 
     def __init__(self, key: bytes, log: ExposureLog | None, clock_ms: Callable[[], int] = now_ms) -> None:
         self._signer, self._log, self._clock_ms = Signer(key, b"exposure"), log, clock_ms
@@ -44,7 +44,7 @@ class Exposures:
         assignments: Sequence[Assignment] = (),
         teams: Sequence[int] = (),
     ) -> str:
-        """The exposure id of an answer that goes out now (see `Exposure`); the empty user id is nobody's."""
+        """Return the exposure id of an answer sent now (see `Exposure`); the empty user id is nobody's."""
         shown_ms = self._clock_ms()
         exposure_id = self._signer.sign(shown_ms.to_bytes(_TIME_BYTES, "big") + os.urandom(_NONCE_BYTES), user_id)
         if self._log is not None:
@@ -71,8 +71,9 @@ class Exposures:
         return exposure_id
 
     def time_of(self, exposure_id: str, user_id: str) -> int:
-        """When the answer was given, Unix milliseconds. Raises: InvalidRequest for an id that was not given out here,
-        PermissionDenied for somebody else's."""
+        """Return when the answer was given, Unix milliseconds. Raises: InvalidRequest for an id not issued here,
+        PermissionDenied for another user's.
+        """
         try:
             body = self._signer.open(exposure_id, _BODY_BYTES, user_id)
         except Altered:
@@ -83,7 +84,8 @@ class Exposures:
         return int.from_bytes(body[:_TIME_BYTES], "big")
 
     def check_named(self, exposure_id: str, user_id: str, field: str) -> None:
-        """Of an interaction: producers may have ids of their own, so only what is known to be somebody else's is wrong.
+        """Check an interaction's exposure id. Producers may have their own ids, so only an id known to be another
+        user's is wrong.
 
         Raises: PermissionDenied.
         """

@@ -1,4 +1,4 @@
-"""Reserved positions: some of an answer's are given to the person's best new items (docs/decisions/056)."""
+"""Reserved positions: some positions of an answer get the user's best new items (docs/decisions/056)."""
 
 import math
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from services.gateway.recommend.popular import PopularItems
 from services.gateway.recommend.ruled_pools import rescored, within_rules
 from services.gateway.stages import Stages, Work
 
-# So many of the newest items are looked at, and reserved positions drawn from so many of the person's best of them.
+# Number of newest items considered, and of the user's best among them to draw from.
 MAX_NEW, NEW_DRAWN_FROM = 500, 20
 
 
@@ -29,8 +29,7 @@ class NewItems:
     async def among(
         self, work: Work[RecommendQuery], state: PackedQueryState, ranking: Ranking, asked_ms: int
     ) -> Ranking:
-        """The ranking with some of its positions given to new items. What they score is heard of in its turn: those
-        that stand in the answer already are not drawn again."""
+        """Return the ranking with new items at some positions. Items already in the answer are not drawn again."""
         query, items = work.query, ranking.items
         share = self.share if query.new_item_share is None else query.new_item_share
         if not share or not (fresh := self._fresh(query, items, asked_ms)):
@@ -53,7 +52,7 @@ class NewItems:
         return replace(ranking, items=drawn)
 
     def _fresh(self, query: RecommendQuery, items: Sequence[ScoredItem], asked_ms: int) -> list[str]:
-        """New items that the answer has not, that the request allows by id, and that no rule holds down."""
+        """Return new items outside the answer that the request allows by id and no rule buries."""
         asked_for, in_answer = frozenset(query.filter.allow_item_ids), {item.item_id for item in items}
         fresh = [
             item_id
@@ -61,16 +60,16 @@ class NewItems:
             if item_id not in in_answer and (not asked_for or item_id in asked_for)
         ]
         for rule in query.rules:
-            if rule.bury:  # a reserved position lifts nothing that a rule holds down
+            if rule.bury:  # a reserved position does not lift a buried item
                 (buried,) = self.popular.named(fresh, [rule.which])
                 fresh = [item_id for item_id, is_buried in zip(fresh, buried, strict=True) if not is_buried]
         return fresh
 
     def _not_pinned(self, query: RecommendQuery, items: Sequence[ScoredItem]) -> list[int]:
-        """The positions, from 0, where no pinned item stands."""
+        """Return the positions, from 0, without a pinned item."""
         free, end = list(range(len(items))), len(items)
         for pin in sorted({rule.pin for rule in query.rules if rule.pin}, reverse=True):
-            # Behind the end of an answer a pin is at its end.
+            # A pin beyond the answer's end is at its end.
             at = min(pin, end) - 1
             there = [item.item_id for item in items[at : at + 1]]
             which = [rule.which for rule in query.rules if rule.pin == pin]
@@ -87,8 +86,10 @@ class NewItems:
         new: Sequence[ScoredItem],
         share: float,
     ) -> list[ScoredItem]:
-        """The new items, rules in their scores, of which any draw keeps the limits: these admit all of them together,
-        beside what every draw leaves."""
+        """Return the new items, rules in their scores, of which every draw respects the limits: these admit all of them
+        together
+        with the items left by any draw.
+        """
         query, in_answer = work.query, {item.item_id for item in items}
         scored = rescored(new, query, work.discounts, self.popular)
         admitted: list[ScoredItem] = []

@@ -1,8 +1,8 @@
-"""Pages: a ranked list is kept beside its user once, and page after page of it is read by a signed token.
+"""Pages: a ranked list is stored for its user once, and signed tokens read it page by page.
 
-Pages of one list never repeat an item and leave none out, whatever the index does in between: what is kept is the list,
-not the query. A token says list and place; it is its user's alone. A list ends 15 minutes after it was made, or as
-the fifth newest of its user.
+Pages of one list never repeat or omit an item, whatever the index does meanwhile: the list is stored, not the query. A
+token contains list and offset, and is valid for its user only. A list expires 15 minutes after it was made, or as the
+fifth newest of its user.
 """
 
 import json
@@ -20,7 +20,7 @@ from services.platform.errors import InvalidRequest, PermissionDenied, Precondit
 
 KEPT_S = 15 * 60
 MAX_LISTS = 4
-# Tokens of before have no bucket: there the first byte of four for the offset, which is at most 1,000, is 0.
+# Older tokens have no bucket: its byte is then the first of four bytes of the offset, which is at most 1,000, hence 0.
 _ID_BYTES, _TIME_BYTES, _OFFSET_BYTES = 5, 6, 3
 _PLACE_BYTES = 1 + _OFFSET_BYTES
 _BODY_BYTES = _ID_BYTES + _TIME_BYTES + _PLACE_BYTES
@@ -30,8 +30,10 @@ _ENDED = f"page_token: its list is gone; allowed: within {KEPT_S // 60} minutes,
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the next page begins: `offset` items of a list come before it. made_ms: Unix milliseconds.
-    absence_bucket: of the state that the list was ranked by."""
+    """The start of the next page: `offset` items of a list are before it. made_ms: Unix milliseconds. absence_bucket:
+    of the
+    state that ranked the list.
+    """
 
     list_id: bytes
     made_ms: int
@@ -41,7 +43,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedList:
-    """What was ranked once: the whole of it, with what it was ranked by. Once kept, scores are in single precision."""
+    """A ranked list, complete, with its provenance. Stored scores have single precision."""
 
     ranking: Ranking
     model_version: str
@@ -49,23 +51,25 @@ class ServedList:
 
 
 class PageTokens:
-    """Gives places out and takes them back; nothing is remembered here."""
+    """Issues and reads tokens; no state is stored here."""
 
     def __init__(self, key: bytes, clock_ms: Callable[[], int] = now_ms) -> None:
         self._signer, self._clock_ms = Signer(key, b"page"), clock_ms
 
     def begin(self, offset: int, absence_bucket: int = 0) -> Place:
-        """The place in a list that is made now."""
+        """Return the place in a list made now."""
         return Place(os.urandom(_ID_BYTES), self._clock_ms(), offset, absence_bucket)
 
     def token(self, place: Place, user_id: str) -> str:
-        """The text for the client."""
+        """Return the client's text."""
         made, offset = place.made_ms.to_bytes(_TIME_BYTES, "big"), place.offset.to_bytes(_OFFSET_BYTES, "big")
         return self._signer.sign(place.list_id + made + bytes([place.absence_bucket]) + offset, user_id)
 
     def place(self, token: str, user_id: str) -> Place:
-        """Raises: InvalidRequest for an altered token, PermissionDenied for another user's, PreconditionFailed for one
-        whose list has ended."""
+        """Return the place of a token. Raises: InvalidRequest for an altered token, PermissionDenied for another
+        user's,
+        PreconditionFailed for one whose list has expired.
+        """
         try:
             body = self._signer.open(token, _BODY_BYTES, user_id)
         except Altered:
@@ -81,8 +85,9 @@ class PageTokens:
 
 
 def packed_list(place: Place, served: ServedList) -> bytes:
-    """What is kept: the list's id, the certificate, and the list in the form of an exposure, whose context has what an
-    exposure does not say."""
+    """Return the stored bytes: the list's id, the certificate, and the list as an exposure, whose context has the other
+    fields.
+    """
     items, certificate = served.ranking.items, served.ranking.certificate
     shown = Exposure(
         exposure_id=place.list_id.hex(),
@@ -104,13 +109,13 @@ def packed_list(place: Place, served: ServedList) -> bytes:
 
 
 def find_list(entries: list[bytes], place: Place) -> ServedList:
-    """The place's list among those that are kept. Raises: PreconditionFailed where it is not there any more."""
+    """Return the place's list among the stored ones. Raises: PreconditionFailed if it is gone."""
     for entry in entries:
         if entry[:_ID_BYTES] == place.list_id:
             (gap,) = _GAP.unpack_from(entry, _ID_BYTES)
             shown = decode_exposure(entry[_ID_BYTES + _GAP.size :])
             columns = shown.item_ids, shown.scores, shown.sources, shown.propensities or [1.0] * len(shown.item_ids)
-            # A gateway of before kept none of it.
+            # An older gateway stored none of it.
             said = {name: json.loads(text) for name, text in shown.context.items()}
             rules = said.get("rules", {})
             slots = enumerate(zip(*columns, strict=True))

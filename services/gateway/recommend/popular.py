@@ -1,13 +1,13 @@
-"""Popular items under a request's filter: what people take now, and what training saw.
+"""Popular items under a request's filter, from present events and training.
 
-An item's count is what the stream says of it, faded (`algorithms.items.popularity`), and three hundredths of what
-training counted: that orders a catalogue that nobody uses yet, and soon gives way. Also what applies category limits
-where the reranker can't.
+An item's count is its faded count in the stream (`algorithms.items.popularity`) plus three hundredths of its count in
+training, which orders an unused catalogue and soon becomes negligible. This module also applies category limits where
+the reranker can't.
 
-Most answers are of the same few items: their ids and categories stay decoded. What comes behind them is filtered by
-columns, many rows at once (`popular_rows.py`).
+Most answers have the same few items: their ids and categories stay decoded. Further items are filtered by columns, many
+rows at once (`popular_rows.py`).
 
-Letters: n items of the bundle, m items asked for.
+Letters: n items of the bundle, m requested items.
 """
 
 from bisect import bisect_left
@@ -29,16 +29,17 @@ from services.algorithms.rules.filters import ItemFilter, ListedItems, Mask, pas
 from services.gateway.domain import ScoredItem
 from services.gateway.recommend.popular_rows import TRAINING_COUNTS, Entry, ItemRows, Negatives, Now
 
-# Items that stay decoded. Then rows that are filtered together: as many, then twice as many each time, up to so many.
+# Number of decoded items, and of the rows filtered together after them: this many, then twice as many each time, up to
+# the second number.
 _FIRST, _MOST = 256, 4096
 _DECODED = 512  # at most so many at a time
 _WARNINGS, _NEAR, _COMPARED = 3, 3, 500
 
 
 class PopularItems:
-    """The catalogue in order of popularity (ties: as training had them, by item id), then items that are new.
+    """The catalogue in order of popularity (ties: in training's order, by item id), then new items.
 
-    `knows_withdrawn`: whether what was withdrawn since training is known; whoever follows the topic `items` sets it.
+    knows_withdrawn: whether withdrawals after training are known; set by the follower of the topic `items`.
     """
 
     def __init__(
@@ -48,20 +49,21 @@ class PopularItems:
         categories: Sequence[Sequence[str]],
         attributes: AttributeTable | None = None,
     ) -> None:
-        """Of n items; a bundle's columns are not copied. counts (n,): of training."""
+        """Make it of n items; a bundle's columns are not copied. counts (n,): of training."""
         self._rows = ItemRows(item_ids, counts, categories)
         self._total = TRAINING_COUNTS * int(counts.sum())
         self._attributes = AttributeRows(attributes or no_attributes(len(self._rows)), self._rows.order)
         self._by_category = CategoryRows(self._rows.categories, self._rows.rank)
         self.knows_withdrawn = True
         self._withdrawn = bytearray(len(self._rows))  # by row
-        # Rows of items that training never saw, and when each was first heard of (Unix milliseconds).
+        # Rows of items unknown to training, and when each was first described (Unix milliseconds).
         self._new: list[tuple[int, int]] = []
         self.take({})
 
     def take(self, counts: Mapping[str, float]) -> None:
-        """What items count in the stream now, of those that it speaks of, in the place of what was taken before. Ids
-        that neither the bundle nor the catalogue knows are left out. May be called from another thread."""
+        """Replace the stream's counts. Ids unknown to bundle and catalogue are ignored. May be called from another
+        thread.
+        """
         rows = self._rows.rows_of(list(counts)).tolist()
         live = dict(sorted((row, count) for row, count in zip(rows, counts.values(), strict=True) if row >= 0))
         now = Now.of(live, self._rows.negatives(np.fromiter(live, np.int64, len(live))))
@@ -83,10 +85,11 @@ class PopularItems:
         is_served: bool,
         written_ms: int = 0,
     ) -> None:
-        """Take what the catalogue says of an item since training.
+        """Apply an item's description from the catalogue.
 
-        May be called from another thread: what is longer than a flag is replaced or added to, and readers find a new
-        item once all of it is there. Its new categories find it at its training's count until the next `take`.
+        May be called from another thread: values longer than a flag are replaced or appended to, and readers see a new
+        item when
+        it is complete. Under its new categories it has its training count until the next `take`.
         """
         rows = self._rows
         row = rows.row(item_id)
@@ -104,7 +107,7 @@ class PopularItems:
             self._withdrawn[row] = False
 
     def newest(self, since_ms: int, most: int) -> list[str]:
-        """Items that training never saw, first heard of since then and not withdrawn: the newest so many."""
+        """Return the newest items unknown to training, first described since then and not withdrawn, at most `most`."""
         found: list[str] = []
         for written_ms, row in reversed(self._new):
             if written_ms < since_ms or len(found) == most:
@@ -118,11 +121,11 @@ class PopularItems:
         return self._withdrawn.count(True)
 
     def are_withdrawn(self, item_ids: Sequence[str]) -> list[bool]:
-        """Of m items; False of an unknown one."""
+        """Return it for m items; False for an unknown one."""
         return [row >= 0 and bool(self._withdrawn[row]) for row in self._rows.rows_of(item_ids).tolist()]
 
     def top(self, k: int, wanted: ItemFilter, seen: Iterable[str], max_per_category: int) -> list[ScoredItem]:
-        """The k most popular items that the filter allows; score is the share of all that is counted."""
+        """Return the k most popular items that the filter allows; score: the share of all counts."""
         now = self._now
         denied = frozenset([*wanted.deny_item_ids, *(seen if wanted.exclude_seen else ())])
         choice = _Choice(k, denied, self._withdrawn, max_per_category, (self._total + now.total) or 1.0)
@@ -132,25 +135,27 @@ class PopularItems:
             choice.take(self._first(wanted, now))
             chunks = self._behind(now, frozenset(wanted.allow_categories))
         while not choice.is_made and (chunk := next(chunks, None)) is not None:
-            # Ids are looked at as they are decoded.
+            # Ids are checked as they are decoded.
             by_columns = replace(wanted, allow_item_ids=(), deny_item_ids=(), exclude_seen=False)
             self._take(choice, by_columns, *chunk)
         return choice.items
 
     def __len__(self) -> int:
-        """Items that are known, withdrawn ones too."""
+        """Number of known items, with withdrawn ones."""
         return len(self._rows)
 
     def category_counts(self) -> Mapping[str, int]:
-        """How many items each category has, withdrawn ones too."""
+        """Return the number of items per category, with withdrawn ones."""
         return self._rows.category_counts()
 
     def categories_of(self, item_ids: Sequence[str]) -> list[tuple[str, ...]]:
-        """Of m items; none of an unknown one."""
+        """Return the categories of m items; none for an unknown one."""
         return self._rows.names_of(self._rows.rows_of(item_ids))
 
     def warnings(self, wanted: ItemFilter) -> list[str]:
-        """The first of a filter's categories that no item has, with what is near; none before all items are known."""
+        """Return warnings for the filter's first categories without items, with similar names; none before all items
+        are known.
+        """
         found: list[str] = []
         for field in ("allow_categories", "deny_categories") if self.knows_withdrawn else ():
             for position, name in enumerate(getattr(wanted, field)):
@@ -163,13 +168,15 @@ class PopularItems:
         return found
 
     def named(self, item_ids: Sequence[str], which: Sequence[ItemFilter]) -> list[Mask]:
-        """Of each, which of m items its ids, categories and conditions name: (m,)."""
+        """Return, for each filter, which of m items match its ids, categories and conditions: (m,)."""
         rows = self._rows.rows_of(item_ids)
         return [passing(one, _Rows(self._rows, self._attributes, rows, item_ids)) for one in which]
 
     def _first(self, wanted: ItemFilter, now: Now) -> Iterable[Entry]:
-        """Those of the first items that the filter's categories and conditions allow, with their categories of now.
-        As `passing` decides, but one by one: most answers end after a few."""
+        """Return the allowed ones of the first items, with their present categories. It decides as `passing` does, but
+        one by one:
+        most answers need only a few.
+        """
         first: Iterable[Entry] = now.first
         if wanted.where:
             rows = np.fromiter((row for _, row, _, _ in now.first), np.int64, len(now.first))
@@ -183,7 +190,7 @@ class PopularItems:
         return first
 
     def _take(self, choice: "_Choice", wanted: ItemFilter, negatives: Negatives, rows: Indices) -> None:
-        """Choose among some rows: those that columns allow are decoded, some at a time."""
+        """Choose among some rows: those allowed by columns are decoded, a few at a time."""
         if not wanted.is_open:
             passes = passing(wanted, _Rows(self._rows, self._attributes, rows))
             negatives, rows = negatives[passes], rows[passes]
@@ -200,7 +207,7 @@ class PopularItems:
             negatives, rows = negatives[some.stop :], rows[some.stop :]
 
     def _asked(self, item_ids: Sequence[str], now: Now) -> tuple[Negatives, Indices]:
-        """The rows of these items, by count."""
+        """Return the rows of these items, by count."""
         rows = np.unique(self._rows.rows_of(item_ids))
         rows = rows[rows >= 0]
         negatives = self._rows.negatives(rows)
@@ -209,7 +216,7 @@ class PopularItems:
         return _by_count(negatives, rows)
 
     def _behind(self, now: Now, allowed: Set[str]) -> Iterator[tuple[Negatives, Indices]]:
-        """Rows behind the first items, by count and each once: of what training counted, those of some categories."""
+        """Yield rows after the first items, by count, each once; those with training counts only in some categories."""
         start, at = now.after
         for some in self._trained(allowed, start):
             rows = some[~now.places(some)[0]] if len(now.rows) else some
@@ -226,7 +233,7 @@ class PopularItems:
             yield now.negatives[at:], now.rows[at:]
 
     def _trained(self, allowed: Set[str], start: int) -> Iterator[Indices]:
-        """Rows from one on, ascending, some at a time: of these categories, or all."""
+        """Yield rows from `start` on, ascending, some at a time: of these categories, or all."""
         size, lists = _FIRST, [part for name in allowed for part in self._by_category.of(name)]
         if not allowed:
             while start < (length := len(self._rows)):
@@ -236,7 +243,7 @@ class PopularItems:
             return
         is_last, size = False, max(1, _FIRST // len(lists))
         while not is_last:
-            # Up to the row that one of the lists has so much farther on. Places move while others write, rows don't.
+            # Up to the row at which one of the lists has so many more. Places move during writes, rows don't.
             firsts = [bisect_left(one, start) for one in lists]
             ends = [one[first + size] for one, first in zip(lists, firsts, strict=True) if first + size < len(one)]
             is_last, end, size = not ends, min(ends, default=len(self._rows)), min(2 * size, _MOST)
@@ -247,7 +254,7 @@ class PopularItems:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """m rows to be filtered (`rules.filters.Filterable`): by their columns, and by their ids where these are known."""
+    """m rows to filter (`rules.filters.Filterable`): by their columns, and by their ids if known."""
 
     items: ItemRows
     attributes: AttributeRows
@@ -268,10 +275,10 @@ class _Rows:
 
 
 class _Choice:
-    """The first k of what comes by count that ids and a limit of each category allow."""
+    """The first k items by count that ids and a limit per category allow."""
 
     def __init__(self, k: int, denied: Set[str], withdrawn: bytearray, limit: int, total: float) -> None:
-        """withdrawn: by row. limit: of each category, 0 for none. total: what counts are shares of."""
+        """withdrawn: by row. limit: per category, 0 for none. total: the denominator of shares."""
         self.k, self.limit, self._denied, self._withdrawn, self._total = k, limit, denied, withdrawn, total
         self._taken = Counter[str]()
         self.full: set[str] = set()
@@ -282,7 +289,7 @@ class _Choice:
         return len(self.items) >= self.k
 
     def take(self, entries: Iterable[Entry]) -> None:
-        """Of those that come next by count."""
+        """Choose among the next items by count."""
         for negative, row, item_id, names in entries:
             if self._withdrawn[row] or item_id in self._denied:
                 continue
@@ -297,7 +304,7 @@ class _Choice:
 
 
 def near_names(name: str, known: Sequence[str]) -> list[str]:
-    """Of the first names, those that one may have meant: alike but for a few characters and for case."""
+    """Return the first similar names: equal up to a few characters and case."""
     folded = {one.casefold(): one for one in known[:_COMPARED]}
     return [folded[one] for one in get_close_matches(name.casefold(), folded, _NEAR)]
 

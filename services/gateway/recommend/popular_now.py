@@ -1,7 +1,7 @@
-"""What is popular in the stream, read from the state store every few seconds.
+"""Read the stream's popularity from the state store every few seconds.
 
-The encoder process counts it (`algorithms.items.popularity`). While the store is away, what was read last goes on
-to be answered: everything fades alike, so its order stays.
+The encoder process counts it (`algorithms.items.popularity`). If the store is unavailable, the last values stay in use:
+all counts fade equally, so their order stays.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ EVERY_S = 5.0
 
 
 class FollowedPopularity:
-    """`start`, then `close`. read: what is popular in each partition."""
+    """`start`, then `close`. read: returns each partition's popularity."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class FollowedPopularity:
         self._failure = ""
 
     def start(self) -> None:
-        """Read, and go on reading."""
+        """Read periodically."""
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def close(self) -> None:
@@ -49,7 +49,7 @@ class FollowedPopularity:
     async def look(self) -> None:
         """Read once. Raises: DependencyUnavailable."""
         partitions = await self._read()
-        # A catalogue's worth of sorting would hold the loop up.
+        # Sorting a catalogue would block the loop.
         await asyncio.to_thread(self._take, partitions, self._clock_ms())
 
     def _take(self, partitions: Sequence[Popularity], now_ms: int) -> None:
@@ -64,7 +64,7 @@ class FollowedPopularity:
             failure = ""
             try:
                 await self.look()
-            except Exception as exc:  # what nobody foresaw ends nothing either
+            except Exception as exc:  # unexpected errors must not end it either
                 failure = str(exc) or repr(exc)
             if failure and failure != self._failure:
                 log.warning("popularity_not_read", reason=failure)

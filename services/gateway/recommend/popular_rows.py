@@ -1,8 +1,8 @@
-"""Items by row, a place in the order of what training counted: the bundle's columns, and what the stream said since.
+"""Items by row, their rank by training count: the bundle's columns, and the stream's later changes.
 
-What the bundle says stays in its columns. New items come behind the bundle's, as they are heard of.
+The bundle's data stays in its columns. New items get rows after the bundle's, in order of arrival.
 
-Letters: n items of the bundle, m items asked for.
+Letters: n items of the bundle, m requested items.
 """
 
 from collections import Counter
@@ -17,20 +17,21 @@ from services.algorithms.item_table.ids import ItemIds
 from services.algorithms.item_table.strings import Indices
 from services.algorithms.rules.filters import Mask
 
-# What an interaction of training counts beside one of now (docs/decisions/057).
+# The weight of an interaction in training against a present one (docs/decisions/057).
 TRAINING_COUNTS = 0.03
 
 Rows = npt.NDArray[np.int32]
 Negatives = npt.NDArray[np.float64]
-# Negative of its count, row, id and the bundle's categories.
+# Negative count, row, id and the bundle's categories.
 Entry = tuple[float, int, str, tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class Now:
-    """What the stream speaks of, `total` in all: the negatives of counts and their rows, highest counts first, and both
-    by row. `first`: the first items of all; behind them come, of what training counted, rows from `after[0]` on, and
-    of these here, those from `after[1]` on."""
+    """The stream's counts, `total` in all: their negatives and rows, highest counts first, and both by row. first: the
+    first
+    items of all. After them come rows from `after[0]` on by training count, and these here from `after[1]` on.
+    """
 
     negatives: Negatives
     rows: Indices
@@ -42,7 +43,7 @@ class Now:
 
     @classmethod
     def of(cls, live: Mapping[int, float], trained: Negatives) -> "Now":
-        """live: what rows, which ascend, count; trained (m,): the negatives of what training counted of them."""
+        """live: counts by ascending row; trained (m,): the negatives of these rows' training counts."""
         rows = np.fromiter(live, np.int64, len(live))
         counts = np.fromiter(live.values(), np.float64, len(live))
         order = np.lexsort((rows, trained - counts))
@@ -50,19 +51,19 @@ class Now:
         return cls(negatives[order], rows[order], rows, negatives, float(counts.sum()))
 
     def places(self, rows: Indices) -> tuple[Mask, Indices]:
-        """Which of the rows the stream speaks of, and where in `ascending` those are."""
+        """Return which of the rows the stream counts, and their indices in `ascending`."""
         at = np.searchsorted(self.ascending, rows)
         is_here = np.append(self.ascending, -1)[at] == rows
         return is_here, at[is_here]
 
     def before(self, negative: float, row: int) -> int:
-        """How many come before a row of training's count."""
+        """Return how many come before a row with this training count."""
         first, last = (int(np.searchsorted(self.negatives, negative, side)) for side in ("left", "right"))
         return first + int(np.searchsorted(self.rows[first:last], row))
 
 
 class ItemRows:
-    """Ids, categories and training's counts by row: of the bundle's columns, and of what the stream said since."""
+    """Ids, categories and training counts by row: the bundle's columns, and the stream's later changes."""
 
     def __init__(
         self, item_ids: Iterable[str], counts: npt.NDArray[np.int64], categories: Sequence[Sequence[str]]
@@ -71,11 +72,11 @@ class ItemRows:
         self._counts, self.categories = counts, Categories.of(categories)
         self._codes = {name: code for code, name in enumerate(self.categories.names)}
         by_id = self._ids.strings.order()
-        # Which of the bundle's items is in each row, and the row of each.
+        # The bundle's item of each row, and its row of each item.
         self.order: Rows = by_id[np.argsort(-counts[by_id], kind="stable")].astype(np.int32)
         self.rank = np.empty_like(self.order)
         self.rank[self.order] = np.arange(len(self.order), dtype=np.int32)
-        # By row: categories where they are not the bundle's, and whether they are of one of its items.
+        # By row: categories that differ from the bundle's; and whether the row is one of its items.
         self.described: dict[int, tuple[str, ...]] = {}
         self._is_described = np.zeros(len(self.order), dtype=bool)
         self._new_ids: list[str] = []
@@ -85,12 +86,12 @@ class ItemRows:
         return len(self.order) + len(self._new_ids)
 
     def row(self, item_id: str) -> int:
-        """-1 for an unknown one."""
+        """Return the row, -1 for an unknown item."""
         bundled: int = self._ids.get(item_id, -1)
         return int(self.rank[bundled]) if bundled >= 0 else self._new_rows.get(item_id, -1)
 
     def put(self, row: int, item_id: str, names: tuple[str, ...]) -> tuple[str, ...]:
-        """The categories of a row from now on, which may be the one behind the last; return what they were."""
+        """Set the categories of a row, possibly the one after the last; return the old ones."""
         is_bundled = row < len(self.order)
         bundled = self.categories[int(self.order[row])] if is_bundled else ()
         before = self.described.get(row, bundled)
@@ -102,12 +103,12 @@ class ItemRows:
             if is_bundled:
                 self._is_described[row] = True
         if row == len(self):
-            self._new_ids.append(item_id)  # readers go through these
+            self._new_ids.append(item_id)  # readers iterate over these
             self._new_rows[item_id] = row
         return before
 
     def of_categories(self, rows: Indices, wanted: Set[str]) -> Mask:
-        """Which of m rows are of one of these categories: (m,)."""
+        """Return which of m rows have one of these categories: (m,)."""
         by_columns = (rows >= 0) & (rows < len(self.order))
         by_columns[by_columns] = ~self._is_described[rows[by_columns]]
         lists, codes = self.categories.lists.take(self.order[rows[by_columns]]), self._codes
@@ -119,7 +120,7 @@ class ItemRows:
         return passes
 
     def category_counts(self) -> Counter[str]:
-        """How many items each category has; it may be called while another thread puts items."""
+        """Return the number of items per category; other threads may put items meanwhile."""
         names = self.categories.names
         counted = np.bincount(self.categories.lists.codes, minlength=len(names))
         counts = Counter(dict(zip(names, counted.tolist(), strict=True)))
@@ -131,7 +132,7 @@ class ItemRows:
         return +counts
 
     def rows_of(self, item_ids: Sequence[str]) -> Indices:
-        """Of m items, -1 for an unknown one: (m,)."""
+        """Return the rows of m items, -1 for an unknown one: (m,)."""
         rows = self._ids.find(item_ids)
         bundled = rows >= 0
         rows[bundled] = self.rank[rows[bundled]]
@@ -149,21 +150,21 @@ class ItemRows:
         return [next(bundled) if row < size else new[row - size] for row in rows.tolist()]
 
     def bundled_names(self, rows: Indices) -> list[tuple[str, ...]]:
-        """The bundle's categories of each row; none of one that it has not."""
+        """Return the bundle's categories of each row; none for other rows."""
         items = np.full(len(rows), -1)
         is_bundled = (rows >= 0) & (rows < len(self.order))
         items[is_bundled] = self.order[rows[is_bundled]]
         return self.categories.of_rows(items)
 
     def names_of(self, rows: Indices) -> list[tuple[str, ...]]:
-        """Categories of each row; none of row -1."""
+        """Return the categories of each row; none for row -1."""
         names, described = self.bundled_names(rows), self.described
         if not described:
             return names
         return [described.get(row, one) for row, one in zip(rows.tolist(), names, strict=True)]
 
     def negatives(self, rows: Indices) -> Negatives:
-        """Of what training counted of each row: (m,)."""
+        """Return the negative training count of each row: (m,)."""
         counts = np.zeros(len(rows))
         is_bundled = rows < len(self.order)
         counts[is_bundled] = -TRAINING_COUNTS * self._counts[self.order[rows[is_bundled]]]

@@ -1,8 +1,9 @@
-"""The items that a state is answered with, and popular ones where there is none.
+"""Rank items for a state, and popular ones without one.
 
-Candidates alone find the k best. Where words widen the choice, or rules and limits look at more than the k best, a pool
-goes to the reranker; without it the first stage's order is answered. Words only widen the pool: the user's model orders
-it.
+Candidates alone find the k best. If words widen the choice, or rules and limits need more than the k best, a pool goes
+to the reranker; if that is unavailable, the first stage's order is answered. Words only widen the pool: the user's
+model
+orders it.
 """
 
 import asyncio
@@ -32,16 +33,18 @@ from services.gateway.stages import Limits, Stages, Work
 from services.gateway.validation import MAX_K
 
 MAX_POOL = 10_000
-# How often a pool is widened for an answer that limits left short. One more is rare on catalogues with 18 categories.
+# How often a pool is widened if limits leave an answer short. One more is rare on catalogues with 18 categories.
 MAX_WIDENINGS = 8
-# What each source of items by words is asked for, at least k.
+# Items requested of each source of items by words, at least k.
 WORDS_DEPTH = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rankings:
     """One per version set, called concurrently. tau: of the model's scores. cold_items: popular items are favoured for
-    who has had fewer than this."""
+    users
+    with fewer items than this.
+    """
 
     stages: Stages
     text: TextRetrieval
@@ -51,10 +54,10 @@ class Rankings:
     cold_items: int
 
     async def best(self, work: Work[RecommendQuery], state: PackedQueryState) -> Ranking | None:
-        """From candidates alone, unless words widen the choice or rules look at more than the k best."""
+        """Return the ranking of candidates alone, unless words widen the choice or rules need more than the k best."""
         query = work.query
         by_words: Sequence[str] = ()
-        # Category limits, diversity and caps choose among the pool: give them more to choose from.
+        # Category limits, diversity and caps choose among the pool: make it larger.
         chooses = query.max_per_category or query.diversity or any(rule.cap for rule in query.rules)
         size = max(self.limits.pool_size, query.k * (4 if chooses else 2)) + len(work.discounts)
         size = min(MAX_POOL, size)
@@ -69,10 +72,10 @@ class Rankings:
         return None if pool is None else await self._rank(work, state, pool, by_words, size)
 
     async def _searched(self, work: Work[RecommendQuery], state: PackedQueryState, k: int) -> Ranking | None:
-        """The k best, popular ones favoured where the person has had few items."""
+        """Return the k best, popular ones favoured for users with few items."""
         if work.num_had >= self.cold_items:
             return await self.stages.search(work, state, k)
-        # Whatever is left out item by item: a score does not depend on what else is not answered.
+        # Without item-by-item exclusions, which do not affect scores.
         popular = replace(work.query.filter, deny_item_ids=(), exclude_seen=False)
         favour = favours(self.popular.top(MAX_FAVOURED, popular, (), 0), self.tau)
         if not favour:
@@ -85,7 +88,7 @@ class Rankings:
     async def _propose(
         self, work: Work[RecommendQuery], state: PackedQueryState, wanted: ItemFilter, size: int
     ) -> Pool | None:
-        """What the first stage proposes of what is wanted, and what each rule needs of it."""
+        """Return the first stage's pool, with the items that each rule needs."""
         query = work.query
         if not query.rules:
             return await self.stages.propose(work, state, size, wanted)
@@ -97,13 +100,13 @@ class Rankings:
         return pool and with_own_pools(pool, [(rule, found) for (rule, _), found in zip(among, own, strict=True)])
 
     async def _find(self, work: Work[RecommendQuery]) -> Sequence[str]:
-        """What the request's words find, best first."""
+        """Return the items found by the request's words, best first."""
         query = work.query
         answers = await self.text.find(
             query.query,
             k=min(MAX_K, max(WORDS_DEPTH, query.k)),
             filter=without_seen(query.filter, work.seen.item_ids),
-            # The pool still has to be ranked.
+            # The pool must still be ranked.
             left_s=(work.left_s - self.limits.answer_reserve_s) * 2 / 3,
         )
         if any(answer.failed for answer in answers):
@@ -116,7 +119,7 @@ class Rankings:
     ) -> Ranking:
         query, wanted = work.query, work.query.filter
         if not pool.item_ids:
-            # The filter allows nothing that the index has.
+            # The filter allows no item of the index.
             return Ranking(items=(), index_version=pool.index_version, index_freshness=pool.index_freshness)
         rerank = partial(
             self.stages.rerank,
@@ -139,9 +142,9 @@ class Rankings:
             is_short = bool(is_limited) and len(ranking.items) < query.k and pool.bound != -math.inf
             if not is_short and (query.max_gap is None or ranking.certificate.proves(query.max_gap)):
                 return ranking
-            # A gap is proven by what is left out of everything wanted.
+            # A gap needs a bound on everything wanted.
             beside = with_room(wanted, ranking.items, query, self.popular) if is_short else query.filter
-            # Where no filter says what is full, a larger pool has to do.
+            # If no filter can exclude full groups, use a larger pool.
             if beside == wanted and size == MAX_POOL:
                 break
             size = size if is_short and beside != wanted else min(MAX_POOL, 4 * size)
@@ -152,11 +155,11 @@ class Rankings:
             longer = await rerank(_joined(joined, by_words))
             if longer is None or len(joined.item_ids) > MAX_POOL:
                 break
-            # A larger pool under the request's own filter speaks for itself.
+            # A larger pool under the request's own filter has its own bound.
             is_narrowed = beside != query.filter
             ranking = replace(longer, certificate=of_both(longer, ranking)) if is_narrowed else longer
             pool, wanted = joined, beside
-        # There may be more that the limits admit.
+        # The limits may admit more items.
         is_full = not is_limited or len(ranking.items) == query.k or pool.bound == -math.inf
         return ranking if is_full else replace(ranking, certificate=ESTIMATE)
 
@@ -165,7 +168,7 @@ class Rankings:
         work.mark(Degradation.POPULAR_FALLBACK)
         if not self.popular.knows_withdrawn:
             work.mark(Degradation.PARTIAL_CATALOGUE)
-        # Boosts and buries are in units of the model's scores; pins and caps are in none.
+        # Boosts and buries are in units of the model's scores; pins and caps are not.
         ruled = [rule for rule in query.rules if rule.pin or rule.cap]
         among = [query.filter, *filter(None, (searched_for(rule, query.filter) for rule in ruled))]
         most = 2 * query.k if ruled else query.k
@@ -178,8 +181,10 @@ class Rankings:
 
 
 def _joined(pool: Pool, by_words: Sequence[str]) -> Pool:
-    """The pool with what words found. Its bound stays true, since it speaks of all that the first stage left out; so
-    does a vote of 0, since every voted item is in the first stage's pool."""
+    """Return the pool with items found by words. Its bound stays valid, since it covers everything outside the first
+    stage's
+    pool; so does a vote of 0, since every voted item is in that pool.
+    """
     there = set(pool.item_ids)
     joining = [item_id for item_id in by_words if item_id not in there][: max(0, MAX_POOL - len(there))]
     if not joining:

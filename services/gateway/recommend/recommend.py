@@ -1,8 +1,9 @@
-"""Recommend: read the user's state, search, rerank where rules ask; at each failure take the next best way and say so.
+"""Recommend: read the user's state, search, rerank if rules need it; on a failure use the next fallback and mark the
+answer.
 
-The order of retreat: a state of the user (`request_states`), popular items; the reranker's order, then the first
-stage's (`rankings`). Who comes beyond the door's limit is answered popular items at once. It never fails for a
-dependency's sake: only a bad request or a spent deadline ends in an error. Knows ports, not processes.
+The order of fallbacks: a state of the user (`request_states`), then popular items; the reranker's order, then the first
+stage's (`rankings`). Requests beyond the gateway's concurrency limit get popular items at once. A failed dependency is
+never an error: only a bad request or an exceeded deadline is. Knows ports, not processes.
 """
 
 from collections.abc import Sequence
@@ -47,7 +48,7 @@ class Recommend:
     async def __call__(self, query: RecommendQuery) -> Recommendation:
         """Answer `query`.
 
-        Raises: InvalidRequest naming the field; DeadlineExceeded when the caller's time was spent on the way.
+        Raises: InvalidRequest with the field; DeadlineExceeded if the caller's time ran out.
         """
         asked_ms = now_ms()
         await in_turn(check_query, query, asked_ms, self.model.kinds)
@@ -71,7 +72,7 @@ class Recommend:
         return answer
 
     async def _ranked(self, work: Work[RecommendQuery], asked_ms: int) -> tuple[Ranking, FoundState]:
-        """The items, and the state that they are of; popular ones are of none."""
+        """Return the items and their state; popular items have none."""
         query, slot = work.query, admission.current.get()
         at_ms = asked_ms if query.as_of_ms is None else query.as_of_ms
         found = FoundState()
@@ -89,14 +90,14 @@ class Recommend:
                 if self.new_items.share or query.new_item_share:
                     ranking = await self.new_items.among(work, query_state, ranking, asked_ms)
                 return replace(ranking, searched_share=work.searched_share), found
-            # There is a state as fresh as the token says, and popular items are not answered from it.
+            # There is a state as fresh as the token, but popular items do not use it.
             token_failed(work)
         ranking = self.rankings.popular_items(work)
         work.absence_bucket = 0
         return replace(ranking, searched_share=work.searched_share), FoundState()
 
     async def _kept(self, work: Work[RecommendQuery], served: ServedList, query: RecommendQuery) -> Place | None:
-        """Where the next page begins, of a list that is kept for it."""
+        """Store a list for further pages; return the place of the next page."""
         if not query.page_depth or len(served.ranking.items) <= query.k or Degradation.BUSY in work.degradations:
             return None
         place = self.pages.begin(query.k, work.absence_bucket)
@@ -104,9 +105,9 @@ class Recommend:
         return place if is_kept else None
 
     async def _next_page(self, work: Work[RecommendQuery], asked_ms: int) -> Recommendation:
-        """The next items of a kept list that may still be answered.
+        """Return the next items of a stored list that are still served.
 
-        Raises: as `PageTokens.place`; PreconditionFailed for a list that has ended; DependencyUnavailable.
+        Raises: as `PageTokens.place`; PreconditionFailed for an expired list; DependencyUnavailable.
         """
         query = work.query
         place = self.pages.place(query.page_token, query.user_id)
@@ -139,7 +140,7 @@ class Recommend:
         source: str,
         first_position: int = 1,
     ) -> Recommendation:
-        """The first k items of what is served, as they go out."""
+        """Return the answer: the first k served items."""
         user_id, ranking = work.query.user_id, served.ranking
         items = ranking.items[:k]
         if work.query.not_again is not None and items:

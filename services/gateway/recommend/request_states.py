@@ -1,7 +1,7 @@
-"""The state that a request is answered from: the store's or one made of the request's history, as fresh as its token.
+"""Find a request's state: the store's or one made from the request's history, as fresh as its token.
 
-The order of retreat: a stored state that reflects the whole history, a state made of that history now, the stored state
-as it is. What was found also says what the person has seen, and what was shown to them lately.
+The order of fallbacks: a stored state of the whole history, a state made from that history now, an older stored state.
+The result also has the items that the user has seen, and recent exposures.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from services.user_state.values import StoredState, UserView
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestStates:
-    """One per version set, called concurrently. Each call notes on the request's `Work` what it found."""
+    """One per version set, called concurrently. Each call records its findings in the request's `Work`."""
 
     stages: Stages
     tokens: TokenWaits
@@ -43,7 +43,7 @@ class RequestStates:
     preferences: Preferences
 
     async def find(self, work: Work[RecommendQuery], *, asked_ms: int, at_ms: int) -> FoundState:
-        """The request's state, with what was shown before noted. at_ms: as of when it is asked, Unix milliseconds."""
+        """Return the request's state, and record earlier exposures. at_ms: the time of the state, Unix milliseconds."""
         query = work.query
         if query.not_again is not None or (query.user_id and self.preferences.impression_discount):
             await self._read_shown(work, asked_ms)
@@ -52,7 +52,7 @@ class RequestStates:
         return await self._of_store(work)
 
     async def _read_shown(self, work: Work[RecommendQuery], asked_ms: int) -> None:
-        """Leave out what is not to come again, and take discounts for what was seen."""
+        """Exclude items not to be repeated, and read the discounts of impressions."""
         preferences, asked = self.preferences, work.query.not_again
         wanted = {} if asked is None else {ANSWERS: MAX_ANSWERS}
         if preferences.impression_discount:
@@ -74,20 +74,20 @@ class RequestStates:
             )
 
     async def _of_store(self, work: Work[RecommendQuery]) -> FoundState:
-        """The state that the stream made; made of the stored history where this model's does not reflect all of it."""
+        """Return the stream's state, or one made from the stored history if this model's does not reflect all of it."""
         view = await self._read_user(work)
         if view is None:
             return FoundState()
         found = await self.stages.find_state(work, view)
         if not found.answered:
-            # The store or the encoder: there may be more to know than popular items tell.
+            # Store or encoder failed: there may be events that popular items do not reflect.
             token_failed(work)
         if not found.is_whole:
             _token_behind(work, found.stored)
         return found
 
     async def _of_history(self, work: Work[RecommendQuery], history: tuple[HistoryEvent, ...]) -> FoundState:
-        """The state of the request's own history; the stored one, marked, when it can't be computed."""
+        """Return the state of the request's own history; the stored one, marked, if it can't be computed."""
         if work.query.user_id:
             view, encoded = await asyncio.gather(self._read_user(work), self.stages.encode(work, history))
         else:
@@ -109,7 +109,7 @@ class RequestStates:
         return FoundState()
 
     async def _read_user(self, work: Work[RecommendQuery]) -> UserView | None:
-        """The user's view, waiting for the token where there is one; None when the store does not answer."""
+        """Return the user's view, after waiting for a token; None if the store does not answer."""
         token = work.query.token
         partition = None if token is None else token.partition
         view = await self.stages.read_user(work, with_seen=True, partition=partition)
@@ -132,9 +132,10 @@ class RequestStates:
         return view
 
     async def _wait_for(self, work: Work[RecommendQuery], view: UserView, token: FreshnessToken) -> UserView | None:
-        """Wait until the token is reached, its epoch is gone, or the time for waiting is up; then read again.
+        """Wait until the token is reached, its epoch is gone, or the time for waiting is over; then read again.
 
-        Not while the log is unreachable, when nothing new is applied: the call would need nearly all of its time.
+        Without waiting if the log is unreachable: nothing new is applied, and the call would use nearly all of its
+        time.
         """
         began = time.monotonic()
         until = work.deadline - self.limits.token_reserve_s
@@ -146,14 +147,14 @@ class RequestStates:
 
 
 def token_failed(work: Work[RecommendQuery]) -> None:
-    """The answer does not honour the request's token, where it has one."""
+    """Mark that the answer does not honour the request's token, if it has one."""
     if work.query.token is not None:
         work.token_honoured = False
         work.mark(Degradation.TOKEN_NOT_HONOURED)
 
 
 def _token_behind(work: Work[RecommendQuery], state: StoredState | None) -> None:
-    """The state is older than the watermark that the token was judged by: its own position decides."""
+    """The state is older than the watermark compared with the token: its own position decides."""
     token = work.query.token
     if token is None:
         return

@@ -1,8 +1,8 @@
-"""Pools for rules: what a boost or a pin names may lie far behind the pool, and is searched for by itself. And limits,
-caps and pins where the reranker does not apply them.
+"""Pools for rules: items of a boost or a pin may be outside the pool, so they get a separate search. Also limits, caps
+and
+pins if the reranker does not apply them.
 
-The bounds of these searches say how much what was left out could score with its boosts
-(`algorithms.rules.ranking_rules`).
+The bounds of these searches limit the scores of omitted items with their boosts (`algorithms.rules.ranking_rules`).
 """
 
 import math
@@ -20,8 +20,10 @@ from services.gateway.recommend.popular import PopularItems
 
 
 def searched_for(rule: Rule, wanted: ItemFilter) -> ItemFilter | None:
-    """The items that a rule needs in the pool: those that it lifts, or those that are left beside what it holds down;
-    None where no filter says it (then the pool has to do)."""
+    """Return the filter of the items that a rule needs in the pool: those it lifts, or those left besides the buried
+    ones; None
+    if no filter can express it (then the pool must suffice).
+    """
     which = rule.which
     if rule.boost or rule.pin:
         allowed = which.allow_item_ids or wanted.allow_item_ids
@@ -30,7 +32,7 @@ def searched_for(rule: Rule, wanted: ItemFilter) -> ItemFilter | None:
             allowed = tuple(item_id for item_id in allowed if item_id in there)
             if not allowed:
                 return None
-        # An item of both lists of categories: the reranker decides about the request's.
+        # An item needs both lists of categories: the reranker applies the request's.
         categories = which.allow_categories or wanted.allow_categories
         where = (*wanted.where, *which.where)
         return replace(wanted, allow_item_ids=allowed, allow_categories=categories, where=where)
@@ -44,9 +46,9 @@ def searched_for(rule: Rule, wanted: ItemFilter) -> ItemFilter | None:
 
 
 def with_own_pools(pool: Pool, own: Sequence[tuple[Rule, Pool | None]]) -> Pool:
-    """The pool with what was searched for rules, and a bound that holds with boosts, in the pool's units.
+    """Return the pool with the rules' search results, and a bound valid with boosts, in the pool's units.
 
-    A search that gave nothing, or of another version of the index, leaves no proof where the rule adds something.
+    A failed search, or one of another index version, leaves no proof if the rule adds to scores.
     """
     boosts: list[tuple[float, float | None]] = []
     joined = pool
@@ -60,7 +62,7 @@ def with_own_pools(pool: Pool, own: Sequence[tuple[Rule, Pool | None]]) -> Pool:
 
 
 def with_items_of(pool: Pool, other: Pool) -> Pool:
-    """The pool, then what only the other one has."""
+    """Return the pool, then the other one's further items."""
     there = set(pool.item_ids)
     rows = [row for row, item_id in enumerate(other.item_ids) if item_id not in there]
     return replace(
@@ -74,8 +76,10 @@ def with_items_of(pool: Pool, other: Pool) -> Pool:
 def with_room(
     wanted: ItemFilter, answer: Sequence[ScoredItem], query: RecommendQuery, popular: PopularItems
 ) -> ItemFilter:
-    """Of what is wanted that for which category limits and caps leave room beside the answer; a cap that no filter can
-    say is left out."""
+    """Return a filter of wanted items for which category limits and caps leave room besides the answer; caps that no
+    filter can
+    express are left out.
+    """
     item_ids = [item.item_id for item in answer]
     categories: list[str] = []
     if query.max_per_category:
@@ -98,7 +102,7 @@ def with_room(
 def rescored(
     items: Sequence[ScoredItem], query: RecommendQuery, discounts: Mapping[str, float], popular: PopularItems
 ) -> list[ScoredItem]:
-    """The items with boosts, buries and discounts in their scores, best first."""
+    """Return the items with boosts, buries and discounts in their scores, best first."""
     item_ids = [item.item_id for item in items]
     rules = [rule for rule in query.rules if rule.boost or rule.bury]
     moving = list(zip(rules, popular.named(item_ids, [rule.which for rule in rules]), strict=True))
@@ -113,7 +117,7 @@ def rescored(
 def within_rules(
     items: Sequence[ScoredItem], k: int, query: RecommendQuery, popular: PopularItems, *, pins: bool = True
 ) -> list[ScoredItem]:
-    """The first k of the items, best first, that category limits and caps admit, and pins at their positions."""
+    """Return the first k items, best first, that category limits and caps admit, with pins at their positions."""
     item_ids = [item.item_id for item in items]
     rules = [rule for rule in query.rules if rule.cap or rule.pin]
     masks = list(zip(rules, popular.named(item_ids, [rule.which for rule in rules]), strict=True))
@@ -129,7 +133,7 @@ def within_rules(
 
 
 def _bound(pool: Pool, boosts: Sequence[tuple[float, float | None]]) -> float | None:
-    """Boosts add to final scores, which are `model_share` of similarities where there are votes."""
+    """Boosts add to final scores, which with votes are `model_share` of similarities."""
     if not boosts or pool.bound is None:
         return pool.bound
     share = pool.model_share if pool.votes else 1.0

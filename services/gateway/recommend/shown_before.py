@@ -1,9 +1,9 @@
-"""What a user was shown lately, and what follows: items left out for a while, and scores that impressions lower.
+"""A user's recent exposures and their effects: items left out for a while, and scores lowered by impressions.
 
-An impression takes d from its item's score for that person, half of it after a half-life, a quarter after two. It never
-counts as liking, and other people's scores do not change. The order stays exact: of the K + |S| best, where S are the
-items with a discount, the best K after discounts are the best K of the whole catalogue, since K of those K + |S| have
-none and whatever was left out scores below them.
+An impression subtracts d from its item's score for that user, half of it after a half-life, a quarter after two. It is
+not feedback, and other users' scores do not change. The order stays exact: let S be the items with a discount. Of the
+K + |S| best, the best K after discounts are the best K of the whole catalogue, since K of them have no discount and all
+omitted items score below them.
 """
 
 from collections import Counter
@@ -16,15 +16,15 @@ from services.gateway.domain import NotAgain, Ranking
 MAX_ANSWERS, MAX_ITEMS_OF_ANSWER = 50, 200
 ANSWERS_KEPT_S = 24 * 3600
 MAX_IMPRESSIONS = 100
-# The most items that a person has discounts for, the latest; the answer is searched that much deeper.
+# The most discounted items of a user, the latest; the search is deeper by this number.
 MAX_DISCOUNTED = 1_000
-# Then a discount is below a thousandth.
+# After these a discount is below a thousandth.
 HALF_LIVES_KEPT = 10
 _TIME_BYTES = 6
 
 
 def packed_items(shown_ms: int, item_ids: Iterable[str]) -> bytes:
-    """An entry: Unix milliseconds, and what was shown."""
+    """Return an entry: Unix milliseconds, and the shown items."""
     return shown_ms.to_bytes(_TIME_BYTES, "big") + "\0".join(item_ids).encode()
 
 
@@ -33,7 +33,7 @@ def _unpacked(entry: bytes) -> tuple[int, list[str]]:
 
 
 def not_again(entries: Sequence[bytes], asked: NotAgain, now_ms: int) -> list[str]:
-    """The items to leave out, of entries that are newest first."""
+    """Return the items to leave out. entries: newest first."""
     found: dict[str, None] = {}
     for number, (shown_ms, item_ids) in enumerate(map(_unpacked, entries)):
         if number < asked.answers or now_ms - shown_ms < asked.minutes * 60_000:
@@ -42,9 +42,9 @@ def not_again(entries: Sequence[bytes], asked: NotAgain, now_ms: int) -> list[st
 
 
 def discounts_of(entries: Sequence[bytes], now_ms: int, *, discount: float, half_life_s: float) -> dict[str, float]:
-    """By item what its impressions take from its score: discount · Σ 2^(-age / half-life). entries: newest first."""
+    """Return, by item, the discount of its impressions: discount · Σ 2^(-age / half-life). entries: newest first."""
     found: Counter[str] = Counter()
-    # An impression that was sent again made an equal entry.
+    # A repeated impression has an equal entry.
     for shown_ms, item_ids in map(_unpacked, dict.fromkeys(entries)):
         if len(found) >= MAX_DISCOUNTED:
             break

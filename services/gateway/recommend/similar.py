@@ -1,7 +1,8 @@
-"""Similar: the items most like one item, without what the user has seen where there is one.
+"""Similar: the items most similar to one item, without the user's seen items if there is a user.
 
-An answer is whole or an error, but for one thing: where the state store does not answer, seen items may be in it, and
-it says so. Knows ports, not processes.
+An answer is complete or an error, with one exception: if the state store does not answer, it may contain seen items,
+and
+is marked. Knows ports, not processes.
 """
 
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ from services.platform.large_requests import in_turn
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Similar:
-    """The handler; one per process, called concurrently. `titles`: as they are known by now."""
+    """The handler; one per process, called concurrently. titles: live."""
 
     ports: Ports
     stages: Stages
@@ -27,8 +28,10 @@ class Similar:
     limits: Limits
 
     async def __call__(self, query: SimilarQuery) -> SimilarAnswer:
-        """Raises: InvalidRequest naming the field; NotFound for an item that no index serves; the error of candidates
-        where they did not answer; DeadlineExceeded."""
+        """Raises: InvalidRequest with the field; NotFound for an item that no index serves; the error of candidates
+        that did not
+        answer; DeadlineExceeded.
+        """
         work = Work.begin(query, budget_s=self.limits.budget_s)
         await in_turn(check_similar, query, self.model.kinds)
         leaves_out_seen = bool(query.user_id) and query.filter.exclude_seen

@@ -1,4 +1,4 @@
-"""Rules that hold for more than one request: the operator's, for all answers, and those of experiments' arms."""
+"""Rules of more than one request: the operator's, for all answers, and those of experiments' arms."""
 
 from pathlib import Path
 
@@ -13,8 +13,10 @@ from services.platform.errors import InvalidRequest
 
 
 def standing_rules(file: Path | None, kinds: Kinds) -> list[Rule]:
-    """The rules of FRESHET_GATEWAY_RULES, none without a file. Raises: ConfigError naming file, rule, key and what is
-    allowed."""
+    """Return the rules of FRESHET_GATEWAY_RULES, none without a file. Raises: ConfigError with file, rule, key and what
+    is
+    allowed.
+    """
     if file is None:
         return []
     try:
@@ -29,7 +31,7 @@ def standing_rules(file: Path | None, kinds: Kinds) -> list[Rule]:
 
 
 def check_arms(kinds: Kinds, one: Experiment) -> None:
-    """Raise InvalidRequest for the first rule of an arm that breaks its limit, or that these kinds do not allow."""
+    """Raises: InvalidRequest for the first rule of an arm that breaks its limit, or that these kinds do not allow."""
     for number, arm in enumerate(one.arms):
         for position, rule in enumerate(arm.rules):
             check_rule(rule, f"arms[{number}].rules[{position}]", kinds)

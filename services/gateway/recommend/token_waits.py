@@ -1,4 +1,4 @@
-"""Calls that wait for their freshness tokens: one reading of the state store tells all who wait for a partition."""
+"""Waiting for freshness tokens: one read of the state store serves all that wait for a partition."""
 
 import asyncio
 import time
@@ -19,7 +19,7 @@ class _Waiter:
 
 
 class TokenWaits:
-    """One per process, for one event loop. read: a user with the partition's watermark, None: no answer."""
+    """One per process, for one event loop. read: returns a user with the partition's watermark, None without answer."""
 
     def __init__(self, read: Callable[[str, int], Awaitable[UserView | None]], *, poll_s: float) -> None:
         self._read, self._poll_s = read, poll_s
@@ -27,8 +27,10 @@ class TokenWaits:
         self._pollers: set[asyncio.Task[None]] = set()
 
     async def wait(self, user_id: str, token: FreshnessToken, until: float) -> bool:
-        """Return once the token is reached, its epoch is gone, the store does not answer, or it is `until` (monotonic
-        clock); whether there was time to wait at all."""
+        """Return when the token is reached, its epoch is gone, the store does not answer, or at `until` (monotonic
+        clock). The
+        result: whether there was time to wait.
+        """
         if time.monotonic() + self._poll_s >= until:
             return False
         loop = asyncio.get_running_loop()
@@ -65,5 +67,5 @@ class TokenWaits:
 
 
 def is_reached(view: UserView, token: FreshnessToken) -> bool:
-    """Whether the store has applied what the token stands for."""
+    """Whether the store has applied the token's event."""
     return view.epoch == token.epoch and view.watermark is not None and view.watermark >= token.offset

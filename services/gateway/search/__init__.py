@@ -1,1 +1,1 @@
-"""Search by words: every source at once, one list."""
+"""Search by words: every source at once, one fused list."""

@@ -1,8 +1,7 @@
-"""Search: every source of items by words at once, fused by rank, ordered for a user where one is given.
+"""Search: every source of items by words at once, fused by rank, ordered for a user if one is given.
 
-A source that is away costs its share of the answer, never the answer; only when none of them answered is there an
-error. Nor does a user's state that can't be had: the answer is then everybody's, and says so. Knows ports, not
-processes.
+An unavailable source loses only its part of the answer; it is an error only if no source answered. Without a user's
+state the answer is not personal, and is marked. Knows ports, not processes.
 """
 
 import asyncio
@@ -23,19 +22,20 @@ from services.gateway.validation import MAX_K, check_search
 from services.platform.large_requests import in_turn
 from services.user_state.values import UserView
 
-# What each source is asked for, at least twice k: an item that two sources rank middling can win. Deeper, items that
-# all sources rank low push out what one knows: on 500 pseudo queries over MovieLens-1M's titles, MRR@10 of the fused
-# answer is .759 with 100, .792 with 50, .825 with 30, .850 with 20.
+# Items requested of each source, at least twice k, since an item of middle rank in two sources can win. With larger
+# depths, items of low rank in all sources push out known ones: on 500 pseudo queries over MovieLens-1M's titles, MRR@10
+# of
+# the fused answer is .759 with 100, .792 with 50, .825 with 30, .850 with 20.
 DEPTH = 30
-# How much of what was found the user's model orders, at least k.
+# Number of found items that the user's model orders, at least k.
 PERSONAL_POOL = 200
-# So many of the items that the user had last may be what they look for again.
+# Number of the user's last items that they may be looking for again.
 RECENT = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
-    """The handler; one per process, called concurrently. `titles`: as they are known by now."""
+    """The handler; one per process, called concurrently. titles: live."""
 
     stages: Stages
     text: TextRetrieval
@@ -48,14 +48,15 @@ class Search:
     async def __call__(self, query: SearchQuery) -> SearchAnswer:
         """Answer `query`.
 
-        Raises: InvalidRequest naming the field; DependencyUnavailable with the reasons when no source answered (another
-        error of the tree when all of them failed alike); DeadlineExceeded when the caller's time was spent on the way.
+        Raises: InvalidRequest with the field; DependencyUnavailable with the reasons if no source answered (another
+        error of
+        the tree if all of them failed alike); DeadlineExceeded if the caller's time ran out.
         """
         work, asked_ms = Work.begin(query, budget_s=self.limits.budget_s), now_ms()
         await in_turn(check_search, query, self.model.kinds)
         view = None
         if query.user_id and query.filter.exclude_seen:
-            # What was seen acts inside the sources, so that it never starves the answer: it has to be known first.
+            # Seen items are excluded inside the sources, so that the answer stays full: they must be known first.
             view = await self._read_user(work, with_seen=True)
         answers, state = await asyncio.gather(self._find(work), self._state(work, view, asked_ms))
         if all(answer.hits is None for answer in answers):
@@ -117,7 +118,7 @@ class Search:
         )
 
     async def _state(self, work: Work[SearchQuery], view: UserView | None, asked_ms: int) -> PackedQueryState | None:
-        """The user's query state as Recommend finds it; None where there is none, or it could not be had (marked)."""
+        """Return the user's query state as in Recommend; None if there is none, or it is unavailable (marked)."""
         if not work.query.user_id:
             return None
         if view is None and not work.query.filter.exclude_seen:
@@ -139,10 +140,11 @@ class Search:
     async def _order(
         self, work: Work[SearchQuery], state: PackedQueryState | None, fused: Sequence[Fused]
     ) -> tuple[Ranking | None, SourceTime]:
-        """The best of what was found in the order of the user's model; items that it does not know are left out.
+        """Return the best found items in the order of the user's model; items unknown to it are left out.
 
-        First come those that the user had lately, as words order them: a model ranks what is taken next, and who had
-        something and looks for words that find it most likely looks for it again.
+        The user's recent items come first, in the order of the words: a model ranks what is taken next, but a user who
+        searches
+        for an item they had most likely wants it again.
         """
         if state is None:
             return None, SourceTime(source=PERSONAL, milliseconds=0.0, failure="there is no state of the user")

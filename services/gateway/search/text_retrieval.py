@@ -1,7 +1,7 @@
-"""Asks every source of items by words in one call, each source behind a breaker of its own.
+"""Ask every source of items by words in one call, with a circuit breaker per source.
 
-A source that is not loaded is no failure: it says so and the others' answer is whole. One that is loaded and did not
-answer is named with the reason. Search fuses what was found; Recommend takes it into its pool.
+A source that is not loaded is no failure: the others' answer is complete. A loaded one that did not answer is reported
+with the reason. Search fuses the results; Recommend adds them to its pool.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from services.platform.errors import DeadlineExceeded, DependencyUnavailable, Fr
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceAnswer:
-    """What one source said: its hits, or None with the error."""
+    """One source's answer: its hits, or None with the error."""
 
     source: str
     milliseconds: float
@@ -28,12 +28,12 @@ class SourceAnswer:
 
     @property
     def failed(self) -> bool:
-        """Whether a source that is loaded did not answer."""
+        """Whether a loaded source did not answer."""
         return self.error is not None and not isinstance(self.error, PreconditionFailed)
 
     @property
     def time(self) -> SourceTime:
-        """For the answer's provenance."""
+        """Return its time for the answer's provenance."""
         failure = "" if self.error is None else self.error.message
         return SourceTime(source=self.source, milliseconds=self.milliseconds, failure=failure)
 
@@ -46,9 +46,9 @@ class TextRetrieval:
         self._breakers = {name: Breaker(f"text source {name}", open_seconds=limits.breaker_s) for name in SOURCES}
 
     async def find(self, query: str, *, k: int, filter: ItemFilter, left_s: float) -> list[SourceAnswer]:
-        """Every source's answer, in the order of SOURCES; never raises an error of the tree.
+        """Return every source's answer, in the order of SOURCES; never raises an error of the tree.
 
-        left_s: what the caller's deadline leaves for this.
+        left_s: the caller's remaining time.
         """
         began = time.monotonic()
         timeout_s = min(self._timeout_s, left_s)
@@ -70,7 +70,7 @@ class TextRetrieval:
                 self._breakers[source].end(exc, probe=probe, patient=patient)
             raise
         for source, probe in probes.items():
-            # A source that is there and has nothing to search in is no outage.
+            # A source without a part to search is no outage.
             error = _error(said[source])
             outage = None if isinstance(error, PreconditionFailed) else error
             self._breakers[source].end(outage, probe=probe, patient=patient)
@@ -105,7 +105,7 @@ def _error(answer: SourceHits | FreshetError) -> FreshetError | None:
 
 
 def no_source(answers: Sequence[SourceAnswer]) -> FreshetError:
-    """The error of an answer that no source contributed to: their own where they agree, else UNAVAILABLE."""
+    """Return the error of an answer without sources: their common one, else UNAVAILABLE."""
     errors = [answer.error for answer in answers if answer.error is not None]
     reasons = "; ".join(dict.fromkeys(error.message for error in errors))
     kinds = {type(error) for error in errors if not isinstance(error, PreconditionFailed)} or {PreconditionFailed}
@@ -114,7 +114,7 @@ def no_source(answers: Sequence[SourceAnswer]) -> FreshetError:
 
 
 def without_seen(wanted: ItemFilter, seen: Sequence[str]) -> ItemFilter:
-    """The filter for sources that know no users: what was seen is denied by id, where it is to be left out."""
+    """Return the filter for sources that know no users: seen items to be excluded are denied by id."""
     if not wanted.exclude_seen or not seen:
         return wanted
     return replace(wanted, deny_item_ids=(*wanted.deny_item_ids, *seen))

@@ -1,1 +1,1 @@
-"""Which version set answers whom, and the one asked beside it."""
+"""Which version set answers which user, and the shadow."""

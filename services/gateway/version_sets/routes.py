@@ -1,8 +1,8 @@
-"""Which version set answers whom: the sets that this gateway holds, and the operator's newest record of them.
+"""Route users to version sets: this gateway's sets, by the operator's newest record.
 
-A request is a set's from its first step to its last, so no answer mixes two. A set that cannot be held here (its bundle
-is not there, say) answers nobody: its users get the gateway's own set, and `report` says why. Knows handlers, not what
-they are made of.
+A request uses one set from start to end, so no answer mixes two. A set that cannot be opened here (for example without
+its bundle) answers nobody: its users get the gateway's own set, and `report` gives the reason. Knows handlers, not
+their parts.
 """
 
 import asyncio
@@ -23,12 +23,12 @@ from services.platform.errors import FreshetError, InvalidRequest
 
 log = structlog.get_logger()
 
-# What is under way when a set goes has so long to end: more than any call takes.
+# Grace period for in-flight calls of a retired version set: longer than any call.
 _GRACE_S = 5.0
 
 
 async def _nothing() -> None:
-    """What there is to close of a set whose parts the process closes itself."""
+    """Do nothing: the process closes this set's parts."""
 
 
 async def _no_problem() -> str:
@@ -37,8 +37,10 @@ async def _no_problem() -> str:
 
 @dataclass(eq=False, kw_only=True, slots=True)
 class Held:
-    """A set as this gateway holds it. shadowed: answers without a trace. check: why its processes do not answer for its
-    model ("": they do). answered: Recommends that went out."""
+    """A set open in this gateway. shadowed: answers without side effects. check: returns why its processes do not serve
+    its
+    model ("" if they do). answered: number of answered Recommends.
+    """
 
     handlers: Handlers
     model_version: str
@@ -51,7 +53,7 @@ class Held:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SetReport:
-    """A set of the record, as it stands here. problem: "" where it is ready."""
+    """A set of the record and its state here. problem: "" if it is ready."""
 
     of: VersionSet
     problem: str
@@ -61,8 +63,10 @@ class SetReport:
 
 @dataclass(eq=False, kw_only=True)
 class Routes:
-    """own: the set that the process was started with. open_set: makes another one ready to answer. check: raises
-    InvalidRequest for an experiment that the own model cannot answer by."""
+    """own: the set of the process's settings. open_set: opens another one. check: raises InvalidRequest for an
+    experiment that
+    the own model cannot apply.
+    """
 
     own: Held
     open_set: Callable[[VersionSet], Awaitable[Held]]
@@ -76,7 +80,7 @@ class Routes:
     _closing: set[asyncio.Task[None]] = field(default_factory=set, init=False)
 
     def of(self, user_id: str) -> Held:
-        """The set that answers this user ("": nobody)."""
+        """Return the set that answers this user ("": nobody)."""
         if self.sets is None:
             return self.own
         return self._held.get(self.sets.set_for(user_id), self.own)
@@ -84,10 +88,11 @@ class Routes:
     def assigned(
         self, user_id: str, context: Mapping[str, str] = MappingProxyType({}), forced: Mapping[str, str] | None = None
     ) -> tuple[Held, tuple[Assignment, ...]]:
-        """The set that answers a request, and its arms. An arm whose set is not held here is left out: the request does
-        not get it, so its exposure must not name it.
+        """Return the set of a request, and its arms. An arm whose set is not open here is left out: the request does
+        not get it,
+        so its exposure must not name it.
 
-        Raises: InvalidRequest for forced arms that cannot be.
+        Raises: InvalidRequest for impossible forced arms.
         """
         held, kept = self.of(user_id), []
         for one in self.experiments.assigned(user_id, context, forced):
@@ -98,11 +103,11 @@ class Routes:
         return held, tuple(kept)
 
     def set_of(self, arm: Arm, default: Held) -> Held | None:
-        """The set that answers an arm's users; None: it is not held here."""
+        """Return the set of an arm's users; None if it is not open here."""
         return self._held.get(arm.version_set) if arm.version_set else default
 
     def apply_experiments(self, experiments: Experiments) -> None:
-        """Go by these from now on. One that runs and cannot be answered by is left out, and logged."""
+        """Apply these experiments from now on. A running one that cannot be applied is left out, and logged."""
         kept = dict(experiments.experiments)
         for one in experiments.running:
             try:
@@ -114,28 +119,28 @@ class Routes:
 
     @property
     def serving(self) -> Held:
-        """The set that answers where no user's share is asked for."""
+        """Return the default set, independent of users' shares."""
         return self.of("")
 
     @property
     def others(self) -> Sequence[Held]:
-        """Held beside the serving one."""
+        """Return the open sets besides the serving one."""
         serving = self.serving
         return [held for held in self._held.values() if held is not serving]
 
     def answered(self, held: Held, query: RecommendQuery, answer: Recommendation) -> None:
-        """A Recommend went out."""
+        """Record an answered Recommend."""
         held.answered += 1
         if self._shadow is not None and held is not self._held.get(self._shadow.name):
             self._shadow.beside(query, answer)
 
     def took(self, user_id: str, item_id: str) -> None:
-        """A person took an item."""
+        """Record that a user took an item."""
         if self._shadow is not None:
             self._shadow.took(user_id, item_id)
 
     async def apply(self, sets: VersionSets) -> None:
-        """Go by this record from now on. What of it cannot be held here is left out and reported."""
+        """Apply this record from now on. Sets that cannot be opened here are left out and reported."""
         held: dict[str, Held] = {}
         problems: dict[str, str] = {}
         for name, one in sets.sets.items():
@@ -151,7 +156,7 @@ class Routes:
                     problems[name] = str(exc)
                     log.error("version_set_not_held", set=name, reason=str(exc))
         gone = [one for one in self._held.values() if one is not self.own and one not in held.values()]
-        # One assignment each, without a wait between them: a request sees the old record or this one.
+        # Assigned without awaiting in between: a request sees the old record or this one.
         self._held, self._problems, self.sets = held, problems, sets
         old, self._shadow = self._shadow, self._shadow_of(sets)
         if old is not None and old is not self._shadow:
@@ -162,7 +167,7 @@ class Routes:
             task.add_done_callback(self._closing.discard)
 
     async def report(self) -> list[SetReport]:
-        """Every set of the record, asked now."""
+        """Return the present state of every set of the record."""
         sets = self.sets or VersionSets.of_one(own_set(self.own.model_version))
         names = list(sets.sets)
         problems = await asyncio.gather(*(self._problem(name) for name in names))
@@ -177,7 +182,7 @@ class Routes:
         ]
 
     async def close(self) -> None:
-        """Close what was opened here."""
+        """Close the sets opened here."""
         if self._shadow is not None:
             await self._shadow.close()
         await asyncio.gather(*self._closing)
@@ -202,5 +207,5 @@ class Routes:
 
 
 def own_set(model_version: str) -> VersionSet:
-    """The set of a gateway that no operator has said anything of."""
+    """Return the set of a gateway without an operator's record."""
     return VersionSet(name=model_version, model_version=model_version, bundle="")

@@ -1,5 +1,6 @@
-"""A set that is asked beside the one that answers, and what its answers would have been: outside the caller's deadline,
-bounded, and without a trace in exposures, pages or the figures of the gateway."""
+"""The shadow: a second set that is called in addition to the answering one, and a comparison of the answers. It runs
+outside the caller's deadline, bounded, and without effect on exposures, pages or the gateway's metrics.
+"""
 
 import asyncio
 import contextvars
@@ -16,16 +17,18 @@ from services.platform.errors import FreshetError
 
 log = structlog.get_logger()
 
-# Under way at once: a shadow takes what is left of the machine, and no more.
+# Limit of concurrent calls: a shadow only uses spare capacity.
 MAX_UNDER_WAY = 2
-# People whose next interaction is waited for, and newest answers whose times are kept.
+# Number of users whose next interaction is awaited, and of newest answers whose times are stored.
 MAX_WAITING, MAX_TIMES = 10_000, 2_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShadowReport:
-    """Sums since the shadow began. overlap: of k items, those in both; score_shift: of the best item's score, the
-    shadow's less the answer's; both means. taken: what these people took next, and how many of it each answer had."""
+    """Sums since the shadow began. overlap: of k items, those in both; score_shift: the shadow's best score less the
+    answer's;
+    both are means. taken: what these users took next, and how many of it each answer had.
+    """
 
     requests: int
     skipped: int
@@ -41,7 +44,7 @@ class ShadowReport:
 
 @dataclass(slots=True)
 class _Sums:
-    """What a `ShadowReport` is made of; times: milliseconds of the newest answers."""
+    """The sums of a `ShadowReport`; times: milliseconds of the newest answers."""
 
     requests: int = 0
     compared: int = 0
@@ -55,7 +58,7 @@ class _Sums:
     times: list[float] = field(default_factory=list)
 
     def compare(self, answer: Recommendation, shadowed: Recommendation, took_ms: float) -> None:
-        """Both answered."""
+        """Compare two answers."""
         self.times = [*self.times[-MAX_TIMES:], took_ms]
         self.compared += 1
         self.overlap += len(_item_ids(answer) & _item_ids(shadowed)) / max(1, len(answer.items), len(shadowed.items))
@@ -79,7 +82,7 @@ class _Sums:
 
 
 class Shadow:
-    """Asks `ask` beside a share of requests. For one event loop."""
+    """Calls `ask` for a share of requests. For one event loop."""
 
     def __init__(
         self,
@@ -97,13 +100,13 @@ class Shadow:
         self._sums = _Sums()
 
     def beside(self, query: RecommendQuery, answer: Recommendation) -> None:
-        """An answer went out: perhaps the shadow is asked the same. Pages of a kept list ask nobody."""
+        """Perhaps ask the shadow the same after an answer. Pages of a stored list do not ask."""
         if query.page_token or self._rng.random() >= self.share:
             return
         if len(self._tasks) >= MAX_UNDER_WAY:
             self._sums.skipped += 1
             return
-        # In a context of its own: without the caller's deadline, place in the queue and trace.
+        # In a separate context: without the caller's deadline, queue position and trace.
         task = asyncio.get_running_loop().create_task(
             self._compare(query, answer), name="shadow", context=contextvars.Context()
         )
@@ -111,7 +114,7 @@ class Shadow:
         task.add_done_callback(self._tasks.discard)
 
     def took(self, user_id: str, item_id: str) -> None:
-        """A person took an item: the first one counts for the answers that they were given last."""
+        """Record that a user took an item: the first one counts for their last answers."""
         if user_id not in self._waiting:
             return
         of_answer, of_shadow = self._waiting.pop(user_id)
@@ -120,11 +123,11 @@ class Shadow:
         self._sums.from_shadow += item_id in of_shadow
 
     def report(self) -> ShadowReport:
-        """What it was until now."""
+        """Return the sums until now."""
         return self._sums.report()
 
     async def close(self) -> None:
-        """Nothing of it is under way any more."""
+        """Stop all running calls."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -1,1 +1,1 @@
-"""What clients write: interactions, impressions, items, and the wish to be forgotten."""
+"""Writes of clients: interactions, impressions, items, and forgets."""

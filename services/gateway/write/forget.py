@@ -1,7 +1,8 @@
-"""Forget a user: say it on the log, wait until every process has applied it, report what was found and what is left.
+"""Forget a user: write it to the log, wait until every process has applied it, report what was found and what remains.
 
-The log decides: once the record is written the user will be forgotten, whoever is away now. The gateway only asks the
-encoder process and the refreshers what they hold; it removes nothing itself, since it holds nothing of a user.
+The log decides: once the record is written the user will be forgotten, even if a process is unavailable now. The
+gateway
+only asks the encoder process and the refreshers for their data; it removes nothing itself, since it has no user data.
 """
 
 import asyncio
@@ -21,7 +22,7 @@ from services.platform.errors import DeadlineExceeded, DependencyUnavailable, Fr
 from services.platform.rpc import request_context
 from services.platform.validation import validate_id
 
-# For callers that set no deadline.
+# For callers without a deadline.
 DEFAULT_WAIT_S = 10.0
 _ANSWER_RESERVE_S = 0.1
 _LOOK_AGAIN_S = 0.05
@@ -33,8 +34,9 @@ _SUMS_UNKNOWN = "what item states and memory hold is not known everywhere: not e
 
 @dataclass(frozen=True, slots=True)
 class _Holdings:
-    """What could be asked for: stored is None when the encoder process did not answer. of_sets: by version set, each
-    refresher's."""
+    """The available reports: stored is None if the encoder process did not answer. of_sets: by version set, each
+    refresher's.
+    """
 
     stored: StoredUser | None
     of_sets: Sequence[Sequence[Contributions]]
@@ -66,8 +68,10 @@ class _Holdings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForgetUser:
-    """The handler. Every partition of `attributions` must have been spoken for, in every version set. others: the
-    refreshers of the other sets, as they are now."""
+    """The handler. Every partition of `attributions` must be reported, in every version set. others: returns the
+    refreshers of
+    the other sets.
+    """
 
     ports: Ports
     others: Callable[[], Sequence[Refreshers]] = tuple
@@ -75,10 +79,10 @@ class ForgetUser:
     ask_timeout_s: float = 1.0
 
     async def __call__(self, user_id: str, *, preview: bool) -> ForgetReport:
-        """Forget, or (preview) only say what is there.
+        """Forget, or (preview) only report the data.
 
-        Raises: InvalidRequest; DependencyUnavailable with a retry hint when the log did not take it (nothing is
-        forgotten then, or it will be: ask again), or when a preview cannot be had.
+        Raises: InvalidRequest; DependencyUnavailable with a retry hint if the log did not acknowledge (then nothing is
+        forgotten, or it will be: ask again), or if a preview is unavailable.
         """
         validate_id("user_id", user_id)
         deadline = time.monotonic() + (request_context.remaining_seconds() or DEFAULT_WAIT_S) - _ANSWER_RESERVE_S
@@ -105,8 +109,9 @@ class ForgetUser:
 
     async def _write(self, user_id: str, deadline: float) -> Forget:
         try:
-            # Twice: the first answer may have been on its way before this call, and miss what was acknowledged just
-            # before it; the second was asked for after the first came.
+            # Twice: the first answer may be older than this call, and miss a record acknowledged just before it; the
+            # second was
+            # requested after the first.
             await self.ports.ends.interactions(_within(self.append_timeout_s, deadline))
             ends = await self.ports.ends.interactions(_within(self.append_timeout_s, deadline))
             forget = Forget(
@@ -121,7 +126,7 @@ class ForgetUser:
         return forget
 
     async def _look(self, user_id: str, until: float) -> _Holdings:
-        """What is held, as far as it is heard of until then (monotonic clock)."""
+        """Return the data reported until then (monotonic clock)."""
         try:
             timeout_s = _within(self.ask_timeout_s, until)
             async with asyncio.timeout(timeout_s):
@@ -159,5 +164,5 @@ class ForgetUser:
 
 
 def _within(limit_s: float, until: float) -> float:
-    """The limit, or what is left until then, in seconds."""
+    """Return the limit, or the time until then, in seconds, if that is less."""
     return max(0.001, min(limit_s, until - time.monotonic()))

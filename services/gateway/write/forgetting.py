@@ -1,4 +1,4 @@
-"""What is held of a user, and what a forget did about it: what ForgetUser answers. Plain values, no Protobuf."""
+"""A user's data, and the effect of a forget: ForgetUser's answer. Plain values, no Protobuf."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredUser:
-    """What the encoder process and the state store hold. forgotten_up_to: partition of `interactions` -> offset, as
-    applied there; empty: never. in_model: training gave the user a component of its own."""
+    """The data of the encoder process and the state store. forgotten_up_to: partition of `interactions` -> applied
+    offset;
+    empty: never. in_model: training gave the user a component.
+    """
 
     pseudonym: str
     history_events: int = 0
@@ -19,7 +21,7 @@ class StoredUser:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contributions:
-    """What one refresher holds of a user. partitions: those of `attributions` that it speaks for."""
+    """One refresher's data of a user. partitions: those of `attributions` that it reports."""
 
     summed_interactions: int = 0
     remembered_interactions: int = 0
@@ -29,8 +31,10 @@ class Contributions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForgetReport:
-    """found, left: kind of thing -> how many are held, before and now; a kind that nobody could count is left out.
-    is_applied: every process has it. remains: what stays and until when, in sentences."""
+    """found, left: kind of data -> count, before and now; a kind that could not be counted is left out. is_applied:
+    every
+    process has applied it. remains: what stays and until when, in sentences.
+    """
 
     forget_id: str
     found: Mapping[str, int]

@@ -1,7 +1,7 @@
-"""RecordImpressions: which slots of an answer were really seen, written as interactions.
+"""RecordImpressions: the slots of an answer that were seen, written as interactions.
 
-The exposure id says when the answer was given and to whom, so a record follows from the request alone: sent again it is
-the same one, and counts once.
+The exposure id contains the answer's time and user, so a record depends only on the request: a repeated request gives
+the same record, which counts once.
 """
 
 import hashlib
@@ -30,11 +30,10 @@ class RecordImpressions:
     schema: EventSchema
 
     async def __call__(self, user_id: str, exposure_id: str, impressions: Sequence[Impression]) -> list[Receipt]:
-        """Write them; receipts in their order.
+        """Write impressions; return receipts in order.
 
-        Raises: InvalidRequest naming the field, PermissionDenied for somebody else's exposure, before anything is
-        written; PreconditionFailed where the served model's schema takes an impression for something else; as
-        RecordInteractions.
+        Raises: InvalidRequest with the field, PermissionDenied for another user's exposure, before anything is written;
+        PreconditionFailed if the served model's schema has another role for impressions; as RecordInteractions.
         """
         validate_id("user_id", user_id)
         if not 1 <= len(impressions) <= MAX_BATCH:
@@ -57,7 +56,7 @@ class RecordImpressions:
                 Interaction(
                     user_id=user_id,
                     item_id=one.item_id,
-                    # Whatever is said to have stood there later: a slot of an answer counts once.
+                    # A slot of an answer counts once, whatever item a later request gives.
                     event_id=f"impression-{_digest(exposure_id, one.position)}",
                     type=IMPRESSION,
                     event_time_ms=shown_ms,

@@ -1,7 +1,8 @@
-"""Put items: what can be recommended, with its metadata, onto the topic that every process reads the catalogue from.
+"""Put items with their metadata to the topic of the catalogue, which every process reads.
 
-Each item is written whole under its id, so repeating a request changes nothing. A refused request has written nothing;
-a failed one may have written some.
+Each item is written whole under its id, so requests are idempotent. A rejected request has written nothing; a failed
+one
+may have written some.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,10 +26,11 @@ class PutItems:
     append_timeout_s: float = 1.5
 
     async def __call__(self, items: Sequence[CatalogueItem]) -> int:
-        """Write them all; how many.
+        """Write all items; return their number.
 
-        Raises: InvalidRequest naming the first item that breaks a limit, before anything is written;
-        DependencyUnavailable with a retry hint when the log did not acknowledge all of them.
+        Raises: InvalidRequest with the first item that breaks a limit, before anything is written;
+        DependencyUnavailable with a
+        retry hint if the log did not acknowledge all of them.
         """
         await in_turn(_check, items, self.kinds)
         timeout_s = write_timeout_s(self.append_timeout_s, "the items")

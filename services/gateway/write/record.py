@@ -1,7 +1,7 @@
-"""Record, stream and undo interactions: checked, given ids and times, durable when the receipt comes back.
+"""Record, stream and undo interactions: validated, with ids and times, durable when the receipt is returned.
 
-A refused request has written nothing. A failed one may have written some: the client sends it again with the same
-event ids and each event counts once.
+A rejected request has written nothing. A failed one may have written some: the client repeats it with the same event
+ids, and each event counts once.
 """
 
 import asyncio
@@ -39,12 +39,12 @@ from services.user_state.layout import IMPRESSIONS
 
 MAX_STREAM = 100_000
 MAX_IN_FLIGHT = 256
-# A healthy stream acknowledges in milliseconds: who waited this long may blame it.
+# A healthy stream acknowledges in milliseconds: a longer wait may be the stream's fault.
 _PATIENCE_S = 0.4
 
 
 class EpochCache:
-    """The stream's epoch, read at most once per `ttl_seconds`; the last known one while the store is away."""
+    """The stream's epoch, read at most once per `ttl_seconds`; the last known one if the store is unavailable."""
 
     def __init__(
         self, states: UserStates, *, ttl_seconds: float = 0.5, clock: Callable[[], float] = time.monotonic
@@ -57,12 +57,12 @@ class EpochCache:
         self._reading: asyncio.Task[None] | None = None
 
     async def current(self) -> str:
-        """The epoch; empty when none was ever seen. Never fails: a writer is acknowledged without Redis too."""
+        """Return the epoch; empty if none was ever read. Never fails: writes are acknowledged without Redis too."""
         if self._read_at is not None and self._clock() - self._read_at < self._ttl_seconds:
             return self._epoch
         if self._reading is None:
             self._reading = asyncio.get_running_loop().create_task(self._read())
-        # Shielded: one impatient caller must not end the read that others wait for.
+        # Shielded: one impatient caller must not cancel the read of others.
         await asyncio.shield(self._reading)
         return self._epoch
 
@@ -70,7 +70,7 @@ class EpochCache:
         try:
             self._epoch = await self._states.epoch() or ""
         except FreshetError:
-            # Tokens of an older epoch are not honoured, which is the honest outcome.
+            # Tokens of an older epoch are not honoured, which is correct.
             pass
         finally:
             self._read_at = self._clock()
@@ -99,20 +99,20 @@ class RecordInteractions:
         self._breaker = Breaker("interaction_log", open_seconds=limits.breaker_s)
 
     async def __call__(self, interactions: Sequence[Interaction]) -> list[Receipt]:
-        """Write the whole request; receipts in its order.
+        """Write the whole request; return receipts in its order.
 
-        Raises: InvalidRequest, and PermissionDenied for somebody else's exposure, before anything is written;
-        DependencyUnavailable with a retry hint when the stream did not acknowledge all of it.
+        Raises: InvalidRequest, and PermissionDenied for another user's exposure, before anything is written;
+        DependencyUnavailable with a retry hint if the stream did not acknowledge all of it.
         """
         await in_turn(self._check, interactions, now_ms())
         return await self.write(interactions)
 
     def takes(self, interaction: Interaction) -> bool:
-        """Whether it says that the person took the item."""
+        """Whether the interaction means that the user took the item."""
         return bool(interaction.item_id) and self._schema.weight_for(interaction.type, interaction.value) > 0
 
     async def write(self, interactions: Sequence[Interaction]) -> list[Receipt]:
-        """Write what was checked. Raises: DependencyUnavailable, as `__call__`."""
+        """Write validated interactions. Raises: DependencyUnavailable, as `__call__`."""
         outcomes = await side_by_side([self._append(_with_id(interaction)) for interaction in interactions])
         receipts, failure = _sorted(outcomes)
         if failure is not None:
@@ -121,7 +121,7 @@ class RecordInteractions:
         return receipts
 
     async def _keep_seen(self, written: Iterable[Interaction]) -> None:
-        """Impressions, for discounts of scores. Best effort: what is lost lowers nothing."""
+        """Store impressions for discounts of scores. Best effort: a lost one has no discount."""
         of_user: dict[str, deque[Interaction]] = {}
         for one in written if self._preferences.impression_discount else ():
             if self._schema.of(one.type).role is Role.EXPOSURE:
@@ -135,9 +135,9 @@ class RecordInteractions:
                 self._metrics.component_failed("sessions")
 
     async def stream(self, interactions: AsyncIterator[Interaction]) -> list[Receipt]:
-        """The same for a client stream: each is sent as it arrives, all receipts come at the end.
+        """Write a client stream: each interaction is sent on arrival, all receipts are returned at the end.
 
-        Raises: as `__call__`, but what arrived before a bad or failed message is written; the message says how many.
+        Raises: as `__call__`, but messages before a bad or failed one are written; the error has their number.
         """
         pending: list[asyncio.Task[Receipt]] = []
         sent: list[Interaction] = []
@@ -166,7 +166,7 @@ class RecordInteractions:
                     sent.append(_with_id(interaction))
                     pending.append(asyncio.create_task(append(sent[-1])))
                     if not self._breaker.closed:
-                        # The stream was or went away: this message tells whether it is back.
+                        # The stream is or was unavailable: this message shows whether it recovered.
                         await asyncio.wait(pending[-1:])
                         if not self._breaker.closed:
                             cut_short = True
@@ -191,7 +191,7 @@ class RecordInteractions:
         return receipts
 
     async def undo(self, user_id: str, event_id: str) -> Receipt:
-        """Write the taking back of a user's earlier event. Repeating it writes it again under the same id."""
+        """Write the undo of a user's earlier event. A repeated undo is written again under the same id."""
         validate_id("user_id", user_id)
         validate_id("event_id", event_id)
         digest = hashlib.sha256(f"{user_id}\0{event_id}".encode()).hexdigest()[:32]
@@ -239,7 +239,7 @@ class RecordInteractions:
 
 
 def _sorted(outcomes: Sequence[Receipt | BaseException]) -> tuple[list[Receipt], BaseException | None]:
-    """The receipts, and the first failure."""
+    """Return the receipts, and the first failure."""
     failure = next((outcome for outcome in outcomes if isinstance(outcome, BaseException)), None)
     return [outcome for outcome in outcomes if isinstance(outcome, Receipt)], failure
 
@@ -249,7 +249,7 @@ def _with_id(interaction: Interaction) -> Interaction:
 
 
 def _with_count(failure: BaseException, written: int, total: int) -> BaseException:
-    """The same error, saying how much of a batch is durable."""
+    """Return the same error with the number of durable records of the batch."""
     if total == 1 or not isinstance(failure, FreshetError):
         return failure
     message = f"{failure.message}; {written} of {total} were acknowledged, send all again with the same event ids"

@@ -1,7 +1,7 @@
-"""What stays of a forgotten user, where and until when: the sentences of ForgetUser's report.
+"""What remains of a forgotten user, where and until when: the sentences of ForgetUser's report.
 
-Each topic that holds something of users has a line here; until when comes from the topic's own definition, which is how
-Freshet makes it (an operator may have changed a topic that exists). It speaks of every user alike: nothing is counted.
+Each topic with user data has a line here; its retention comes from the topic's definition, by which Freshet creates it
+(an operator may have changed an existing topic). The sentences are the same for every user: nothing is counted.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ from services.contracts.topics.search_clicks import SEARCH_CLICKS
 from services.contracts.topics.version_sets import VERSION_SETS
 from services.platform.stream.topic import Topic
 
-# Topic -> what of a user it holds after a forget. A topic is here or in `NOTHING_OF_USERS`.
+# Topic -> its data of a user after a forget. Every topic is here or in `NOTHING_OF_USERS`.
 HOLDS: Mapping[str, str] = {
     INTERACTIONS: "the user's records with the user id; every reading skips them, rebuilds and imports included",
     ATTRIBUTIONS: "the user's interactions and query states under a pseudonym; every reading skips them",
@@ -54,7 +54,7 @@ _DAY_MS = 24 * 3600 * 1000
 
 
 def until(topic: Topic) -> str:
-    """How long a record of the topic stays, by the topic's definition."""
+    """Return how long a record of the topic stays, by the topic's definition."""
     settings = topic.settings
     if settings.get("cleanup.policy") == "compact":
         if topic.name == FORGETS:
