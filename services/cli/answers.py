@@ -1,4 +1,4 @@
-"""Parts of requests and answers that several commands share: histories, rules, and what an answer says of itself."""
+"""Parts of requests and answers that several commands share: histories, rules, and an answer's provenance."""
 
 import time
 from pathlib import Path
@@ -9,12 +9,12 @@ from services.cli.output import usage_error
 if TYPE_CHECKING:
     from freshet.v1 import common_pb2, gateway_pb2
 
-# A sequence without times is taken as one event a minute, the newest now: the model reads relative times.
+# A sequence without times gets one event a minute, the newest now: the model reads relative times.
 _SECONDS_BETWEEN_ITEMS = 60
 
 
 def history_of(item_ids: list[str]) -> "list[gateway_pb2.HistoryEvent]":
-    """The items as a history that ends now; they are given oldest first."""
+    """Return the items, oldest first, as a history that ends now."""
     from freshet.v1 import gateway_pb2
 
     newest_s = int(time.time())
@@ -27,7 +27,7 @@ def history_of(item_ids: list[str]) -> "list[gateway_pb2.HistoryEvent]":
 
 
 def rules_of(path: Path | None) -> "list[common_pb2.Rule]":
-    """Those of a YAML file. Raises: CommandError naming file, rule and key."""
+    """Return the rules of a YAML file. Raises: CommandError naming file, rule and key."""
     from services.contracts.rule_file import read_rules
     from services.platform.errors import InvalidRequest
 
@@ -41,7 +41,7 @@ def degradation_names(
     answer: "gateway_pb2.RecommendResponse | gateway_pb2.GatewayServiceSearchResponse "
     "| gateway_pb2.GatewayServiceSimilarResponse | gateway_pb2.GetFreshnessResponse",
 ) -> list[str]:
-    """`["stale_state"]`: the answer's degradations, in lower case and without the enum's prefix."""
+    """Return the answer's degradations, in lower case and without the enum's prefix: `["stale_state"]`."""
     from freshet.v1 import gateway_pb2
 
     return [gateway_pb2.Degradation.Name(value).removeprefix("DEGRADATION_").lower() for value in answer.degradations]
@@ -62,7 +62,7 @@ def certificate_text(answer: "gateway_pb2.RecommendResponse") -> str:
 
 
 def index_freshness(freshness: "common_pb2.IndexFreshness") -> dict[str, Any]:
-    """What the index reflects of everybody's stream: last change, and seconds from acknowledged to served."""
+    """Return the index's freshness: last change, and seconds from acknowledged to served."""
     newest = freshness.newest_recorded_time
     return {
         "deltas_offset": freshness.deltas_offset,

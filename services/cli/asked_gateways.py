@@ -1,4 +1,4 @@
-"""What `freshet model` asks gateways: which version sets they hold, and whether they go by the newest record."""
+"""Calls of `freshet model` to gateways: their version sets, and whether they apply the newest record."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ _ASK_S = 10.0
 
 
 def ask_gateways(gateways: Sequence[str]) -> dict[str, gateway_pb2.GetVersionSetsResponse]:
-    """What each gateway holds. Raises: CommandError for one that does not answer."""
+    """Return the version sets of each gateway. Raises: CommandError for one that does not answer."""
     answers = {}
     for target in gateways:
         with client.gateway(target) as asked:
@@ -23,7 +23,7 @@ def ask_gateways(gateways: Sequence[str]) -> dict[str, gateway_pb2.GetVersionSet
 def wait_for_gateways(
     gateways: Sequence[str], revision: int, is_done: Callable[[gateway_pb2.GetVersionSetsResponse], str], wait_s: float
 ) -> None:
-    """Return when every gateway goes by this revision or a later one, and `is_done` has no complaint of it.
+    """Wait until every gateway applies this revision or a later one, and `is_done` has no complaint about it.
 
     Raises: CommandError with the complaint.
     """
@@ -44,7 +44,7 @@ def wait_for_gateways(
 
 
 def problem_of(name: str) -> Callable[[gateway_pb2.GetVersionSetsResponse], str]:
-    """The complaint of a gateway that does not hold this set, or whose processes of it do not answer."""
+    """Return a function that complains about a gateway without this set, or with processes of it that do not answer."""
 
     def complain(said: gateway_pb2.GetVersionSetsResponse) -> str:
         found = next((one for one in said.sets if one.set.name == name), None)

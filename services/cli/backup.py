@@ -1,9 +1,9 @@
 """A backup: a model's bundle, the refresher's checkpoints and the stream's positions as one checksummed set.
 
-A folder with `manifest.json` (written last), `bundle/` and `checkpoints/`. The manifest names every file with its
-size and SHA-256 and carries a checksum of its own, so half a copy, a changed byte or files of two backups are refused.
-A checkpoint is taken whole while its refresher runs: position and content are one file. What it does not hold is the
-log: Kafka's topics are the truth, and a restored checkpoint goes on from its position in them.
+A folder with `manifest.json` (written last), `bundle/` and `checkpoints/`. The manifest names every file with its size
+and SHA-256 and has a checksum of its own, so half a copy, a changed byte or files of two backups are rejected. A
+checkpoint is complete even while its refresher runs: position and content are one file. The set does not contain the
+log: Kafka's topics are the source of truth, and a restored checkpoint continues from its position in them.
 """
 
 import hashlib
@@ -28,13 +28,14 @@ FORMAT = 1
 
 
 class BackupError(ValueError):
-    """A set is torn, altered, of another format, or its parts do not belong together; the message names both."""
+    """A set is incomplete, altered, of another format, or its parts do not belong together; the message names both."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Positions:
-    """How far the stream was. attributions: what the checkpoints hold, per partition; the others what Redis said then,
-    if it was asked."""
+    """The stream's positions. attributions: of the checkpoints, per partition; the others from Redis at that time, if
+    it answered.
+    """
 
     attributions: Mapping[int, int]
     interactions: Mapping[int, int] = field(default_factory=dict)
@@ -57,7 +58,7 @@ class Backup:
         return sum(size for size, _ in self.files.values())
 
     def describe(self) -> dict[str, Any]:
-        """For `--json`."""
+        """Return plain values for `--json`."""
         return {
             "folder": str(self.folder),
             "model_version": self.model_version,
@@ -79,11 +80,11 @@ def make_backup(
 ) -> Backup:
     """Copy `bundle` and its model's checkpoints into `folder`, which must not exist.
 
-    `checkpoints`: what is kept of each of `partitions` (of `attributions`), newest first. `interactions` and `epoch`
-    are what Redis says now (empty and None when it is away). The set appears at once, by renaming; a copy that fails
+    `checkpoints`: the checkpoints of each of `partitions` (of `attributions`), newest first. `interactions` and `epoch`
+    are Redis' present ones (empty and None if it is unavailable). The set appears at once, by renaming; a failed copy
     leaves nothing.
-    Raises: BackupError for a folder that exists, a damaged bundle, or a checkpoint of which neither the newest nor the
-    one before is whole.
+    Raises: BackupError for a folder that exists, a damaged bundle, or if a partition's newest checkpoint and the one
+    before are both damaged.
     """
     if folder.exists():
         raise BackupError(f"{folder} exists already; name a folder that does not")
@@ -96,7 +97,7 @@ def make_backup(
         for number, (data, offset) in _newest_whole(checkpoints, partitions):
             (aside / "checkpoints" / f"partition-{number}.checkpoint").write_bytes(data)
             attributions[number] = offset
-        # The copy itself is opened once more: a bundle that was replaced half-way would disagree with its checksums.
+        # The copy is opened once more: a bundle replaced during the copy would disagree with its checksums.
         if (copied := _bundle_version(aside / "bundle")) != version:
             raise BackupError(f"the bundle was replaced while it was copied: {version} before, {copied} after")
         positions = Positions(attributions=attributions, interactions=dict(interactions), epoch=epoch)
@@ -112,7 +113,7 @@ def make_backup(
 def read_backup(folder: Path) -> Backup:
     """Open and verify a whole set: its manifest, every file, the bundle, each checkpoint, and that all agree.
 
-    Raises: BackupError saying what is wrong.
+    Raises: BackupError naming the defect.
     """
     manifest = _read_manifest(folder)
     try:
@@ -150,7 +151,7 @@ def read_backup(folder: Path) -> Backup:
 
 
 def _named_files(raw: Mapping[str, Any]) -> dict[str, tuple[int, str]]:
-    """Raises: ValueError, TypeError for what is no pair of a size and a checksum."""
+    """Raises: ValueError, TypeError for anything but pairs of a size and a checksum."""
     return {name: (_number(size), _text(digest)) for name, (size, digest) in raw.items()}
 
 
@@ -178,11 +179,11 @@ def _text(value: Any) -> str:
 def restore_backup(
     backup: Backup, *, bundle: Path, checkpoints: Path, ends: Mapping[int, int] | None, replace: bool = False
 ) -> list[str]:
-    """Put a verified set in place; return sentences about what was set aside.
+    """Put a verified set in place; return sentences about what was moved away.
 
-    `ends`: where each partition of `attributions` ends now (None: the log could not be asked). What is there already
-    is refused, or with `replace` renamed to `<name>.before-<when>`, never deleted.
-    Raises: BackupError when the log ends before a checkpoint's position, or something is in the way.
+    `ends`: the present end of each partition of `attributions` (None: the log did not answer). Existing files are an
+    error, or with `replace` renamed to `<name>.before-<when>`, never deleted.
+    Raises: BackupError if the log ends before a checkpoint's position, or if files are in the way.
     """
     if ends is not None:
         _require_log(backup.positions.attributions, ends)
@@ -230,7 +231,7 @@ def _bundle_version(bundle: Path) -> str:
 def _newest_whole(
     load: Callable[[int], Iterable[Kept]], partitions: Collection[int]
 ) -> Iterator[tuple[int, tuple[bytes, int]]]:
-    """Per partition that has one: its newest whole checkpoint as a file, and the offset that it has folded."""
+    """Yield, per partition with one, the newest complete checkpoint as a file, and its folded offset."""
     for number in sorted(partitions):
         problems = []
         for kept in load(number):

@@ -1,9 +1,9 @@
-"""One request for each of many users, answers in a Parquet table; killed, it goes on where it was.
+"""One request for each of many users, answers in a Parquet table; an interrupted run continues.
 
-Answers are the live ones, by the gateway: seen items, rules, votes and marks are what the user would see. All of a
-batch are of one model; where the gateway answers from another one, it ends. The index goes on learning meanwhile, and
-each row names its version. Parts of a thousand users are written aside and renamed; the table is made of them at the
-end. Calls go out as background work, a few at a time, and again when the gateway is busy.
+The gateway answers as for the user: seen items, rules, votes and degradations are the same. All answers of a batch are
+of one model; it ends if the gateway answers from another one. The index is updated meanwhile, and each row names its
+version. Parts of a thousand users are written and renamed; the table is built of them at the end. Calls are background
+work, a few at a time, and are repeated if the gateway is busy.
 """
 
 import hashlib
@@ -24,15 +24,16 @@ if TYPE_CHECKING:
     from freshet.v1 import gateway_pb2
     from freshet_client import Client
 
-# Of users: a part is what a killed run repeats at most.
+# Users per part: an interrupted run repeats at most one part.
 PART = 1_000
 _AT_ONCE = 8
 _BUSY_WAIT_S, _PATIENCE_S = 0.05, 60.0
 
 
 def read_users(path: Path, out: Path) -> list[str]:
-    """The distinct ids of the column `user_id`, in order of appearance. Raises: ValueError naming what is wrong, also
-    where `out`, which will be written, is this table or a folder."""
+    """Return the distinct ids of the column `user_id`, in order of appearance. Raises: ValueError naming the defect,
+    also if the output `out` is this table or a folder.
+    """
     if out.is_dir() or out.resolve() == path.resolve():
         raise ValueError(f"out={str(out)!r} allowed: a file, and another one than the table of users")
     try:
@@ -59,10 +60,10 @@ def run(
     timeout_s: float,
     progress: Callable[[int], None] = lambda done: None,
 ) -> dict[str, Any]:
-    """Ask for every user; write `out`. `request`: everything but the user. progress: told how many are done.
+    """Ask for every user; write `out`. `request`: everything but the user. progress: called with the number done.
 
-    Returns a summary. Raises: CommandError where another batch began in the same place, the model changed, or the
-    gateway did not answer for a minute: the same command goes on later.
+    Returns a summary. Raises: CommandError if another batch is in the same place, the model changed, or the gateway did
+    not answer for a minute: the same command continues later.
     """
     asked = hashlib.sha256(request.SerializeToString(deterministic=True))
     for user in users:
@@ -83,9 +84,9 @@ def run(
 def _ask(
     client: "Client", user: str, request: "gateway_pb2.RecommendRequest", *, timeout_s: float
 ) -> "gateway_pb2.RecommendResponse":
-    """The answer for one user, not one that was popular items because the gateway was busy.
+    """Return the answer for one user; an overloaded gateway's popular items do not count.
 
-    Raises: FreshetError; CommandError where the gateway was busy for a minute.
+    Raises: FreshetError; CommandError if the gateway was busy for a minute.
     """
     from freshet.v1 import gateway_pb2
     from freshet_client import DeadlineExceeded, Overloaded, Unavailable

@@ -1,7 +1,7 @@
 """A certificate authority for a small installation: one CA, and a certificate for each process and each operator.
 
-Every certificate names its process, `localhost`, the loopback addresses and whatever hosts are given. The CA's key is
-needed only here; keep it where no process runs. It knows nothing of who trusts the CA.
+Every certificate names its process, `localhost`, the loopback addresses and the given hosts. The CA's key is needed
+only here; store it where no process runs. It does not know who trusts the CA.
 """
 
 import ipaddress
@@ -19,7 +19,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from services.contracts.processes import PROCESSES
 
-# It serves nothing: commands, Prometheus and other clients show it.
+# The operator's certificate serves nothing: commands, Prometheus and other clients present it.
 OPERATOR = "operator"
 SERVERS = (*PROCESSES, "kafka", "redis", "inference-server")
 NAMES = (*SERVERS, OPERATOR)
@@ -30,7 +30,7 @@ _EARLIER = timedelta(minutes=5)
 
 
 class CertificatesError(ValueError):
-    """The folder holds something else than what was asked for."""
+    """The folder has other certificates than expected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Authority:
 
     @classmethod
     def make(cls, *, now: datetime | None = None) -> Self:
-        """A new one, for ten years."""
+        """Return a new CA, valid for ten years."""
         key = ec.generate_private_key(ec.SECP256R1())
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Freshet CA")])
         may = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
@@ -56,7 +56,7 @@ class Authority:
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """The one in `folder`. Raises: CertificatesError."""
+        """Read the CA in `folder`. Raises: CertificatesError."""
         try:
             key = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), None)
             certificate = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
@@ -69,7 +69,7 @@ class Authority:
     def issue(
         self, name: str, hosts: Collection[str] = (), *, days: int = 365, now: datetime | None = None
     ) -> tuple[bytes, bytes]:
-        """A certificate and its key in PEM, for clients and, all but the operator's, for servers.
+        """Return a certificate and its key in PEM, for clients and, except the operator's, for servers.
 
         It ends with the CA at the latest.
         """
@@ -93,10 +93,10 @@ class Authority:
 
 
 def make_certificates(folder: Path, *, hosts: Collection[str] = (), days: int = 365, renew: bool = False) -> datetime:
-    """Write the CA and everybody's certificate into `folder`; return when the first of them ends.
+    """Write the CA and all certificates into `folder`; return when the first of them ends.
 
-    renew: new certificates and keys under the CA that is there, for the hosts of before and the given ones.
-    Raises: CertificatesError when the folder holds certificates and it was not told to renew, or holds no CA.
+    renew: new certificates and keys under the existing CA, for the previous and the given hosts.
+    Raises: CertificatesError if the folder has certificates and renew is not set, or if it has no CA to renew from.
     """
     there = [path for path in _files(folder) if path.exists()]
     if there and not renew:
@@ -166,7 +166,7 @@ def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:
-    """Replace `path` at once; nobody else can read a key at any time."""
+    """Replace `path` at once; other users can never read a key."""
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
         os.fchmod(file.fileno(), mode)

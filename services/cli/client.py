@@ -1,7 +1,7 @@
 """The command line's connection to a process, mostly the gateway: one blocking call at a time, failures as sentences.
 
-Also speaks the small notations a shell needs: a freshness token as `epoch:partition:offset`, `key=value` context, and
-moments. Loads gRPC only when a call is made. Knows nothing of what an answer means.
+It also parses a shell's notations: a freshness token as `epoch:partition:offset`, `key=value` context, and moments.
+Loads gRPC only for a call. Does not know what an answer means.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -20,15 +20,15 @@ from pathlib import Path
 
 Response = TypeVar("Response")
 
-# The years 1 to 9999, which the wire carries.
+# The years 1 to 9999, the range of the wire.
 _FIRST_S, _LAST_S = -62_135_596_800, 253_402_300_799
 
 
 @contextmanager
 def gateway(target: str, *, is_background: bool = False) -> "Iterator[Client]":
-    """A client of the gateway at `target` ("host:port") for a block, with the API key of FRESHET_API_KEY.
+    """Yield a client of the gateway at `target` ("host:port"), with the API key of FRESHET_API_KEY.
 
-    What fails in the block becomes a `CommandError` that says what to do.
+    A failure in the block becomes a `CommandError` with advice.
     """
     from freshet_client import FreshetError
 
@@ -61,9 +61,9 @@ def candidates(target: str) -> Iterator["candidates_pb2_grpc.CandidatesServiceSt
 def call(
     method: Callable[..., Response], request: Any, *, target: str, timeout_s: float, process: str = "gateway"
 ) -> Response:
-    """Call `method(request)` of a process and translate a failed status into a `CommandError` that says what to do.
+    """Call `method(request)` of a process and translate a failed status into a `CommandError` with advice.
 
-    The gateway is shown the API key of FRESHET_API_KEY, where there is one.
+    Calls of the gateway have the API key of FRESHET_API_KEY, if set.
     """
     import grpc
     from freshet_client.errors import of_call
@@ -79,7 +79,7 @@ def call(
 
 
 def explain(error: "FreshetError", process: str = "gateway") -> CommandError:
-    """One clear sentence, the next step and the exit status for a call of a process that failed."""
+    """Return one clear sentence, the next step and the exit status for a failed call of a process."""
     import freshet_client as of
 
     told, at = error.message, f"the {process} at {error.target}"
@@ -120,7 +120,7 @@ def format_token(token: "common_pb2.FreshnessToken") -> str:
 
 
 def parse_token(text: str) -> "common_pb2.FreshnessToken":
-    """Read `epoch:partition:offset`. Raises CommandError (usage) when it is anything else."""
+    """Read `epoch:partition:offset`. Raises CommandError (usage) for anything else."""
     from freshet.v1 import common_pb2
     from freshet_client import FreshnessToken, InvalidArgument
 
@@ -144,7 +144,7 @@ def parse_context(pairs: Sequence[str]) -> dict[str, str]:
 
 
 def parse_time_ns(option: str, text: str) -> int:
-    """Unix nanoseconds of an ISO 8601 moment (UTC unless it says otherwise) or of unix seconds, given as --option."""
+    """Return unix nanoseconds of an ISO 8601 moment (UTC by default) or of unix seconds, given as --option."""
     seconds = Decimal("nan")
     with suppress(ValueError):
         moment = datetime.fromisoformat(text)
@@ -172,7 +172,7 @@ def filter_of(
     *,
     exclude_seen: bool = False,
 ) -> "common_pb2.Filter":
-    """The filter that the options name, lists separated by commas. `where`: as `parse_condition`."""
+    """Return the filter of the options, lists separated by commas. `where`: as `parse_condition`."""
     from freshet.v1 import common_pb2
 
     from services.contracts.attributes import condition_message
@@ -196,7 +196,7 @@ def put_attribute(item: "events_pb2.Item", name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         allowed = "a number, a date as 2026-01-01, or a string"
         raise usage_error(f"attributes[{name!r}]={value!r:.80} allowed: {allowed}")
-    # A whole number may be larger than a float can be.
+    # A whole number may exceed the range of a float.
     parsed = _parsed(parse_value, value) if isinstance(value, str) else float(str(value))
     set_value(item.attributes[name], parsed)
 
@@ -211,13 +211,13 @@ def _parsed(parse: Callable[[str], Response], text: str) -> Response:
 
 
 def check_k(k: int, most: str = "1000") -> None:
-    """Raises CommandError (usage) for what the wire cannot carry; processes check the rest."""
+    """Raises CommandError (usage) for values outside the wire's range; processes check the rest."""
     if not 0 <= k < 2**32:
         raise usage_error(f"k={k} allowed: 1 to {most}", "--k 10")
 
 
 def plain(message: "Message", *, without: Sequence[str] = ()) -> dict[str, Any]:
-    """The message's fields by name, whole numbers as such, nested messages as dictionaries, for `--json`."""
+    """Return the message's fields by name, whole numbers as such, nested messages as dictionaries, for `--json`."""
 
     def value_of(value: Any) -> Any:
         return plain(value) if hasattr(value, "DESCRIPTOR") else value
@@ -231,7 +231,7 @@ def plain(message: "Message", *, without: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def read_titles(bundle: Path) -> dict[str, str]:
-    """Item id -> title of every item that has one; empty when `bundle` cannot be read (titles are a courtesy)."""
+    """Return item id -> title of every item that has one; empty if `bundle` cannot be read (titles are a courtesy)."""
     from services.algorithms.bundles.model_bundle import BundleError, load_bundle
 
     try:

@@ -1,8 +1,8 @@
-"""Dead letters as commands need them: which there are, the original record of one, and what writing it again means.
+"""Dead letters for commands: list them, read an original record, and replay it.
 
-A replay counts once. An interaction keeps its event id, or gets the one that the encoder gives to a record without one:
-its partition and offset. Records of `attributions` and `search-clicks` are known by the position that they carry. What
-would undo something later is left out: a user who was forgotten since, an item that was described again since.
+A replay counts once. An interaction has its event id, or the one that the encoder gives to a record without one: its
+partition and offset. Records of `attributions` and `search-clicks` are identified by the position in them. A replay
+that would undo a later change is omitted: the user was forgotten since, or the item was described again since.
 """
 
 import json
@@ -37,7 +37,7 @@ from services.platform.stream.kafka import Brokers, BulkProducer, Headers, Recor
 from services.platform.stream.position import Position
 from services.platform.stream.record import SourceRecord
 
-# The topics that have dead letters.
+# The topics with dead letters.
 LETTERED = tuple(topic.name for topic in TOPICS if topic.has_dead_letters)
 _COMPACTED = {topic.name for topic in TOPICS if topic.settings.get("cleanup.policy") == "compact"}
 _MESSAGES: Mapping[str, Any] = {
@@ -48,14 +48,14 @@ _MESSAGES: Mapping[str, Any] = {
     SEARCH_CLICKS: events_pb2.SearchClick,
 }
 _GROUP = "freshet-dead-letters"
-# Records written together; each set is noted as replayed before the next one is written.
+# Records written together; each batch is marked as replayed before the next one is written.
 _TOGETHER = 500
 _NO_TIME = -1
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What a replay of a dead letter writes: a record, or (record None) why nothing. event_id: of an interaction."""
+    """The effect of replaying a dead letter: a record, or (record None) why none. event_id: of an interaction."""
 
     letter: StoredLetter
     record: Record | None
@@ -64,7 +64,7 @@ class Replay:
 
 
 class DeadLetters:
-    """Reads and replays over one connection each; `close` at the end. Raises: DependencyUnavailable."""
+    """Reads and replays over one connection each; call `close` at the end. Raises: DependencyUnavailable."""
 
     def __init__(self, bootstrap: Brokers) -> None:
         self._bootstrap = bootstrap
@@ -78,15 +78,16 @@ class DeadLetters:
         self._producer.close()
 
     def letters(self, topics: Collection[str] = LETTERED) -> list[StoredLetter]:
-        """Every dead letter of these topics, oldest first."""
+        """Return every dead letter of these topics, oldest first."""
         found: list[StoredLetter] = []
         for topic in topics:
             found += stored_letters(self._read_whole(topic + SUFFIX))
         return sorted(found, key=lambda letter: (letter.written_ms, letter.name))
 
     def whole(self, letter: StoredLetter) -> StoredLetter | None:
-        """The letter with the original's key, value and headers, from its topic where the letter has not all of them;
-        None where the original is not there any more."""
+        """Return the letter with the original's key, value and headers, from its topic if the letter lacks some; None
+        if the original does not exist any more.
+        """
         if letter.is_whole:
             return letter
         at = letter.position
@@ -103,7 +104,7 @@ class DeadLetters:
         )
 
     def plan(self, letters: Sequence[StoredLetter], *, again: bool = False) -> list[Replay]:
-        """What replaying these would write. again: also those that were replayed before."""
+        """Return the replays of these letters. again: also letters that were replayed before."""
         forgotten = self._forgotten() if any(letter.topic == INTERACTIONS for letter in letters) else {}
         newest = {topic: self._newest(topic) for topic in {letter.topic for letter in letters} & _COMPACTED}
         planned = []
@@ -123,7 +124,7 @@ class DeadLetters:
         return planned
 
     def replay(self, planned: Sequence[Replay]) -> list[tuple[Replay, Position]]:
-        """Write what is planned, and note it; where each record lies now."""
+        """Write and mark the planned replays; return each record's new position."""
         wanted = [(one, one.record) for one in planned if one.record is not None]
         done: list[tuple[Replay, Position]] = []
         for start in range(0, len(wanted), _TOGETHER):
@@ -135,10 +136,10 @@ class DeadLetters:
         return done
 
     def forget(self) -> int:
-        """Take what forgotten users' interactions left out of the dead letters; how many records that were.
+        """Delete dead letters of forgotten users' interactions; return their number.
 
-        The others are written again behind them, then everything before goes. Broken off, the next run does it: an
-        original counts once however often its letter is there.
+        The others are first written again at the end, then everything before is deleted. After an interruption the next
+        run finishes: an original counts once for any number of its letters.
         """
         topic, forgotten = INTERACTIONS + SUFFIX, self._forgotten()
         records = self._read_whole(topic)
@@ -165,7 +166,7 @@ class DeadLetters:
         return reader.read_to_end()
 
     def _forgotten(self) -> dict[bytes, Mapping[int, int]]:
-        """By user id, up to where each user was forgotten."""
+        """Return by user id the offsets up to which the user is forgotten."""
         found: dict[bytes, Mapping[int, int]] = {}
         for record in self._read_whole(FORGETS):
             try:
@@ -181,7 +182,7 @@ class DeadLetters:
 
 
 def decoded(letter: StoredLetter) -> dict[str, Any] | None:
-    """The value as its message says it; None where it cannot be decoded."""
+    """Return the value as its message decodes it; None if it cannot be decoded."""
     try:
         if _is_json(letter.headers):
             document = json.loads(letter.value)
@@ -195,7 +196,7 @@ def decoded(letter: StoredLetter) -> dict[str, Any] | None:
 
 
 def _is_void(record: SourceRecord, forgotten: Mapping[bytes, Mapping[int, int]]) -> bool:
-    """Whether a dead letter, or the note of a replay, is of an interaction that a forget covers."""
+    """Whether a dead letter, or the mark of a replay, is of an interaction that a forget covers."""
     found = dict(record.headers)
     try:
         at = int(found["freshet-source-partition"] or b""), int(found["freshet-source-offset"] or b"")
@@ -222,12 +223,12 @@ def _interaction(letter: StoredLetter, forgotten: Mapping[bytes, Mapping[int, in
     try:
         interaction = decode_interaction(letter.value, letter.headers, letter.key, missing_time_ms=_NO_TIME)
     except InvalidRequest:
-        # As it is: a mended version may read it. Without a key there is no default partition.
+        # Unchanged: a fixed version may read it. Without a key there is no default partition.
         return Replay(letter, Record(letter.topic, letter.key, letter.value, letter.headers, at.partition))
     event_id = interaction.event_id or f"{at.partition}-{at.offset}"
     value, headers = letter.value, letter.headers
     if not interaction.event_id or interaction.event_time_ms == _NO_TIME:
-        # What the encoder would have filled in from the original's place and time.
+        # The encoder's defaults from the original's position and time.
         time_ms = letter.written_ms if interaction.event_time_ms == _NO_TIME else interaction.event_time_ms
         value = encode_interaction(replace(interaction, event_id=event_id, event_time_ms=time_ms))
         headers = [(name, text) for name, text in headers if name.lower() != CONTENT_TYPE]

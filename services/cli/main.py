@@ -1,4 +1,4 @@
-"""The entry point `freshet`: gathers the commands of `services/cli/commands`, adds no behaviour of its own.
+"""The entry point `freshet`: collects the commands of `services/cli/commands`, adds no behaviour of its own.
 
 Importing it loads typer and nothing heavy (no PyTorch, gRPC or NumPy): `freshet --help` has to be immediate.
 """
@@ -47,7 +47,7 @@ from services.cli.commands import (
     watch,
 )
 
-# The panels of `freshet --help`, in this order: what one uses every day first, what takes minutes to hours last.
+# The panels of `freshet --help`, in this order: daily commands first, those of minutes to hours last.
 _FIRST = "Start here"
 _STACK = "Local stack"
 _TALK = "Recommendations, search, items and users"
@@ -79,7 +79,7 @@ def _options(
     ] = False,
 ) -> None:
     """What every command shares."""
-    # A proxy of the environment is not asked for parts on this machine. gRPC reads these two names, not NO_PROXY.
+    # A proxy of the environment is not used for parts on this machine. gRPC reads these two names, not NO_PROXY.
     own = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
     for name in ("no_proxy", "no_grpc_proxy"):
         if (given := os.environ.get(name) or own) != "*":

@@ -1,7 +1,7 @@
-"""How a benchmark becomes a command: its options, a progress line, a page or JSON at the end, errors as sentences.
+"""Make a command of a benchmark: its options, a progress line, a page or JSON at the end, errors as sentences.
 
-Every `freshet bench <subject>` hands a `Request` to services/offline/evaluation and gets a report of plain values
-back. Which numbers there are is not known here.
+Every `freshet bench <subject>` passes a `Request` to services/offline/evaluation and gets a report of plain values.
+This module does not know the figures.
 """
 
 import functools
@@ -41,9 +41,11 @@ _SHARED: dict[str, tuple[Any, Any]] = {
 def benchmark(
     app: typer.Typer, name: str, *, less_memory: str = "--quick", wrong: Callable[[dict[str, Any]], str] | None = None
 ) -> Callable[[Callable[..., dict[str, Any]]], Callable[..., None]]:
-    """Make `measure(request, **options) -> report` the command NAME, with --quick, --out, --seed and --json besides.
+    """Register `measure(request, **options) -> report` as the command NAME, with --quick, --out, --seed and --json
+    besides.
 
-    `less_memory`: what to try where memory ends. `wrong` says after the report is shown what must not be, or "".
+    `less_memory`: advice if memory is short. `wrong` returns, after the report is shown, what violates an invariant, or
+    "".
     """
 
     def register(measure: Callable[..., dict[str, Any]]) -> Callable[..., None]:
@@ -74,12 +76,12 @@ def benchmark(
 def measured(
     measure: "Callable[[Request], dict[str, Any]]", *, out: Path | None, quick: bool, seed: int, as_json: bool
 ) -> dict[str, Any]:
-    """Measure with a progress line on the terminal, say where the tables are, and print the report if asked to."""
+    """Measure with a progress line on the terminal, print where the tables are, and print the report if requested."""
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     from services.offline.evaluation.common.report import Request
 
-    # Only Freshet's own checkout has pages to replace; any other working directory is somebody's.
+    # Only Freshet's own checkout has pages to replace; any other working directory is the user's.
     is_checkout = (_DOCS / "render.py").is_file()
     folder = out or (_DOCS if is_checkout and not quick else _SCRATCH)
     how = shlex.join(["freshet", *sys.argv[1:]])

@@ -1,7 +1,7 @@
-"""What a person or a machine sees of a command: exit statuses, errors in one sentence, tables or JSON.
+"""The output of commands: exit statuses, errors in one sentence, tables or JSON.
 
-Every command raises `CommandError` for an outcome that is not its success; `reports_errors` turns it into a sentence
-with the next step on stderr (or one JSON object on stdout with `--json`) and the exit status. Knows nothing of gRPC.
+Every command raises `CommandError` for a failure; `reports_errors` turns it into a sentence with the next step on
+stderr (or one JSON object on stdout with `--json`) and the exit status. Knows nothing of gRPC.
 """
 
 import functools
@@ -24,22 +24,22 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 _options: ContextVar[frozenset[str]] = ContextVar("options of the command that runs", default=frozenset())
-# Control characters, but line ends and tabs, and marks of direction.
+# Control characters except line ends and tabs, and marks of direction.
 _STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 class ExitStatus(IntEnum):
-    """What a command's exit status says."""
+    """The meaning of a command's exit status."""
 
     OK = 0
-    FAILED = 1  # it was tried and did not work
+    FAILED = 1  # tried, and failed
     USAGE = 2  # the request itself is wrong; repeating it changes nothing
     UNAVAILABLE = 3  # something is not running, not ready or too slow; repeating it later may work
     INTERRUPTED = 130  # Ctrl-C
 
 
 class CommandError(Exception):
-    """A command did not reach its success: one sentence, what to do about it, and the exit status."""
+    """A command failed: one sentence, what to do about it, and the exit status."""
 
     def __init__(self, message: str, *, advice: str = "", status: ExitStatus = ExitStatus.FAILED) -> None:
         super().__init__(message)
@@ -49,12 +49,12 @@ class CommandError(Exception):
 
 
 def usage_error(message: str, advice: str = "") -> CommandError:
-    """The request itself is wrong."""
+    """Return an error for an invalid request."""
     return CommandError(message, advice=advice, status=ExitStatus.USAGE)
 
 
 def if_option(name: str, advice: str) -> str:
-    """The advice, if the command that runs has the option of this name, "timeout_ms"."""
+    """Return the advice if the running command has the option of this name, "timeout_ms"."""
     return advice if name in _options.get() else ""
 
 
@@ -62,7 +62,7 @@ def if_option(name: str, advice: str) -> str:
 def sentences(
     *failures: type[Exception], bad_bundle: str = "`freshet train` makes a bundle", no_memory: str = ""
 ) -> Iterator[None]:
-    """What our own code says of data, settings, bundles and dependencies becomes a `CommandError`.
+    """Turn Freshet's own exceptions about data, settings, bundles and dependencies into a `CommandError`.
 
     `failures`: further exceptions whose message is the sentence. Others are bugs and pass.
     """
@@ -98,14 +98,14 @@ def _sentence(
 
 
 def printable(text: str) -> str:
-    """The text without what steers a terminal."""
+    """Return the text without characters that control a terminal."""
     return _STEERING.sub("", text)
 
 
 def console(*, stderr: bool = False) -> "Console":
-    """A rich console on stdout (or stderr) that shows ids and titles letter by letter: no markup, no escape sequences.
+    """Return a rich console on stdout (or stderr) that shows ids and titles literally: no markup, no escape sequences.
 
-    Built on use, since importing rich costs more than most commands.
+    Created on use, since importing rich costs more than most commands.
     """
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.segment import Segment
@@ -119,7 +119,7 @@ def console(*, stderr: bool = False) -> "Console":
 
 
 def table(*columns: str, right: Collection[str] = (), **style: Any) -> "Table":
-    """A plain table with these columns; those in `right` are numbers."""
+    """Return a plain table with these columns; those in `right` are numbers."""
     from rich.table import Table
 
     made = Table(box=None, pad_edge=False, title_justify="left", **({"header_style": "dim"} | style))
@@ -129,7 +129,7 @@ def table(*columns: str, right: Collection[str] = (), **style: Any) -> "Table":
 
 
 def progress_bar(*, as_json: bool) -> "Progress":
-    """A bar with description, count and remaining time; on stderr where stdout is for a machine."""
+    """Return a bar with description, count and remaining time; on stderr if stdout is for a machine."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -143,7 +143,7 @@ def emit_json(value: Any) -> None:
 
 
 def report(error: CommandError, *, as_json: bool) -> None:
-    """Say what went wrong, and what to do, in the form that was asked for."""
+    """Print what went wrong, and what to do, in the requested form."""
     if as_json:
         emit_json({"error": error.message, "advice": error.advice, "exit_status": int(error.status)})
         return
@@ -154,9 +154,9 @@ def report(error: CommandError, *, as_json: bool) -> None:
 def reports_errors(command: Callable[P, R]) -> Callable[P, R]:
     """Wrap a typer command: `CommandError` and Ctrl-C become a message and an exit status, never a traceback.
 
-    So do a file or folder that cannot be read or written, and arguments that are no UTF-8. Other exceptions are bugs
-    and keep their traceback. Reads the command's own `as_json` option to choose the form. What the code below a command
-    logs goes to stderr: stdout holds the command's result.
+    So do a file or folder that cannot be read or written, and arguments that are not UTF-8. Other exceptions are bugs,
+    with a traceback. The command's own `as_json` option chooses the form. Logs of the code below a command go to
+    stderr: stdout has the command's result.
     """
 
     @functools.wraps(command)
@@ -193,7 +193,7 @@ def _log_to_stderr() -> None:
         import structlog
     except ModuleNotFoundError:  # `freshet bench gpu` needs no package that logs
         return
-    # The stream as it is when something is logged: a test's, for one, ends with the test.
+    # The present stderr at each log call: a test's, for one, ends with the test.
     structlog.configure(logger_factory=lambda *_: structlog.PrintLogger(sys.stderr))
 
 

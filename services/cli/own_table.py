@@ -1,4 +1,4 @@
-"""The options by which a command learns how to read its user's own table: one set for every command that reads data."""
+"""The options for reading a user's own table: one set for every command that reads data."""
 
 import functools
 import inspect
@@ -21,7 +21,7 @@ _PANEL = "Your own table"
 
 
 def reads_a_table(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command, which takes `table: TableOptions`, options for each of its fields."""
+    """Give a command with a parameter `table: TableOptions` options for each of its fields."""
 
     @functools.wraps(command)
     def wrapped(*, items: Path | None, category_separator: str, **given: Any) -> None:

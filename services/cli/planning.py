@@ -1,5 +1,5 @@
 """From users, items and rates to processes, cores, memory, partitions, shards and bytes a second: the arithmetic of
-`freshet plan`, with the unit costs that were measured.
+`freshet plan`, with measured unit costs.
 
 Estimates: docs/operate/scale.md says which parts were measured, how far predictions were off, and what is extrapolated.
 The costs are those of docs/benchmarks/path.md (processor time) and docs/benchmarks/scale.md (all else), measured once.
@@ -27,15 +27,15 @@ EVENT_MS = {
     "redis": 0.044,
 }
 PATH_ITEMS = 3_706
-# The gateway's part of one more call: with two calls less that with one.
+# The gateway's cost of one more call: with two calls minus with one.
 FURTHER_SHARD_MS = 0.313
-# Bytes an item: its state; its row of the encoder's table; candidates at a first start, neighbours included, and in
-# peace; the reranker's and the gateway's, mapped columns included (docs/benchmarks/large-shards.md); ids with their
-# numbers (encoder) and in columns (refresher). MiB of candidates without.
+# Bytes per item: its state; its row of the encoder's table; candidates at a first start, including neighbours, and in
+# steady state; the reranker's and the gateway's, including mapped columns (docs/benchmarks/large-shards.md); ids with
+# their numbers (encoder) and in columns (refresher). MiB of candidates without items.
 STATE_BYTES, TABLE_BYTES, CANDIDATES_BYTES, RERANKER_BYTES = 432, 200, 2_412, 484
 GATEWAY_BYTES, NAMES_BYTES, IDS_BYTES = 76, 252, 60
 CANDIDATES_MIB = 158
-# A user of 100 events in Redis: in memory, a write, a read.
+# A user of 100 events in Redis: in memory, per write, per read.
 USER_BYTES, WRITTEN_BYTES, READ_BYTES = 11_389, 11_707, 3_065
 # Of key and value, or of request and answer.
 RECORD_BYTES = {
@@ -46,29 +46,29 @@ RECORD_BYTES = {
     "exposure": 385,
     "search": 2_880,
 }
-# The largest catalogue of one process that was measured, and by how much predictions of it were off at most.
+# The largest measured catalogue of one process, and the largest error of its predictions.
 MEASURED_ITEMS, LARGEST_ERROR = 10_000_000, 0.39
-# How full things are planned: half of a core, since arrivals bunch; four fifths of a machine's memory, since a merge
+# Planned utilisation: half of a core, since arrivals are bursty; four fifths of a machine's memory, since a merge
 # copies and the system needs some.
 CORE_SHARE, MEMORY_SHARE = 0.5, 0.8
-# A search that takes longer is cut into shards, even where memory would hold it.
+# A slower search is split into shards, even if memory suffices for one.
 MAX_SEARCH_MS = 20.0
-# A search by codes takes so many ms, and so many times the root of the items.
+# A search by codes takes so many ms, plus so many times the root of the items.
 _CODES_MS, _CODES_ROOT_MS = 2.4, 3.23e-3
-# From so many items on candidates loads codes beside `exact` (services/candidates, `auto`).
+# From so many items on candidates loads codes besides `exact` (services/candidates, `auto`).
 CODES_FROM = 100_000
-# A user's history goes to `histories` at most so often (FRESHET_ENCODER_HISTORY_EVERY_S).
+# A user's history is written to `histories` at most so often (FRESHET_ENCODER_HISTORY_EVERY_S).
 _HISTORY_EVERY_S = 120.0
-# The refreshers' ledger: of every interaction that counts (services/refresher).
+# The refreshers' ledger: bytes per interaction that counts (services/refresher).
 _LEDGER_BYTES = 36
-# Beside the bundle's item states (services/refresher, README): P_x d sums of 8 bytes in the place of 4, and 456.
+# Besides the bundle's item states (services/refresher, README): P_x d sums of 8 bytes instead of 4, and 456.
 _SUMS_TIMES, _SUMS_BYTES = 3, 456
 _GIB, _MIB, _MB = 2.0**30, 2.0**20, 1e6
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Asked:
-    """What is planned for. machine_memory_gb: GiB of one machine."""
+    """The plan's input. machine_memory_gb: GiB of one machine."""
 
     users: int
     items: int
@@ -94,7 +94,7 @@ class Asked:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Need:
-    """Of one kind of process: how many, cores of all, memory of one (GiB), and why it cannot be had; "": it can."""
+    """Need of one kind of process: number, cores of all, memory of one (GiB), and the obstacle, if any."""
 
     name: str
     processes: int
@@ -104,7 +104,7 @@ class Need:
 
 
 def plan(asked: Asked) -> dict[str, Any]:
-    """The plan as plain values."""
+    """Return the plan as plain values."""
     shards = _shards(asked)
     search_ms = _search_ms(asked.items / shards)
     candidates, reranker = _candidates(asked, shards, search_ms), _reranker(asked)
@@ -134,20 +134,21 @@ def plan(asked: Asked) -> dict[str, Any]:
 
 
 def _shards(asked: Asked) -> int:
-    """The fewest that fit into a machine and are searched in time."""
+    """Return the fewest shards that fit into a machine and are searched in time."""
     room = asked.machine_memory_gb * MEMORY_SHARE * _GIB - CANDIDATES_MIB * _MIB
     in_time = ((MAX_SEARCH_MS - _CODES_MS) / _CODES_ROOT_MS) ** 2
     return math.ceil(asked.items / min(room / CANDIDATES_BYTES, in_time))
 
 
 def _search_ms(items: float) -> float:
-    """Processor time of a search: by `exact`, from CODES_FROM items on by `quantized_tangents(2000)`."""
+    """Return the processor time of a search: by `exact`, from CODES_FROM items on by `quantized_tangents(2000)`."""
     return 0.88 + 1.11e-4 * items if items < CODES_FROM else _CODES_MS + _CODES_ROOT_MS * math.sqrt(items)
 
 
 def _need(name: str, busy: float, memory_mib: float, *, least: int = 1, follows: float = 0.0) -> Need:
-    """Processes that work on a core each. busy: cores of work that they share; follows: of a core, what each spends on
-    the stream in a thread beside."""
+    """Return the need of processes with a core each. busy: cores of their shared work; follows: share of a core that
+    each spends on the stream in another thread.
+    """
     processes = max(least, math.ceil(busy / CORE_SHARE))
     obstacle = "" if follows <= CORE_SHARE else f"each spends {follows:.1f} cores on following everybody's changes"
     cores = (busy + processes * follows) / CORE_SHARE
@@ -168,7 +169,7 @@ def _gateway(asked: Asked, shards: int) -> Need:
 
 
 def _candidates(asked: Asked, shards: int, search_ms: float) -> Need:
-    """Replicas of every shard. A Recommend takes more than its search: as measured, less the search there."""
+    """Replicas of every shard. A Recommend costs more than its search: the measured cost minus the measured search."""
     beside_ms = max(0.0, RECOMMEND_MS["candidates"] - _search_ms(PATH_ITEMS))
     follows = asked.events_per_s * EVENT_MS["candidates"] / 1000
     busy = asked.recommend_per_s * (search_ms + beside_ms) / 1000
@@ -184,7 +185,7 @@ def _candidates(asked: Asked, shards: int, search_ms: float) -> Need:
 
 
 def _reranker(asked: Asked) -> Need:
-    """Two that follow: only Recommend with rules, and Search, ask it. The memory is a bound: it has no codes."""
+    """Two that follow: only Recommend with rules, and Search, call it. The memory is a bound: it has no codes."""
     follows = asked.events_per_s * EVENT_MS["reranker"] / 1000
     return _need("reranker", 0.0, CANDIDATES_MIB + RERANKER_BYTES * asked.items / _MIB, least=2, follows=follows)
 
@@ -216,7 +217,7 @@ def _redis(asked: Asked) -> Need:
 
 
 def _kafka(asked: Asked) -> Need:
-    """Three brokers: of every record one has the original, the others write copies. Disk cache comes on top."""
+    """Three brokers: each record has one original, the others write copies. Disk cache is extra."""
     busy = SAFE_REPLICAS * asked.events_per_s * EVENT_MS["kafka"] / 1000
     return Need(
         name="kafka",
@@ -227,7 +228,7 @@ def _kafka(asked: Asked) -> Need:
 
 
 def _network(asked: Asked, shards: int, scoring: int) -> dict[str, float]:
-    """MB a second by link. scoring: processes that each read every delta; of items, at most one an event."""
+    """Return MB a second by link. scoring: processes that each read every delta; of items, at most one an event."""
     size, events, asks = RECORD_BYTES, asked.events_per_s, asked.recommend_per_s
     histories = min(events, asked.users / _HISTORY_EVERY_S) * size["history"]
     written = events * (size["interaction"] + size["attribution"] + size["item delta"]) + histories
@@ -248,7 +249,9 @@ def _network(asked: Asked, shards: int, scoring: int) -> dict[str, float]:
 
 
 def _growth(asked: Asked) -> dict[str, float]:
-    """What a day adds: on Kafka's disks, all copies, of topics that are kept; in memory to the refreshers' ledgers."""
+    """Return a day's growth: on Kafka's disks, all copies, of topics without retention; in memory of the refreshers'
+    ledgers.
+    """
     size, day = RECORD_BYTES, 86_400
     kept = asked.events_per_s * (size["interaction"] + size["attribution"]) + asked.recommend_per_s * size["exposure"]
     return {

@@ -1,6 +1,6 @@
-"""Rows of answers, a Parquet table made of parts: what is finished stays, and the same command goes on with the rest.
+"""Rows of answers, a Parquet table built of parts: finished parts stay, and the same command continues with the rest.
 
-A part is written aside and renamed; the table is made of all of them at the end, and then they go.
+A part is written under another name and renamed; the table is built of all parts at the end, and they are deleted.
 """
 
 import json
@@ -17,9 +17,9 @@ from services.offline.backfill.answer_rows import SCHEMA
 
 
 class RowParts:
-    """The folder beside `out` where parts wait; it knows which batch they are of.
+    """The folder next to `out` with the parts; it knows their batch.
 
-    batch: what tells it from another one, in JSON's types. Raises: CommandError where parts of another one are there.
+    batch: identifies the batch, in JSON's types. Raises: CommandError if parts of another one exist.
     """
 
     def __init__(self, out: Path, batch: Mapping[str, Any]) -> None:
@@ -40,14 +40,14 @@ class RowParts:
 
     @property
     def found(self) -> int:
-        """How many are there."""
+        """Number of existing parts."""
         return len(list(self._folder.glob("part-*.parquet")))
 
     def has(self, number: int) -> bool:
         return self._path(number).exists()
 
     def write(self, number: int, table: pa.Table) -> None:
-        """Raises: CommandError where not all answers of the batch are of one model."""
+        """Raises: CommandError if the batch's answers are of several models."""
         models = set(table.column("model_version").to_pylist()) | ({self._model} if self._model else set())
         if len(models) > 1:
             raise CommandError(
@@ -58,7 +58,7 @@ class RowParts:
         self._rename(self._path(number), lambda path: pq.write_table(table, path))
 
     def join(self) -> dict[str, Any]:
-        """Make the table of all parts, and leave it alone."""
+        """Build the table of all parts, and delete them."""
         counts: dict[str, int] = {}
 
         def all_parts(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""How a model is staged as a version set, and whom `freshet model` speaks to: the record, Kafka, Redis, gateways."""
+"""Stage a model as a version set; the record, Kafka, Redis and gateways of `freshet model`."""
 
 import os
 from collections.abc import Mapping
@@ -28,9 +28,9 @@ def stage_bundle(
     wait_s: float = 120,
     as_json: bool = False,
 ) -> "VersionSets":
-    """What `freshet model stage` does; the sets afterwards.
+    """Do the work of `freshet model stage`; return the sets afterwards.
 
-    addresses: those of a `VersionSet`, where its processes were started already.
+    addresses: those of a `VersionSet` whose processes run already.
     """
     from services.cli.asked_gateways import problem_of, wait_for_gateways
     from services.contracts.version_sets import VersionSet, VersionSets
@@ -52,9 +52,9 @@ def stage_bundle(
         given = (bool(new.candidates), bool(new.reranker), bool(new.refreshers))
         if any(given) and not all(given):
             raise CommandError("give --candidates, --reranker and --refreshers together, or none of them")
-        before.staged(new)  # refused before anything is started
+        before.staged(new)  # rejected before anything is started
         for left in set(set_names(main)) - before.sets.keys():
-            remove_set(main, left)  # what was cut off, and does not count
+            remove_set(main, left)  # left by an interrupted run, and not in the record
         own: Stack | None = None
         if not any(given):
             try:
@@ -78,7 +78,7 @@ def stage_bundle(
 
 
 def set_of(model_version: str, state: Path) -> str:
-    """The name of the set that has this model, "" where none has."""
+    """Return the name of the set with this model, "" without one."""
     from services.stack import Stack
 
     with sentences():
@@ -88,7 +88,7 @@ def set_of(model_version: str, state: Path) -> str:
 
 
 def control_of(main: "Stack") -> "Control[VersionSets]":
-    """The record of this stack's version sets."""
+    """Return the record of this stack's version sets."""
     from services.contracts.topics.version_sets import OPERATIONS
     from services.stack.operation_record import Control
 
@@ -96,7 +96,7 @@ def control_of(main: "Stack") -> "Control[VersionSets]":
 
 
 def kafka_of(main: "Stack") -> str:
-    """The cluster's, where there is one beside the local stack."""
+    """Return the cluster's address, if there is one besides the local stack."""
     return os.environ.get("FRESHET_KAFKA_BOOTSTRAP") or main.kafka_bootstrap
 
 
@@ -106,13 +106,13 @@ def redis_of(main: "Stack") -> str:
 
 
 def sets_of(control: "Control[VersionSets]") -> "VersionSets | None":
-    """The newest; None where no set was ever staged."""
+    """Return the newest sets; None if none was ever staged."""
     last = control.read().last
     return None if last is None else last.after
 
 
 def required(control: "Control[VersionSets]") -> "VersionSets":
-    """The newest. Raises: CommandError where no set was ever staged."""
+    """Return the newest sets. Raises: CommandError if none was ever staged."""
     sets = sets_of(control)
     if sets is None:
         raise CommandError("no set was ever staged", advice="freshet model stage NAME --bundle DIR")
@@ -120,12 +120,12 @@ def required(control: "Control[VersionSets]") -> "VersionSets":
 
 
 def gateways_of(named: str, main: "Stack") -> list[str]:
-    """Those that are named, else the stack's own."""
+    """Return the named gateways, else the stack's own."""
     return [one.strip() for one in named.split(",") if one.strip()] or [main.address("gateway")]
 
 
 def _serving_now(bundle: Path) -> "VersionSet":
-    """What a stack serves of which no operator has said anything."""
+    """Return a stack's present set before the first operation."""
     from services.algorithms.bundles.model_bundle import load_bundle
     from services.contracts.version_sets import VersionSet
 
@@ -134,7 +134,7 @@ def _serving_now(bundle: Path) -> "VersionSet":
 
 
 def _checked(bundle: Path, serving: Path) -> str:
-    """The model version of a bundle that can take the serving one's place.
+    """Return the model version of a bundle that may replace the serving one.
 
     Raises: BundleError for shapes or checksums that disagree; CommandError for another catalogue's.
     """

@@ -1,1 +1,1 @@
-"""One module per `freshet` command; each imports what it needs only when it runs, so that `--help` is immediate."""
+"""One module per `freshet` command; each delays its imports until it runs, so that `--help` is immediate."""

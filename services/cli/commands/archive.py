@@ -1,4 +1,4 @@
-"""`freshet archive`: past interactions as Parquet files, so that retention may take them from Kafka."""
+"""`freshet archive`: past interactions as Parquet files, so that retention may delete them from Kafka."""
 
 import time
 from dataclasses import asdict

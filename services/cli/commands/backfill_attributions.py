@@ -1,5 +1,6 @@
-"""`freshet backfill-attributions`: attributions of every interaction written again, beside the live system: another
-model's, or the live model's under another key of pseudonyms."""
+"""`freshet backfill-attributions`: write attributions of every interaction again, next to the live system: another
+model's, or the live model's under another key of pseudonyms.
+"""
 
 from dataclasses import asdict
 from pathlib import Path

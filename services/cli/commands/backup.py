@@ -1,6 +1,6 @@
 """`freshet backup DIR` and `freshet restore DIR`: bundle, refresher checkpoints and positions as one set.
 
-Thin: where a local stack keeps things, what Redis and Kafka say now, and what the set itself says.
+It only connects the local stack's folders, Redis, Kafka and the set itself.
 """
 
 import asyncio
@@ -111,7 +111,7 @@ def restore(
     try:
         found = read_backup(folder)
         if not check:
-            # Kafka and Redis may run while a set is put in place: they do not hold its files.
+            # Kafka and Redis may run during a restore: they do not use the set's files.
             running = [part.name for part in stack.status() if part.running and PARTS[part.name].needs_bundle]
             if running:
                 raise CommandError(
@@ -135,7 +135,7 @@ def restore(
 
 
 def _applied(stack: "Stack") -> tuple[str | None, Mapping[int, int]]:
-    """Epoch and watermarks of `interactions`, None and nothing when Redis is away."""
+    """Return epoch and watermarks of `interactions`; None and empty if Redis is unavailable."""
     from services.platform.errors import DependencyUnavailable
     from services.user_state.reader import StateReader
 
@@ -153,7 +153,7 @@ def _applied(stack: "Stack") -> tuple[str | None, Mapping[int, int]]:
 
 
 def _log_ends(stack: "Stack") -> Mapping[int, int] | None:
-    """Where `attributions` ends, per partition; None when Kafka is away."""
+    """Return the end of each partition of `attributions`; None if Kafka is unavailable."""
     from kafka.errors import KafkaError
 
     from services.contracts.topics.attributions import ATTRIBUTIONS

@@ -1,4 +1,4 @@
-"""`freshet certs`: the certificates of a small installation, and which variables name them."""
+"""`freshet certs`: the certificates of a small installation, and the variables that name them."""
 
 from pathlib import Path
 from typing import Annotated

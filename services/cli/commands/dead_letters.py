@@ -1,6 +1,6 @@
-"""`freshet dead-letters list | show | replay | forget`: what was set aside, why, and back onto its topic.
+"""`freshet dead-letters list | show | replay | forget`: dead letters, their reasons, and replay onto their topic.
 
-Thin: what a dead letter is and what replaying it writes is services/cli/dead_letters.py's.
+services/cli/dead_letters.py defines dead letters and the records of a replay.
 """
 
 import base64
@@ -203,7 +203,7 @@ def _topics(topic: str) -> list[str]:
 
 
 def _named(opened: "DeadLetters", names: list[str]) -> "list[StoredLetter]":
-    """The letters of these names, in this order. Raises: CommandError."""
+    """Return the letters of these names, in this order. Raises: CommandError."""
     for name in names:
         parts = name.split(":")
         if len(parts) != 3 or not all(part.isdigit() for part in parts[1:]):

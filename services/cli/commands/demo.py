@@ -1,4 +1,4 @@
-"""`freshet demo`: the whole system at work on real interactions, in minutes, with figures at the end."""
+"""`freshet demo`: the whole system on real interactions, in minutes, with figures at the end."""
 
 import signal
 from collections.abc import Iterator
@@ -59,7 +59,7 @@ def demo(
         with_console=with_console,
     )
     display = Display(console(stderr=as_json))
-    # Ended by a supervisor, the demo stops its stack as after Ctrl-C.
+    # If a supervisor ends the demo, it stops its stack as after Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with _sentences(state / "logs"):
         summary = run_demo(wanted, display)
@@ -76,7 +76,7 @@ def demo(
 
 @contextmanager
 def _sentences(logs: Path) -> Iterator[None]:
-    """Turn what the steps raise into a sentence and an exit status; anything else is a bug and keeps its traceback."""
+    """Turn the steps' exceptions into a sentence and an exit status; any other one is a bug, with its traceback."""
     import freshet_client
 
     from services.algorithms.bundles.model_manifest import BundleError
@@ -93,7 +93,7 @@ def _sentences(logs: Path) -> Iterator[None]:
         (StreamStalledError, logged, ExitStatus.FAILED),
         (FreshetError, logged, ExitStatus.UNAVAILABLE),
         (BundleError, "name another --state, or move what is there", ExitStatus.FAILED),
-        # What data sets and settings raise: the message names field, value and allowed.
+        # Errors of data sets and settings: the message names field, value and allowed.
         (ValueError, "", ExitStatus.USAGE),
     )
     try:

@@ -1,4 +1,4 @@
-"""`freshet evaluate`, `compare` and `inspect`: how good a bundle is, which of two is better, and what one holds."""
+"""`freshet evaluate`, `compare` and `inspect`: a bundle's quality, the better of two, and a bundle's content."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any

@@ -1,4 +1,4 @@
-"""`freshet experiments`: give arms to shares of users."""
+"""`freshet experiments`: assign arms to shares of users."""
 
 import secrets
 import time
@@ -115,7 +115,7 @@ def list_experiments(*, state: options.State = options.DEFAULT_STATE, as_json: o
 
 
 def control_of_experiments(state: Path) -> "Control[Experiments]":
-    """The record of this stack's experiments."""
+    """Return the record of this stack's experiments."""
     from services.contracts.topics.experiments import OPERATIONS
     from services.stack import Stack
     from services.stack.operation_record import Control
@@ -124,7 +124,7 @@ def control_of_experiments(state: Path) -> "Control[Experiments]":
 
 
 def held_experiments(control: "Control[Experiments]") -> "Experiments":
-    """The newest state of all; none where no operator said anything."""
+    """Return the newest state of all experiments; empty before the first operation."""
     from services.contracts.experiments import Experiments
 
     last = control.read().last
@@ -132,13 +132,13 @@ def held_experiments(control: "Control[Experiments]") -> "Experiments":
 
 
 def operated(operation: "Callable[[Experiments], Experiments]", said: str, state: Path) -> "Experiments":
-    """Do it, and return the state afterwards. Raises: what the operation and `Control.write` raise."""
+    """Apply the operation and return the new state. Raises: as the operation and `Control.write`."""
     control = control_of_experiments(state)
     return control.write(operation(held_experiments(control)), said)
 
 
 def check_no_arm(name: str, state: Path) -> None:
-    """Raises: CommandError where a running experiment has an arm of this version set."""
+    """Raises: CommandError if a running experiment has an arm of this version set."""
     for one in held_experiments(control_of_experiments(state)).running:
         if any(arm.version_set == name for arm in one.arms):
             raise CommandError(
@@ -148,7 +148,7 @@ def check_no_arm(name: str, state: Path) -> None:
 
 
 def _check_sets(new: "Experiment", state: Path) -> None:
-    """Raises: CommandError where an arm names a version set that is not staged."""
+    """Raises: CommandError if an arm names a version set that is not staged."""
     from services.cli.staging import control_of, sets_of
     from services.stack import Stack
 
@@ -191,5 +191,5 @@ def _say(one: "Experiment", said: str, *, as_json: bool) -> None:
 
 
 def now_ms() -> int:
-    """Unix milliseconds."""
+    """Return Unix milliseconds."""
     return time.time_ns() // 1_000_000

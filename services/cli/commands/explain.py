@@ -1,7 +1,7 @@
 """`freshet explain USER ITEM`: where one score comes from, in words, bars and a table.
 
-The model's own part, what interactions taught the item since (PEFA-XS), and which remembered interactions voted for it
-(PEFA-XL): those are shown as kinds and ages, never as people. Knows nothing of how the parts were computed.
+The model's part, the part of later interactions with the item (PEFA-XS), and the votes of remembered interactions
+(PEFA-XL), which are shown as kinds and ages, never as people. Does not know how the parts were computed.
 """
 
 from pathlib import Path
@@ -66,7 +66,7 @@ def explain(
 
 
 def as_dict(answer: "gateway_pb2.ExplainResponse", *, user: str, item: str) -> dict[str, Any]:
-    """The whole explanation, for `--json`."""
+    """Return the whole explanation for `--json`."""
     facts = client.plain(answer)
     similarity, votes = facts["similarity"], facts["votes"]
     for one in (similarity, *facts["history"]):

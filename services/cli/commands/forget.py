@@ -1,6 +1,7 @@
-"""`freshet forget USER`: take a person out of everything that learned from them, and report what was where.
+"""`freshet forget USER`: remove a user from all that learned from the user's events, and report what was removed.
 
-Shows first what is there, asks, then removes. The gateway decides what forgetting means; this only shows its report.
+It first shows the user's data, asks, then removes. The gateway decides what forgetting means; this only shows its
+report.
 """
 
 import sys
@@ -70,7 +71,7 @@ def forget(
 
 
 def as_dict(answer: "gateway_pb2.ForgetUserResponse", *, user: str, preview: bool) -> dict[str, Any]:
-    """The report, for `--json`."""
+    """Return the report for `--json`."""
     return {
         "user_id": user,
         "preview": preview,

@@ -1,4 +1,4 @@
-"""`freshet index`: embeddings from elsewhere made into a bundle that candidates and reranker serve, untrained."""
+"""`freshet index`: a bundle of external embeddings that candidates and reranker serve without training."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -76,7 +76,7 @@ def index(
 
 
 def _codebooks(items: "ItemStates") -> "Codebooks | None":
-    """None where PyTorch is not installed: no other algorithm needs them."""
+    """Return codebooks; None if PyTorch is not installed: no other algorithm needs them."""
     try:
         from services.offline.training.codebooks.inverted_file import catalogue_codebooks
     except ModuleNotFoundError as error:

@@ -1,6 +1,6 @@
-"""`freshet items put | withdraw`: what can be recommended, beside what the model was trained on.
+"""`freshet items put | withdraw`: recommendable items besides those of the model's training.
 
-An item needs no training: put it, and it is found after its first interactions. Every record is the item whole.
+An item needs no training: after a put, its first interactions make it findable. Every record is a whole item.
 """
 
 import json
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 app = typer.Typer(name="items", help="Add, change and withdraw items.", no_args_is_help=True)
 
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
-# In one request. The largest items, of 17 kB, are then within its 4 MB.
+# Items per request: the largest, of 17 kB, are then within its 4 MB.
 _BATCH = 200
-# How the gateway begins when it refuses one item of a request.
+# The beginning of the gateway's error for one item of a request.
 _REFUSED = re.compile(r"items\[(\d+)\]")
 _FIELDS = frozenset({"item_id", "title", "categories", "attributes", "available", "withdrawn"})
 
@@ -93,7 +93,7 @@ def withdraw(
 
 
 def _write(named: "dict[str, events_pb2.Item]", *, gateway: str, timeout_ms: int, as_json: bool, done: str) -> None:
-    """named: each item by what an error calls it, its id or "items.jsonl:7"."""
+    """named: each item by its name in errors, its id or "items.jsonl:7"."""
     from freshet.v1 import gateway_pb2
 
     names, messages, written = list(named), list(named.values()), 0
@@ -115,7 +115,7 @@ def _write(named: "dict[str, events_pb2.Item]", *, gateway: str, timeout_ms: int
 
 
 def _read(path: Path) -> "Iterator[tuple[str, events_pb2.Item]]":
-    """The file's items, each with file and line. Raises CommandError (usage) naming line and field."""
+    """Yield the file's items, each with file and line. Raises CommandError (usage) naming line and field."""
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
@@ -160,5 +160,5 @@ def _item(line: str, *, where: str) -> "events_pb2.Item":
 
 
 def _is_tag(value: object) -> bool:
-    """A JSON string that is no date: "7" is a tag there, as 7 is a number."""
+    """Whether this is a JSON string that is no date: "7" is a tag there, as 7 is a number."""
     return isinstance(value, str) and not _DATE.match(value)

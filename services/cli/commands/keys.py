@@ -1,6 +1,6 @@
-"""`freshet keys create | list | revoke`: the API keys that the gateway admits.
+"""`freshet keys create | list | revoke`: the gateway's API keys.
 
-Thin: what a key is and how its file is written is services/gateway/edge/api_keys.py's.
+services/gateway/edge/api_keys.py defines a key and its file.
 """
 
 from pathlib import Path

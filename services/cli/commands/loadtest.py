@@ -1,7 +1,7 @@
-"""`freshet loadtest SCENARIO`: hand over to the load tests, which are an outsider to everything but the protos.
+"""`freshet loadtest SCENARIO`: run the load tests, which know nothing but the protos.
 
 They run in a process of their own (`python -m loadtest`): their engine patches the standard library, and they must not
-share anything with what they measure.
+share anything with the measured processes.
 """
 
 import signal
@@ -27,7 +27,7 @@ def loadtest(
     """
     arguments = [scenario, *context.args] if scenario else ["--help"]
     with subprocess.Popen([sys.executable, "-m", "loadtest", *arguments]) as running:
-        # Ctrl-C reaches both: the load test ends its run and reports, which takes it longer than Popen would wait.
+        # Ctrl-C reaches both: the load test ends its run and reports, which takes longer than Popen would wait.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         running.wait()
     raise typer.Exit(running.returncode)

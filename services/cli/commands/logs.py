@@ -1,4 +1,4 @@
-"""`freshet logs`: what the parts of the local stack wrote, the newest last."""
+"""`freshet logs`: the logs of the local stack's parts, newest last."""
 
 import time
 from collections.abc import Iterator
@@ -38,7 +38,7 @@ def logs(
 
 
 def _files(state: Path) -> Iterator[tuple[str, Path]]:
-    """Each log by its part's name; of a shard or a version set with its name behind."""
+    """Yield each log by its part's name, for a shard or a version set followed by its name."""
     yield from ((path.stem, path) for path in sorted(state.glob("logs/*.log")))
     for pattern in ("shards/*/logs/*.log", "sets/*/stack/logs/*.log"):
         for path in sorted(state.glob(pattern)):
@@ -46,7 +46,7 @@ def _files(state: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _tail(name: str, path: Path, lines: int, *, alone: bool) -> int:
-    """Show the last lines; returns where the file ends."""
+    """Show the last lines; returns the file's end."""
     size = path.stat().st_size
     with path.open("rb") as file:
         file.seek(max(0, size - _TAIL_BYTES))
@@ -56,7 +56,7 @@ def _tail(name: str, path: Path, lines: int, *, alone: bool) -> int:
 
 
 def _after(name: str, path: Path, read: int, *, alone: bool) -> int:
-    """Show the whole lines behind `read`; returns where they end. A file that is shorter was begun anew."""
+    """Show the whole lines after `read`; returns their end. A shorter file has been started again."""
     size = path.stat().st_size
     if size == read:
         return read

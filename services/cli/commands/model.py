@@ -1,4 +1,4 @@
-"""`freshet model`: a new model beside the one that serves, and then in its place, or not."""
+"""`freshet model`: stage a new model next to the serving one, and promote or retire it."""
 
 import os
 import secrets
@@ -36,12 +36,12 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-# What is called warm enough to answer everybody.
+# Share of warm users that a promotion requires.
 WARM = 0.99
-# A gateway closes the connections of a set that went after five seconds.
+# A gateway closes the connections of a removed set after five seconds.
 _LAST_CALLS_S = 6.0
 _GO_BY_S = 10.0
-# Of a stack's own processes, those that a set has of its own; in the order in which they take a set over.
+# The processes of a set of its own in a stack, in their order of switching to another set.
 _OF_A_SET = ("refresher", "reranker", "candidates")
 
 Name = Annotated[str, typer.Argument(help="The set's name.")]
@@ -268,7 +268,7 @@ def retire(
         takes_over = left.serving in local and name not in local
         after = _operated(lambda sets: sets.retired(name), f"retire {name}", main, gateways)
         if takes_over:
-            # Only now: nobody can go back to what these processes serve.
+            # Only now, because nobody can roll back to these processes' set any more.
             parts = _OF_A_SET if main.profile == "split" else ()
             try:
                 with showing(None if as_json else console(stderr=True)) as say:
@@ -281,7 +281,7 @@ def retire(
                 gone = left.serving
                 after = _operated(lambda sets: sets.settled(), f"retire {name}: taken over", main, gateways)
         if gone in local:
-            # Gateways let what is under way end on the connections that they had.
+            # Gateways finish calls in flight on the existing connections.
             time.sleep(_LAST_CALLS_S)
             remove_set(main, gone)
     _say(after, f"retire {name}", as_json=as_json)
@@ -334,7 +334,7 @@ def list_(
 def _operate(
     operation: "Callable[[VersionSets], VersionSets]", said: str, state: Path, gateways: str, as_json: bool
 ) -> None:
-    """Do it and say so."""
+    """Apply the operation and print it."""
     from services.stack import Stack
 
     with sentences():
@@ -345,7 +345,7 @@ def _operate(
 def _operated(
     operation: "Callable[[VersionSets], VersionSets]", said: str, main: "Stack", gateways: str
 ) -> "VersionSets":
-    """Do it, and return when every gateway goes by it."""
+    """Apply the operation, and wait until every gateway applies it."""
     from services.cli.asked_gateways import wait_for_gateways
 
     control = control_of(main)

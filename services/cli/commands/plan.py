@@ -1,4 +1,4 @@
-"""`freshet plan`: how many processes, cores, bytes and machines some users, items and rates take."""
+"""`freshet plan`: estimate processes, cores, bytes and machines for given users, items and rates."""
 
 from typing import Annotated, Any
 

@@ -1,7 +1,7 @@
-"""`freshet quickstart`: a first answer within a minute, and what one event changes in it.
+"""`freshet quickstart`: a first answer within a minute, and the effect of one event on it.
 
-It starts the smallest system that answers: the compact profile without refresher and generator, in a state folder of
-its own. The model is trained once and kept in the user's cache.
+It starts the smallest system that answers: the compact profile without refresher and generator, in its own state
+folder. The model is trained once and stored in the user's cache.
 """
 
 import os
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from services.stack.components.component import Say
 
 DEFAULT_STATE = Path(".freshet/quickstart")
-# What answers; `freshet up` adds the refresher (people's events change everybody's items) and the generator (search).
+# The parts needed for answers; `freshet up` adds the refresher (events change all users' items) and the generator
+# (search).
 _PARTS = ("kafka", "redis", "encoder", "gateway")
 _K = 5
 
@@ -70,8 +71,9 @@ def quickstart(
 
 @contextmanager
 def _model(state: Path, say: "Say") -> Iterator[Path]:
-    """The folder of the trained bundle, which is there when the block has ended. It trains in a process of its own:
-    PyTorch's memory goes with it, and Kafka starts meanwhile."""
+    """Yield the folder of the trained bundle, which exists when the block ends. Training runs in its own process: it
+    frees PyTorch's memory at its end, and Kafka starts meanwhile.
+    """
     from services.algorithms.bundles import model_manifest
     from services.offline import quickstart as training
     from services.stack.folders import cache_root, recipe_key
@@ -108,7 +110,7 @@ def _last_line(log: Path) -> str:
 
 
 def _ask(stack: "Stack", began: float) -> dict[str, Any]:
-    """A new person likes three items and asks, likes another one and asks again."""
+    """As a new user: like three items and ask, like another one and ask again."""
     from services.algorithms.bundles.model_bundle import load_bundle
 
     bundle = load_bundle(stack.bundle, verify=False)
@@ -149,10 +151,10 @@ def _rows(answer: "Recommendation", titles: Mapping[str, str]) -> list[dict[str,
 
 
 def _choose(bundle: "Bundle") -> tuple[list[str], str]:
-    """Three popular items that share a category, and a popular one that has none of theirs."""
+    """Return three popular items that share a category, and a popular one with none of theirs."""
     by_popularity = [int(item) for item in (-bundle.counts).argsort(kind="stable")]
     categories = [set(of_item) for of_item in bundle.categories]
-    # The most popular item's rarest category says most about who likes it.
+    # The rarest category of the most popular item is the most specific taste.
     sizes = {name: sum(name in of_item for of_item in categories) for name in categories[by_popularity[0]]}
     shared = min(sizes, key=lambda name: (sizes[name], name))
     liked = [item for item in by_popularity if shared in categories[item]][:3]
@@ -197,7 +199,7 @@ def _print(told: Mapping[str, Any], stack: "Stack", state: Path) -> None:
 
 
 def _table(rows: Sequence[Mapping[str, Any]], before: Sequence[Mapping[str, Any]] | None = None) -> Any:
-    """With `before`, what rank each had there."""
+    """With `before`, also show each item's rank there."""
     earlier = {row["item_id"]: str(rank) for rank, row in enumerate(before or (), start=1)}
     shown = table("", "title", "score", *(["rank before"] if before else []), right=("", "score", "rank before"))
     for rank, row in enumerate(rows, start=1):

@@ -1,6 +1,6 @@
-"""`freshet rebuild`: fold every attribution from zero, and compare with the refresher that runs; or start a new model.
+"""`freshet rebuild`: fold every attribution from zero, and compare with the running refresher; or start a new model.
 
-Thin: the folding is services/offline/backfill/rebuild.py's; here are the bar, the comparison and the exit status.
+services/offline/backfill/rebuild.py folds; this has the bar, the comparison and the exit status.
 """
 
 from pathlib import Path
@@ -86,7 +86,7 @@ def _version(bundle: Path) -> str:
 
 
 def _live(stack: "Stack") -> Any:
-    """What the running refresher says of itself; None when none answers."""
+    """Return the running refresher's status; None if none answers."""
     import grpc
     from freshet.v1 import refresher_pb2, refresher_pb2_grpc
 
@@ -102,7 +102,7 @@ def _live(stack: "Stack") -> Any:
 
 
 def _compared(report: "RebuildReport", live: Any) -> list[dict[str, Any]]:
-    """A row per partition. equal: None where nothing runs that stands at the same position."""
+    """Return a row per partition. equal: None if no running refresher is at the same position."""
     said = {} if live is None else {one.partition: one for one in live.partitions}
     rows: list[dict[str, Any]] = []
     for one in report.partitions:

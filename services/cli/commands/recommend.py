@@ -1,7 +1,7 @@
 """`freshet recommend`: the top K for a user, or for a sequence of items given on the command line.
 
-Shows titles where the bundle is at hand, and the answer's provenance: which model, which index, how old the state,
-which stream position it reflects, how far from exact it may be, what was degraded, and where the time went.
+Shows titles if the bundle is on this machine, and the answer's provenance: model, index, the state's age and stream
+position, certificate, degradations, and milliseconds by stage.
 """
 
 import time
@@ -111,7 +111,7 @@ def recommend(
 
 
 def _not_again(answers: int, minutes: int) -> "gateway_pb2.NotAgain | None":
-    """None where nothing is to be left out."""
+    """None if nothing is to be excluded."""
     from freshet.v1 import gateway_pb2
 
     return gateway_pb2.NotAgain(answers=answers, minutes=minutes) if answers or minutes else None
@@ -120,7 +120,7 @@ def _not_again(answers: int, minutes: int) -> "gateway_pb2.NotAgain | None":
 def _timed(
     request: "gateway_pb2.RecommendRequest", gateway: str, timeout_ms: int
 ) -> "tuple[gateway_pb2.RecommendResponse, float]":
-    """The answer, and the milliseconds that it took."""
+    """Return the answer, and its milliseconds."""
     with client.gateway(gateway) as asked:
         started = time.perf_counter()
         answer = asked.call("Recommend", request, timeout_s=timeout_ms / 1000)
@@ -154,7 +154,7 @@ def _recommend_to_all(
 
 
 def as_dict(answer: "gateway_pb2.RecommendResponse", titles: dict[str, str]) -> dict[str, Any]:
-    """The whole answer, provenance included, for `--json`."""
+    """Return the whole answer with its provenance for `--json`."""
     times = answer.stage_times
     return {
         "items": [
@@ -216,7 +216,7 @@ def _print_answer(answer: "gateway_pb2.RecommendResponse", titles: dict[str, str
 
 
 def provenance_line(facts: dict[str, Any]) -> str:
-    """One line: model, index, state, exactness and where the milliseconds went."""
+    """Return one line: model, index, state, exactness and milliseconds by stage."""
     age = facts["state_age_seconds"]
     state = f"state {facts['state_source']}"
     if age is not None:

@@ -1,6 +1,6 @@
-"""`freshet record` and `freshet undo`: write one interaction through the gateway, or take one back.
+"""`freshet record` and `freshet undo`: write one interaction through the gateway, or undo one.
 
-Prints the event id (reuse it to repeat the command safely) and the freshness token that `recommend --token` accepts.
+Prints the event id (reuse it to repeat the command safely) and the freshness token for `recommend --token`.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""`freshet repartition`: another number of partitions for `interactions`, with each user's events in one of them."""
+"""`freshet repartition`: change the number of partitions of `interactions`, with each user's events in one of them."""
 
 import shutil
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""`freshet results`: read from the log which arm of an experiment is better, and how certain that is."""
+"""`freshet results`: compare the arms of an experiment from the log, with the certainty of each difference."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -130,7 +130,7 @@ def _guardrail(text: str) -> "Metric":
 
 
 def _rows(found: "Results", experiment: "Experiment") -> list[dict[str, Any]]:
-    """One row per metric and arm."""
+    """Return one row per metric and arm."""
     rows = []
     for (metric, arm), mean in found.means.items():
         row: dict[str, Any] = {"metric": metric, "arm": arm, "users": found.arms[arm].counted, "mean": mean}

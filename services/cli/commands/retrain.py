@@ -1,4 +1,4 @@
-"""`freshet retrain`: a new model from the log, kept only if it is fit to take the serving one's place."""
+"""`freshet retrain`: train a new model from the log, and install it only if it may replace the serving one."""
 
 import shutil
 from pathlib import Path
@@ -75,13 +75,13 @@ def retrain(
 
 
 def _staged(report: dict[str, Any], serving: Path, state: Path, *, as_json: bool) -> str:
-    """The name of the set that has the model now."""
+    """Return the name of the set that now has the model."""
     from services.cli.staging import set_of, stage_bundle
 
     version = report["model_version"]
     if found := set_of(version, state):
         return found
-    # A copy: the next model that passes takes the place of this one.
+    # A copy, because the next model that passes replaces this one.
     kept = state / "models" / version
     if not kept.exists():
         shutil.copytree(report["bundle"], kept)

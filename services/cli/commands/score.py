@@ -1,4 +1,4 @@
-"""`freshet score`: the top K of everybody, from the log, beside the live system."""
+"""`freshet score`: the top K of all users, from the log, next to the live system."""
 
 import hashlib
 import secrets
@@ -110,7 +110,7 @@ def _say(summary: dict[str, Any], out: Path, *, as_json: bool) -> None:
 
 
 def _by_partition(encoder: "EncoderSettings", users: Sequence[str]) -> dict[int, list[str]]:
-    """Every partition of the log, with those of the users who are at home there."""
+    """Return every partition of the log, with the users whose home it is."""
     from services.encoder.bootstrap import kafka_stream
     from services.platform.stream.kafka import partition_for
 

@@ -1,7 +1,6 @@
-"""`freshet search`: the top K for words, for everybody or for a user, and which source found each item.
+"""`freshet search`: the top K for words, for everybody or for a user, with the sources of each item.
 
-Prints what was degraded and how long each source took. A chosen result is recorded with `freshet record --query`, which
-is how search learns.
+Prints degradations and each source's time. Search learns from chosen results: record one with `freshet record --query`.
 """
 
 import time
@@ -62,7 +61,7 @@ def search(
 
 
 def as_dict(answer: "gateway_pb2.GatewayServiceSearchResponse") -> dict[str, Any]:
-    """The whole answer, provenance included, for `--json`."""
+    """Return the whole answer with its provenance for `--json`."""
     return {
         "items": [
             {

@@ -1,7 +1,7 @@
-"""`freshet search-vectors`: the top K for a query vector, asked of a candidates process directly.
+"""`freshet search-vectors`: the top K for a query vector, from a candidates process directly.
 
-For embeddings brought from elsewhere and for a look at one algorithm: it shows scores, certificate, and the passes with
-their milliseconds and items touched.
+For external embeddings and for tests of one algorithm: it shows scores, certificate, and the passes with their
+milliseconds and items touched.
 """
 
 from pathlib import Path
@@ -84,7 +84,7 @@ def search_vectors(
 
 
 def _read_vector(path: Path, row: int) -> "npt.NDArray[np.float32]":
-    """Row `row` of a .npy file, (d,); it travels in half precision, as all query states do."""
+    """Return row `row` of a .npy file, (d,); it is sent in half precision, like all query states."""
     import numpy as np
 
     try:

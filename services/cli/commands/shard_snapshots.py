@@ -1,4 +1,4 @@
-"""`freshet shard-snapshots`: snapshots of a catalogue's shards, before the processes that will serve them start."""
+"""`freshet shard-snapshots`: write snapshots of a catalogue's shards before their processes start."""
 
 from dataclasses import asdict
 from functools import partial

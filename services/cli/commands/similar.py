@@ -52,7 +52,7 @@ def similar(
 
 
 def as_dict(answer: "gateway_pb2.GatewayServiceSimilarResponse", item: str) -> dict[str, Any]:
-    """The whole answer, for `--json`."""
+    """Return the whole answer for `--json`."""
     return {
         "item_id": item,
         "items": [

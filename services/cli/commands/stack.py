@@ -198,7 +198,7 @@ def serve(
     """
     if process not in PROCESSES:
         raise usage_error(f"process={process!r} allowed: {', '.join(PROCESSES)}", "freshet serve gateway")
-    # As the launcher does: one compute thread, set before any library reads it.
+    # Like the launcher: one compute thread, set before any library reads it.
     for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ.setdefault(variable, os.environ.get("FRESHET_COMPUTE_THREADS", "1"))
     raise typer.Exit(importlib.import_module(f"{PROCESSES[process].module}.__main__").main())

@@ -1,4 +1,4 @@
-"""`freshet train-text`: a text bundle for a model bundle's catalogue, what the generator process answers words from."""
+"""`freshet train-text`: a text bundle for a model bundle's catalogue, from which the generator answers words."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -91,7 +91,7 @@ def _train(
     phrases: tuple[int, float, str] | None = None,
     steps: int | None = None,
 ) -> None:
-    """One part or both. phrases: vocabulary, minutes and device; steps: of the text MoL."""
+    """Train one part or both. phrases: vocabulary, minutes and device; steps: of the text MoL."""
     wait_without_spinning()
     from services.offline.training.onnx_graphs import ExportError
     from services.offline.training.phrases.fit import PhraseSettings

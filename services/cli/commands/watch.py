@@ -1,7 +1,7 @@
-"""`freshet watch`: how fresh everything is, live in the terminal.
+"""`freshet watch`: the freshness of all parts, live in the terminal.
 
-Two sources: the gateway's GetFreshness (versions, positions, who is away), and the lag histograms on the processes'
-metrics ports. Quantiles are of what came since the watch began; with --once, since the processes started.
+Two sources: the gateway's GetFreshness (versions, positions, unavailable parts), and the lag histograms on the
+processes' metrics ports. Quantiles cover the time since the watch began; with --once, since the processes started.
 """
 
 import time
@@ -75,7 +75,7 @@ def watch(
 
 
 def as_dict(report: "gateway_pb2.GetFreshnessResponse", lags: "Lags") -> dict[str, Any]:
-    """One look, for `--json` and for the table."""
+    """Return one observation, for `--json` and for the table."""
     from services.cli.answers import degradation_names, index_freshness
 
     def positions(found: Any) -> list[dict[str, int | None]]:
@@ -104,7 +104,7 @@ def as_dict(report: "gateway_pb2.GetFreshnessResponse", lags: "Lags") -> dict[st
 
 
 def view(facts: dict[str, Any]) -> "RenderableType":
-    """One look for a person."""
+    """Return one observation for people."""
     from rich.console import Group
     from rich.text import Text
 

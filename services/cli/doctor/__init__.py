@@ -1,1 +1,1 @@
-"""What `freshet doctor` looks at: settings, the machine, the stack, and what runs."""
+"""The checks of `freshet doctor`: settings, the machine, the stack, and its running parts."""

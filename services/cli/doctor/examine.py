@@ -1,7 +1,7 @@
-"""Explains what keeps the stack from running, or from running well: each finding with why it matters and what to type.
+"""Explain what keeps the stack from running, or from running well: each finding with why it matters and what to type.
 
-In the order in which a person would look: settings, parts, ports, the machine, the bundle; of what runs then versions,
-topics, Redis, lag; what expires. Changes nothing, and starts nothing that lasts.
+In the order in which a person would look: settings, parts, ports, the machine, the bundle; of running parts versions,
+topics, Redis, lag; then expiry. Changes nothing, and starts nothing that lasts.
 """
 
 import os
@@ -32,12 +32,12 @@ _DATASETS_WITHOUT_NETWORK = ("ml-1m", "ml-latest-small", "ml-100k")
 
 
 def examine(stack: Stack) -> list[Finding]:
-    """Every finding. A check that itself fails is a finding too."""
+    """Return all findings. A check that itself fails is a finding too."""
     findings = list(look_at_settings())
     try:
         running = Running.of(stack)
     except ConfigError:
-        # The certificates, which every part is asked with; they are among the findings.
+        # The certificates, which every check of a part needs; they are among the findings.
         return findings
     for check in (look_at_parts, _ports, _machine, _memory, _recipes, _bundle, _data, look_at_running, look_at_expiry):
         try:

@@ -1,4 +1,4 @@
-"""What `freshet doctor` says: one finding per thing that it looked at."""
+"""Results of `freshet doctor`: one finding per check."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,7 +8,7 @@ Severity = Literal["ok", "warning", "error"]
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One thing looked at: what was found; where it is not right why that matters, and the next command to type."""
+    """One check: what was found; for a problem also why it matters, and the next command to type."""
 
     severity: Severity
     about: str
@@ -18,15 +18,15 @@ class Finding:
 
 
 def fine(about: str, found: str) -> Finding:
-    """All is well."""
+    """Return a finding without a problem."""
     return Finding(severity="ok", about=about, found=found)
 
 
 def error(about: str, found: str, why: str, advice: str) -> Finding:
-    """It keeps the stack from running, or answers from being right."""
+    """Return a problem that prevents the stack from running, or answers from being right."""
     return Finding(severity="error", about=about, found=found, why=why, advice=advice)
 
 
 def warning(about: str, found: str, why: str, advice: str) -> Finding:
-    """It runs, and somebody should know."""
+    """Return a problem that does not prevent the stack from running."""
     return Finding(severity="warning", about=about, found=found, why=why, advice=advice)

@@ -1,6 +1,6 @@
-"""`freshet doctor` on what runs: which parts, of which model, how far behind; Kafka's topics and Redis' memory.
+"""`freshet doctor` on running parts: their models and lag; Kafka's topics and Redis' memory.
 
-A part counts where it answers at the stack's address, whoever started it: containers publish the same ports.
+A part counts if it answers at the stack's address, whoever started it: containers publish the same ports.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,7 +13,7 @@ from services.contracts.processes import PROCESSES
 from services.platform.turn_clock import STUCK_S
 from services.stack.launcher import PartStatus, Stack
 
-# What it costs that a part is down.
+# The effect of a part that is down.
 COSTS: Mapping[str, str] = {
     "kafka": "nothing can be written, and nothing gets newer",
     "redis": "everybody gets popular items, and the stream waits",
@@ -39,7 +39,7 @@ _NEARLY_FULL = 0.85
 
 @dataclass(frozen=True)
 class Running:
-    """The parts of a stack as they were found. answers: name -> None when ready, else why not; absent: the others."""
+    """The parts of a stack as found. answers: name -> None if ready, else why not; absent: the others."""
 
     stack: Stack
     statuses: Mapping[str, PartStatus]
@@ -53,7 +53,7 @@ class Running:
         for name in statuses.keys() - answers.keys():
             if any(stack.ports.taken(name)):
                 problem = stack.components[name].probe(stack.place)
-                # Only a process of ours says why it is not serving.
+                # Only a process of Freshet explains why it is not serving.
                 if problem is None or "NOT_SERVING" in problem:
                     answers[name] = problem
         return cls(stack, statuses, answers)
@@ -63,17 +63,17 @@ class Running:
         return [name for name in self.statuses if name not in self.answers]
 
     def is_ready(self, name: str) -> bool:
-        """Whether it runs and is ready."""
+        """Whether the part runs and is ready."""
         return self.answers.get(name, "absent") is None
 
     def log_command(self, name: str) -> str:
-        """What shows the end of a part's log."""
+        """Return the command that shows the end of a part's log."""
         ours = self.statuses[name].running
         return f"tail -n 20 {self.stack.log(name)}" if ours else f"docker compose logs --tail 20 {name}"
 
 
 def look_at_parts(running: Running) -> Iterator[Finding]:
-    """Ready, not ready and why, or away."""
+    """Yield a finding per part: ready, not ready and why, or not running."""
     if not running.answers:
         yield fine("stack", "not running")
         return
@@ -88,7 +88,7 @@ def look_at_parts(running: Running) -> Iterator[Finding]:
 
 
 def look_at_running(running: Running) -> Iterator[Finding]:
-    """What the parts that answer tell of themselves."""
+    """Check the parts that answer."""
     yield from _versions(running)
     if running.is_ready("kafka") and running.answers.keys() & PROCESSES.keys():
         yield from _topics(running)
@@ -120,7 +120,7 @@ def _versions(running: Running) -> Iterator[Finding]:
 
 
 def _version(running: Running, name: str) -> str | None:
-    """None where it does not say: the gateway's key is another one, say."""
+    """Return the model's version; None if the process does not tell it, because the gateway has another key, say."""
     import importlib
 
     from services.cli.client import call
@@ -208,7 +208,7 @@ def _store(running: Running) -> Iterator[Finding]:
 
 
 def _loops(running: Running, name: str) -> Iterator[Finding]:
-    """How its loops do, by its metrics."""
+    """Check a process's loops by its metrics."""
     from services.stack.lag import read_samples
 
     address, log = running.stack.address(f"{name}-metrics"), running.log_command(name)

@@ -1,6 +1,6 @@
-"""`freshet doctor` on what is set outside the stack: variables that processes refuse, certificates and keys that end.
+"""`freshet doctor` on settings outside the stack: variables that processes reject, certificates and keys that expire.
 
-It reads the environment as a process would at its start, and shows no secret: refusals mask them.
+It reads the environment as a process would at its start, and shows no secret: errors mask them.
 """
 
 import difflib
@@ -16,7 +16,7 @@ from services.contracts.processes import PROCESSES, Process
 from services.platform.config import ConfigError, ProcessSettings, environment_tls, load_settings
 
 SOON = timedelta(days=14)
-# Read by commands, the compose files and tests, not by a process.
+# Variables of commands, the compose files and tests, not of a process.
 _OTHERS = (
     *("API_KEY", "CANDIDATES", "CHAOS_BUNDLE", "CHAOS_NEXT", "DATA", "GATEWAY", "GATEWAYS"),
     *("MAVEN_REPOSITORY", "REDIS_MAXMEMORY", "STATE"),
@@ -25,7 +25,7 @@ OF_COMMANDS = frozenset(f"FRESHET_{name}" for name in _OTHERS)
 
 
 def settings_of(row: Process) -> type[ProcessSettings]:
-    """The class that reads a process's settings."""
+    """Return the class that reads a process's settings."""
     module = vars(importlib.import_module(f"{row.module}.config"))
     (found,) = [
         kind
@@ -36,13 +36,13 @@ def settings_of(row: Process) -> type[ProcessSettings]:
 
 
 def variables_of(settings: type[ProcessSettings]) -> set[str]:
-    """The names of its variables."""
+    """Return the names of its variables."""
     aliases = {name: field.validation_alias for name, field in settings.model_fields.items()}
     return {alias if isinstance(alias, str) else f"FRESHET_{name.upper()}" for name, alias in aliases.items()}
 
 
 def look_at_settings() -> Iterator[Finding]:
-    """What the environment says, read as each process reads it."""
+    """Check the environment as each process reads it."""
     refused: dict[str, list[str]] = {}
     known: set[str] = set()
     for name, row in PROCESSES.items():
@@ -74,7 +74,7 @@ def look_at_settings() -> Iterator[Finding]:
 
 
 def look_at_expiry(running: Running) -> Iterator[Finding]:
-    """Certificates that the environment names, and the gateway's API keys."""
+    """Check the certificates named in the environment, and the gateway's API keys."""
     tls = environment_tls()
     if tls is not None:
         yield from _certificate(tls.certificate, "nobody believes it any more: processes do not reach each other")

@@ -1,4 +1,4 @@
-"""`freshet bench ...` of retrieval: how fast, how exact and how large, in the library and as a service."""
+"""`freshet bench ...` of retrieval: speed, exactness and size, in the library and as a service."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
