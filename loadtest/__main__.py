@@ -1,10 +1,10 @@
-"""`python -m loadtest SCENARIO`: greenlets first, everything else after; `knee` and `path` have a compiled sender."""
+"""`python -m loadtest SCENARIO`: enable greenlets before all other imports; `knee` and `path` use a compiled sender."""
 
 import signal
 import sys
 
 if __name__ == "__main__":
-    # Ended by a supervisor, a run still puts back what it changed, as after Ctrl-C.
+    # If a supervisor ends a run, it still restores what it changed, as after Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if sys.argv[1:2] in (["knee"], ["path"]):
         from . import knee, path

@@ -1,4 +1,4 @@
-"""What the scenarios' calls have in common: the gateway's stub, and what is read from an answer."""
+"""Shared by the scenarios' calls: the gateway's stub, and reading an answer."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -13,22 +13,22 @@ _STAGES = ("queue", "encode", "first_stage", "rerank", "transport")
 
 
 def gateway(channel: Any) -> Any:
-    """The gateway's stub on a channel."""
+    """Return the gateway's stub on a channel."""
     return gateway_pb2_grpc.GatewayServiceStub(channel)  # type: ignore[no-untyped-call]
 
 
 def streams(rows: Mapping[str, tuple[FloatArray, Callable[[], Outcome]]]) -> list[Stream]:
-    """By name when calls are due and what makes one; kinds without a call are left out."""
+    """Return streams by name, with due times and call; kinds without a call are omitted."""
     return [Stream(name=name, arrivals_s=due_s, call=call) for name, (due_s, call) in rows.items() if len(due_s)]
 
 
 def degradations(answer: Any) -> list[str]:
-    """The answer's marks, by name."""
+    """Return the names of the answer's degradations."""
     return [gateway_pb2.Degradation.Name(mark).removeprefix("DEGRADATION_") for mark in answer.degradations]
 
 
 def recommended(answer: gateway_pb2.RecommendResponse, counts: Sequence[str] = ()) -> Outcome:
-    """Stage times and marks of a Recommend's answer."""
+    """Return stage times and degradations of a Recommend's answer."""
     return Outcome(
         stages_ms={stage: getattr(answer.stage_times, f"{stage}_ms") for stage in _STAGES},
         degradations=degradations(answer),

@@ -28,7 +28,7 @@ from .scenarios import find_scenarios
 
 DEFAULT_TARGET = "127.0.0.1:50050"
 _CONNECT_TIMEOUT_S = 5.0
-# What a shell reports for a process ended by SIGINT.
+# A shell's status for a process ended by SIGINT.
 _INTERRUPTED_STATUS = 130
 
 
@@ -86,9 +86,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _channel(target: str) -> Any:
-    """Encrypted where FRESHET_TLS_CA names the gateway's CA; a gateway asks for no certificate of ours.
+    """Return a channel, encrypted if FRESHET_TLS_CA names the gateway's CA; a gateway needs no client certificate.
 
-    Its calls show the key of FRESHET_API_KEY, where there is one.
+    Its calls have the key of FRESHET_API_KEY, if set.
     """
     import grpc
 
@@ -149,7 +149,7 @@ def _add_common_arguments(parser: argparse.ArgumentParser, scenario: str) -> Non
 
 
 def add_target(parser: argparse.ArgumentParser, scenario: str) -> None:
-    """Which gateway, and where the results go."""
+    """Add the options of the gateway and of the results' folder."""
     parser.add_argument("--target", default=DEFAULT_TARGET, help="the gateway, host:port")
     parser.add_argument("--allow-remote", action="store_true", help="permit a target that is not this machine")
     parser.add_argument("--output", type=Path, default=Path(".freshet/loadtest") / scenario, metavar="FOLDER",
@@ -157,7 +157,7 @@ def add_target(parser: argparse.ArgumentParser, scenario: str) -> None:
 
 
 def check_target(options: argparse.Namespace) -> None:
-    """Raises: ValueError where the target is no address, or another machine and that is not permitted."""
+    """Raises: ValueError if the target is not an address, or is another machine without permission."""
     host, separator, port = options.target.rpartition(":")
     if not separator or not host or not port.isdigit() or not 1 <= int(port) <= 65_535:
         raise ValueError(f"--target={options.target}; allowed: host:port with a port from 1 to 65535")

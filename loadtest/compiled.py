@@ -1,6 +1,6 @@
-"""The compiled sender (`sender/main.go`): calls on a clock for a tenth of what a sender in Python takes of the machine.
+"""The compiled sender (`sender/main.go`): calls on a clock at a tenth of the processor time of a sender in Python.
 
-It is built once, by the Go that is found on the path, into the user's cache. Requests and answers are bytes here.
+Go on the path builds it once, into the user's cache. Requests and answers are bytes here.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ class SenderError(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedCall:
-    """When it is due (s), its method by name, the request as bytes."""
+    """Due time (s), method name, and the request as bytes."""
 
     due_s: float
     method: str
@@ -39,9 +39,9 @@ class PlannedCall:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answers:
-    """Of the calls in their order: latency from due (n,) s, gRPC status (n,), answer of those that are OK.
+    """Of the calls in their order: latency from due (n,) s, gRPC status (n,), and the answers of those that are OK.
 
-    processor_s: what the sender itself took.
+    processor_s: the sender's own processor time.
     """
 
     sent_s: FloatArray
@@ -52,14 +52,14 @@ class Answers:
 
 
 def build() -> Path:
-    """The sender's program, built where it is missing. Raises: SenderError."""
+    """Return the sender's program, built if missing. Raises: SenderError."""
     sources = sorted(path for path in _SOURCE.iterdir() if path.suffix in (".go", ".mod", ".sum"))
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "freshet" / "loadtest"
     program = cache / f"sender-{digest}"
     if program.exists():
         return program
-    # PyPI's is beside Python.
+    # PyPI's Go is next to Python.
     go = shutil.which("go", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
     if go is None:
         raise SenderError(_GO_MISSING)
@@ -90,8 +90,8 @@ def send(
 ) -> Answers:
     """Send the calls, each when it is due, and wait for every answer or its deadline.
 
-    callers: that many take the next call whenever they have an answer instead, for `lasts_s`; what is left then is
-    `NOT_SENT`. Raises: SenderError.
+    callers: so many instead take the next call after each answer, for `lasts_s`; the remaining calls are `NOT_SENT`.
+    Raises: SenderError.
     """
     methods = sorted({call.method for call in calls})
     number = {name: place for place, name in enumerate(methods)}

@@ -1,6 +1,6 @@
-"""What the freshness contract promises, as claims over what a run saw: lags, new items, tokens, and the cost of it.
+"""The freshness contract as claims about a run's observations: lags, new items, tokens, and their cost.
 
-Pure: observations in, claims and findings out. How they were observed is the scenario's.
+Pure: observations in, claims and findings out. The scenario observes.
 """
 
 import math
@@ -21,12 +21,12 @@ Part = tuple[str, Claim, dict[str, Any]]
 
 
 def conclude(*parts: Part) -> Conclusion:
-    """The parts as one conclusion."""
+    """Return the parts as one conclusion."""
     return Conclusion(claims=[claim for _, claim, _ in parts], findings={name: found for name, _, found in parts})
 
 
 def at_most(says: str, value: float | None, limit: float, *, unseen: int | None = None) -> Claim:
-    """`value` stays below `limit`; where probes were sent, none of them may be `unseen`."""
+    """Claim that `value` is at most `limit`; if probes were sent, none of them may be `unseen`."""
     return Claim(
         says=says,
         value=value,
@@ -36,19 +36,21 @@ def at_most(says: str, value: float | None, limit: float, *, unseen: int | None 
 
 
 def all_of(says: str, num: int, total: int) -> Claim:
-    """Every one of `total` does; nothing is claimed of none."""
+    """Claim that all of `total` do it; with a total of 0 nothing is claimed."""
     share = num / total if total else None
     return Claim(says=says, value=share, allowed="1", held=None if share is None else share == 1.0)
 
 
 def p99_s(seconds: Sequence[float]) -> float | None:
-    """The 99th percentile; None of none."""
+    """Return the 99th percentile; None without values."""
     found = percentiles_ms([value * 1e3 for value in seconds])["p99"]
     return None if found is None else found / 1e3
 
 
 def lag(lags_s: Sequence[float], *, unseen: int, told_s: Sequence[float], poll_ms: float) -> Part:
-    """From an event's acknowledgement to an answer to somebody else that shows it; `told_s`: what the index says."""
+    """Claim a limit for the time from an event's acknowledgement to another user's answer that shows it; `told_s`: lags
+    reported by the index.
+    """
     says = "seconds from an event's acknowledgement to an answer that everybody gets from it, p99"
     found = {
         "served_ms": percentiles_ms([lag_s * 1e3 for lag_s in lags_s]),
@@ -80,7 +82,7 @@ def new_items(found_s: Sequence[float | None], *, waited_s: float, top: int) -> 
 
 
 def tokens(verdicts: Mapping[str, int], *, unanswered: int) -> Part:
-    """`verdicts`: answers by `judge_token`; `unanswered` calls failed and claimed nothing."""
+    """`verdicts`: answers by `judge_token`; `unanswered`: failed calls, which claim nothing."""
     answers = sum(verdicts.values())
     kept = verdicts.get("honoured", 0) + verdicts.get("said_so", 0)
     says = f"share of {answers:,} answers to a token that honour it or say that they could not"
@@ -89,8 +91,9 @@ def tokens(verdicts: Mapping[str, int], *, unanswered: int) -> Part:
 
 
 def judge_token(token: common_pb2.FreshnessToken, item_id: str, answer: gateway_pb2.RecommendResponse) -> str:
-    """ "honoured", "said_so", or why the answer's claim is false: its state is older than the token says, it still
-    recommends what was just recorded, or it neither honours the token nor says so."""
+    """Return "honoured", "said_so", or why the answer's claim is false: its state is older than the token, it still
+    recommends the recorded item, or it neither honours the token nor says so.
+    """
     said_so = gateway_pb2.DEGRADATION_TOKEN_NOT_HONOURED in answer.degradations
     if not answer.token_honoured:
         return "said_so" if said_so else "silently_not_honoured"
@@ -107,7 +110,7 @@ def judge_token(token: common_pb2.FreshnessToken, item_id: str, answer: gateway_
 
 
 def cost(p99s_ms: Sequence[float], windows: Sequence[Window]) -> Part:
-    """Recommend's p99 of each window, NaN where it has none: with refresh over without."""
+    """Claim a limit for Recommend's p99 with refresh over that without; each window's p99, NaN without calls."""
     found = ratio(p99s_ms, windows)
     says = "Recommend p99 beside a working refresher over beside a stopped one, median of neighbouring windows"
     table = [
@@ -134,7 +137,7 @@ class _Item:
 
 @dataclass(slots=True)
 class ProbeBoard:
-    """Items that take turns; each has at most one interaction under way."""
+    """Items in rotation; each has at most one pending interaction."""
 
     item_ids: list[str]
     lags_s: list[float] = field(default_factory=list)
@@ -145,11 +148,11 @@ class ProbeBoard:
         self._items = {item_id: _Item() for item_id in self.item_ids}
 
     def baseline(self, item_id: str, score: float, evidence: int) -> None:
-        """What is served of the item before anything is under way."""
+        """Set the item's served score and evidence before its interaction."""
         self._items[item_id] = _Item(score=score, evidence=evidence)
 
     def take(self) -> str | None:
-        """The next item that is free to be written; None while all are under way or have no baseline."""
+        """Return the next item to write to; None while all are pending or have no baseline."""
         for _ in self.item_ids:
             item_id = self.item_ids[self._turn % len(self.item_ids)]
             self._turn += 1
@@ -159,7 +162,7 @@ class ProbeBoard:
         return None
 
     def written(self, item_id: str, now_s: float) -> None:
-        """Its interaction is acknowledged since `now_s`."""
+        """Note that its interaction is acknowledged since `now_s`."""
         self._items[item_id].written_s = now_s
 
     @property
@@ -168,14 +171,14 @@ class ProbeBoard:
         return [item_id for item_id, item in self._items.items() if item.written_s is not None]
 
     def moved(self, item_id: str, score: float) -> bool:
-        """Whether an answer tells another score than before."""
+        """Whether an answer has another score than before."""
         item = self._items[item_id]
         return item.written_s is not None and score != item.score
 
     def confirm(self, item_id: str, score: float, evidence: int, seen_s: float) -> bool:
-        """The score moved at `seen_s`: true when the served evidence has grown too, then the lag is noted.
+        """Handle a score that changed at `seen_s`: return True and record the lag if the served evidence has grown too.
 
-        A score may move for another reason (the memory's votes, say): then it is the new baseline.
+        A score may change for another reason (the memory's votes, say): then it is the new baseline.
         """
         item = self._items[item_id]
         item.score = score

@@ -1,9 +1,8 @@
-"""Locust with a clock: a single Locust user drives the open loop, one greenlet per call, and files every call.
+"""Locust with a clock: a single Locust user drives the open loop, one greenlet per call, and records every call.
 
 Locust's own users wait for answers (closed loop), which hides a stall. A call due while too many are in flight is
-counted as not sent. It knows no scenario and no protos.
-
-Run in a process of its own: `enable_gevent` patches the standard library.
+counted as not sent. It knows no scenario and no protos. Run in a process of its own: `enable_gevent` patches the
+standard library.
 """
 
 import gc
@@ -23,7 +22,7 @@ _PROGRESS_EVERY_S = 5.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stream:
-    """Calls of one kind: `arrivals_s` when they are due (increasing), `call` makes one and reads its answer.
+    """Calls of one kind: due times `arrivals_s` (increasing); `call` makes one and reads its answer.
 
     `call` raises grpc.RpcError on failure; every exception is counted, none stops the run.
     """
@@ -35,10 +34,10 @@ class Stream:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadPlan:
-    """What a scenario wants done; without `seconds` it lasts as long as the command line says.
+    """A scenario's plan; without `seconds` the command line sets the length.
 
-    `set_up` makes calls before the clock starts, `tear_down` follows whatever happens, `conclude` reads what the
-    scenario itself observed.
+    `set_up` makes calls before the clock starts, `tear_down` always follows, `conclude` evaluates the scenario's own
+    observations.
     """
 
     streams: Sequence[Stream]
@@ -50,12 +49,12 @@ class LoadPlan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineSettings:
-    """Bounds of a run. Raises: ValueError where a scenario's own length is out of range."""
+    """Bounds of a run. Raises: ValueError if a scenario's own length is out of range."""
 
     seconds: float
     warmup_s: float = 2.0
     max_in_flight: int = MAX_IN_FLIGHT
-    # How long answers may still come in after the last arrival.
+    # How long to wait for answers after the last arrival.
     drain_s: float = 5.0
 
     def __post_init__(self) -> None:
@@ -78,8 +77,8 @@ def run(
 ) -> RunResults:
     """Send every stream's calls at their due times and wait for the answers.
 
-    `locust_report`: where Locust's own HTML page goes; `host` is what it names as the target.
-    Raises: ValueError when more than MAX_CALLS calls are scheduled.
+    `locust_report`: path of Locust's own HTML page; `host` is its name of the target.
+    Raises: ValueError if more than MAX_CALLS calls are scheduled.
     """
     total = sum(len(stream.arrivals_s) for stream in streams)
     if total > MAX_CALLS:
@@ -103,7 +102,7 @@ def run(
     runner = environment.create_local_runner()
     driver.report = environment.events.request.fire
     history = gevent.spawn(stats_history, runner)
-    # Not KeyboardInterrupt: Python raises that in whichever greenlet runs, where a call's error handling may take it.
+    # Not KeyboardInterrupt: Python raises that in any running greenlet, where a call's error handling may catch it.
     interruption = gevent.signal_handler(signal.SIGINT, driver.stop_early)
     gc.collect()
     gc.freeze()
@@ -122,7 +121,7 @@ def run(
 
 
 class _Driver:
-    """Sends due calls in greenlets of their own and files what comes back."""
+    """Sends due calls in greenlets of their own and records the answers."""
 
     def __init__(self, streams: Sequence[Stream], settings: EngineSettings) -> None:
         from gevent.event import Event
@@ -159,7 +158,7 @@ class _Driver:
             self.finished.set()
 
     def stop_early(self) -> None:
-        """End the run where it is: what was measured so far counts, over the time that it took."""
+        """End the run now: earlier measurements count, over the time until now."""
         self.results.interrupted = True
         self.results.seconds = round(max(self._loop.now_s(), self.results.warmup_s), 3)
         self.results.peak_in_flight = self._loop.peak_in_flight

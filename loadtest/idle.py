@@ -1,6 +1,6 @@
-"""`python -m loadtest.idle HOST:PORT STREAMS UNREAD`: open streams, ask for answers, then stand still until killed.
+"""`python -m loadtest.idle HOST:PORT STREAMS UNREAD`: open streams, request answers, then stop (SIGSTOP) until killed.
 
-What the scenario `slow_clients` puts beside ordinary visitors.
+Used by the scenario `slow_clients` next to ordinary visitors.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from freshet.v1 import gateway_pb2, gateway_pb2_grpc
 
 _CONNECTIONS = 20
 _RECOMMEND = "/freshet.v1.GatewayService/Recommend"
-_WRITTEN_S = 1.0  # gRPC writes what it was given to its sockets
+_WRITTEN_S = 1.0  # time for gRPC to write to its sockets
 
 
 async def _nothing() -> AsyncIterator[gateway_pb2.StreamInteractionsRequest]:
@@ -30,12 +30,12 @@ async def _stand_still(target: str, streams: int, unread: int) -> None:
     metadata = (("authorization", f"Bearer {key}"),) if key else ()
     stubs = [gateway_pb2_grpc.GatewayServiceStub(channel) for channel in channels]  # type: ignore[no-untyped-call]
     calls = [stubs[row % _CONNECTIONS].StreamInteractions(_nothing(), metadata=metadata) for row in range(streams)]
-    # As a stream of one answer: then gRPC reads no answer before it is asked to.
+    # As a stream of one answer: then gRPC does not read the answer until asked.
     encode = gateway_pb2.RecommendRequest.SerializeToString
     answers = [channel.unary_stream(_RECOMMEND, request_serializer=encode) for channel in channels]
     big = gateway_pb2.RecommendRequest(user_id="loadtest-0", k=1_000)
     calls += [answers[row % _CONNECTIONS](big, metadata=metadata, timeout=60) for row in range(unread)]
-    # A gateway may refuse some.
+    # A gateway may reject some.
     await asyncio.gather(*(call.wait_for_connection() for call in calls), return_exceptions=True)
     await asyncio.sleep(_WRITTEN_S)
     os.kill(os.getpid(), signal.SIGSTOP)

@@ -1,12 +1,11 @@
-"""`freshet loadtest knee`: how much the system takes, and what it does with more than that.
+"""`freshet loadtest knee`: the system's highest rate, and its behaviour under overload.
 
-The knee: the highest rate of Recommend, arrivals independent of answers, at which its p99 is at most 50 ms or four
-times the p99 at 5/s, whichever is more, beside 2.5 times as many events. Calls that fail and answers with a mark count
-as never answered. Then one run over time: the knee, twice the knee, half of it, four times, half. *Goodput* is answers
-within 100 ms and without a mark. After it, each acknowledged event is looked for in the log by its id; each user's last
-token has to be honoured. All users have a state before the first call that counts.
-
-The compiled sender makes the calls; every result states the processor time that it took.
+The knee: the highest rate of Recommend, with arrivals independent of answers, at which its p99 is at most 50 ms or four
+times the p99 at 5/s, whichever is more, next to 2.5 times as many events. Failed calls and degraded answers count as
+unanswered. Then one run over time: the knee, twice the knee, half of it, four times, half. *Goodput* is answers within
+100 ms without degradations. Afterwards, each acknowledged event is looked up in the log by its id, and each user's last
+token must be honoured. All users have a state before the first call that counts. The compiled sender makes the calls;
+every result states its processor time.
 """
 
 import argparse
@@ -48,7 +47,9 @@ OPTIONS = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
-    """What a rate did: p99 of Recommend in ms (failed and marked ones never answered: infinite), marks, failures."""
+    """Result of one rate: p99 of Recommend in ms (failed and degraded ones count as infinite), degraded answers,
+    failures.
+    """
 
     per_s: float
     p50_ms: float
@@ -60,7 +61,7 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Phase:
-    """A part of the run over time. Rates per second; p99 of the Recommend calls that were answered at all.
+    """A part of the run over time. Rates per second; p99 of all answered Recommend calls.
 
     usual_again_s: from its beginning until 95 % of a second's answers are good again; None: not until its end.
     """
@@ -101,7 +102,7 @@ class _Calls:
         self._population, self._draws = population, Draws(population, self.rng)
         self._k, self._events = options.k, options.events
         self._program, self._target = build(), options.target
-        # Of each acknowledged event: partition, offset, id. Of each user the newest.
+        # Partition, offset and id of each acknowledged event. The newest token of each user.
         self.acknowledged: list[tuple[int, int, str]] = []
         self.tokens: dict[str, common_pb2.FreshnessToken] = {}
 
@@ -109,7 +110,7 @@ class _Calls:
         requests.make_known(self._program, self._target, self._population, self._draws)
 
     def plan(self, parts: Sequence[tuple[float, float]]) -> list[PlannedCall]:
-        """Calls for (rate per second, seconds), one part after the other."""
+        """Return calls for (rate per second, seconds), one part after the other."""
         calls, began = [], 0.0
         for rate, seconds in parts:
             for method, per_s, request in (
@@ -135,7 +136,7 @@ class _Calls:
         return answers
 
     def not_honoured(self) -> int:
-        """How many users' newest tokens are not honoured within ten seconds each."""
+        """Return how many users' newest tokens are not honoured within ten seconds each."""
         users = list(self.tokens)
         calls = [
             PlannedCall(
@@ -210,7 +211,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def read_knee(path: Path) -> Knee:
-    """An earlier result. Raises: ValueError naming the file."""
+    """Read an earlier result. Raises: ValueError naming the file."""
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
         parts = {"steps": [Step(**one) for one in raw["steps"]], "phases": [Phase(**one) for one in raw["phases"]]}
@@ -221,9 +222,9 @@ def read_knee(path: Path) -> Knee:
 
 def _look_for(calls: _Calls, options: argparse.Namespace) -> Knee:
     calls.make_known()
-    # The first calls of a process are slow, and say nothing of its load.
+    # The first calls of a process are slow, whatever its load.
     _step(calls, _ALONE_PER_S, options.step_seconds / 2)
-    # A percentile of few calls is their slowest, and what is allowed would be the machine's noise.
+    # With few calls a percentile is the slowest one, and the bound would be the machine's noise.
     alone = _step(calls, _ALONE_PER_S, _ALONE_CALLS / _ALONE_PER_S)
     bound_ms = 1e3 * max(_BOUND_S, _BOUND_TIMES * alone.p99_ms / 1e3)
     knee = Knee(alone_p99_ms=alone.p99_ms, bound_ms=bound_ms, knee_per_s=options.knee or alone.per_s, steps=[alone])
@@ -310,7 +311,7 @@ def _over_time(calls: _Calls, knee: Knee) -> None:
 
 
 def _usual_again(due_s: FloatArray, good: Any, seconds: float) -> float | None:
-    """From when on a second's calls are good, 95 % of them."""
+    """Return the time from which 95 % of a second's calls are good."""
     for begin in np.arange(0, seconds - 1 + 1e-9, 0.1):
         here = (due_s >= begin) & (due_s < begin + 1)
         if here.any() and good[here].mean() >= _USUAL_AGAIN_SHARE:
@@ -319,7 +320,7 @@ def _usual_again(due_s: FloatArray, good: Any, seconds: float) -> float | None:
 
 
 def _lost(kafka: str, acknowledged: Sequence[tuple[int, int, str]]) -> int:
-    """Acknowledged events whose id does not stand where their receipt says."""
+    """Return the number of acknowledged events whose id is not at their receipt's position."""
     import kafka as kafka_python
 
     wanted = {(partition, offset): event_id for partition, offset, event_id in acknowledged}
@@ -343,7 +344,7 @@ def _lost(kafka: str, acknowledged: Sequence[tuple[int, int, str]]) -> int:
 
 
 def _marked(asked: Any, answers: Answers) -> Any:
-    """Which calls are Recommend's and were answered with a mark."""
+    """Return which calls are Recommend's with a degraded answer."""
     return np.array(
         [
             bool(is_ask and raw and gateway_pb2.RecommendResponse.FromString(raw).degradations)
@@ -353,7 +354,7 @@ def _marked(asked: Any, answers: Answers) -> Any:
 
 
 def _percentile_ms(latency_s: FloatArray, percent: float) -> float:
-    """By nearest rank; an infinite one stays what it is."""
+    """Return a percentile by nearest rank, possibly infinite."""
     if not len(latency_s):
         return float("nan")
     return float(1e3 * np.percentile(latency_s, percent, method="higher"))
@@ -368,7 +369,7 @@ def _failures(status: Any) -> dict[str, int]:
 
 
 def table(knee: Knee) -> str:
-    """The result for a terminal."""
+    """Return the result for a terminal."""
     lines = [
         f"alone (5/s) p99 {knee.alone_p99_ms:.1f} ms, allowed {knee.bound_ms:.1f} ms; knee {knee.knee_per_s:.0f} "
         f"Recommend/s",
@@ -390,7 +391,7 @@ def table(knee: Knee) -> str:
 
 
 def plot(results: Sequence[tuple[str, Knee]], path: Path) -> Path:
-    """Goodput, marked and refused answers for each second, a panel for each named result."""
+    """Plot goodput, degraded and rejected answers for each second, a panel for each named result."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,4 +1,4 @@
-"""What the operating system says of the local stack's processes: from outside, so that it costs them nothing."""
+"""The operating system's figures of the local stack's processes: read from outside, so that it costs them nothing."""
 
 import json
 import os
@@ -12,7 +12,7 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 def processes(state: Path) -> dict[str, int]:
-    """Process ids of the local stack in a state folder, by name. Raises: ValueError where there is none."""
+    """Return process ids of the local stack in a state folder, by name. Raises: ValueError if there is none."""
     found = {}
     for path in sorted((state / "run").glob("*.json")):
         about = json.loads(path.read_text(encoding="utf-8"))
@@ -24,7 +24,7 @@ def processes(state: Path) -> dict[str, int]:
 
 
 def _family(pid: int) -> list[int]:
-    """A process and all that descend from it."""
+    """Return a process and all its descendants."""
     found = [pid]
     for member in found:
         for thread in Path(f"/proc/{member}/task").glob("*/children"):
@@ -34,7 +34,7 @@ def _family(pid: int) -> list[int]:
 
 
 def resident(pid: int) -> int:
-    """Bytes, of its descendants too; of a process that ended, 0."""
+    """Return resident bytes of a process and its descendants; 0 if it ended."""
     pages = 0
     for member in _family(pid):
         with suppress(OSError):
@@ -44,15 +44,16 @@ def resident(pid: int) -> int:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Use:
-    """Since a process started: processor time of it and of its descendants (s), and how often their threads gave the
-    processor up of their own will."""
+    """Since a process started: processor time of it and its descendants (s), and the number of voluntary waits of their
+    threads.
+    """
 
     processor_s: float = 0.0
     waits: int = 0
 
 
 def use(pid: int) -> Use:
-    """Of a process that ended, nothing."""
+    """Return the use of a process; zeros if it ended."""
     family = [_own_use(member) for member in _family(pid)]
     return Use(processor_s=sum(one.processor_s for one in family), waits=sum(one.waits for one in family))
 
@@ -71,7 +72,7 @@ def _own_use(pid: int) -> Use:
 
 
 def loopback_bytes() -> int:
-    """What went over the loopback device since the machine started."""
+    """Return the bytes over the loopback device since the machine started."""
     for line in Path("/proc/net/dev").read_text(encoding="ascii").splitlines():
         name, _, figures = line.partition(":")
         if name.strip() == "lo":
@@ -80,5 +81,5 @@ def loopback_bytes() -> int:
 
 
 def uses(pids: Mapping[str, int]) -> dict[str, Use]:
-    """Each process's use, by name."""
+    """Return each process's use, by name."""
     return {name: use(pid) for name, pid in pids.items()}

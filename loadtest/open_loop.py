@@ -1,7 +1,7 @@
-"""The open-loop engine: work begins when it is due, whether or not earlier work has come back.
+"""The open-loop engine: work begins when it is due, whether or not earlier work has finished.
 
-Users of a real site do not hold back because the server is slow; if calls waited for answers, a slow server would thin
-out its own load. The load tests drive it on gevent, the demo's replay on asyncio: it neither sleeps nor sends itself.
+Users of a real site do not wait because the server is slow; if calls waited for answers, a slow server would reduce its
+own load. The load tests drive it on gevent, the demo's replay on asyncio: it neither sleeps nor sends itself.
 """
 
 import time
@@ -22,10 +22,9 @@ NOT_SENT = "NOT_SENT"
 
 
 def arrivals(kind: str, *, rate_per_s: float, seconds: float, rng: np.random.Generator) -> FloatArray:
-    """Due times in seconds since the start, increasing, all in [0, seconds).
+    """Return due times in seconds since the start, increasing, all in [0, seconds).
 
-    "poisson": independent users (exponential gaps); "uniform": equal gaps from a random first one, for runs that are
-    to be compared.
+    "poisson": independent users (exponential gaps); "uniform": equal gaps from a random first one, for comparable runs.
     Raises: ValueError for another kind or a negative rate.
     """
     if kind not in ARRIVALS:
@@ -43,8 +42,8 @@ def arrivals(kind: str, *, rate_per_s: float, seconds: float, rng: np.random.Gen
 class OpenLoop(Generic[Work]):
     """One run over `schedule`, pairs of (seconds since the start, work).
 
-    Due work goes to `start(due_s, work)`, or to `refuse(due_s, work)` while `in_flight` holds `max_in_flight` or more;
-    `report(due_s, work)` is called about every `report_every_s` seconds.
+    Due work goes to `start(due_s, work)`, or to `refuse(due_s, work)` while `in_flight` has `max_in_flight` entries or
+    more; `report(due_s, work)` is called about every `report_every_s` seconds.
     """
 
     def __init__(
@@ -66,9 +65,9 @@ class OpenLoop(Generic[Work]):
         self.peak_in_flight = 0
 
     def waits(self) -> Iterator[float]:
-        """Start the clock; seconds to sleep before each work, which begins when the next value is asked for.
+        """Start the clock; yield the seconds to sleep before each work, which begins when the next value is requested.
 
-        Sleep also where it is 0: a loop that is behind and never pauses lets no answer in.
+        Sleep also for 0 seconds: a late loop that never pauses receives no answer.
         """
         self._began = time.monotonic()
         report_at_s = self._report_every_s
@@ -84,9 +83,9 @@ class OpenLoop(Generic[Work]):
                 self._report(due_s, work)
 
     def now_s(self) -> float:
-        """Seconds since the clock was started."""
+        """Return seconds since the clock was started."""
         return time.monotonic() - self._began
 
     def latency_ms(self, due_s: float) -> float:
-        """Milliseconds since the work was due, so that a late clock and a queue in front of the call count."""
+        """Return milliseconds since the work was due, including a late clock and a queue in front of the call."""
         return (self.now_s() - due_s) * 1e3

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """`--name` with a default, which says whether it is whole, and the range that is allowed, both ends in it."""
+    """`--name` with a default, whose type is the option's, and the allowed range, both ends included."""
 
     name: str
     default: float
@@ -18,7 +18,7 @@ class Option:
 
 
 def add_options(parser: argparse.ArgumentParser, options: Iterable[Option]) -> None:
-    """Each row as an option of the parser."""
+    """Add each row as an option of the parser."""
     for row in options:
         parser.add_argument(
             f"--{row.name}", type=type(row.default), default=row.default, help=row.help, metavar=row.metavar

@@ -1,8 +1,8 @@
-"""`freshet loadtest path`: what a call costs, process by process, beside an empty call of the same library.
+"""`freshet loadtest path`: the cost of a call, process by process, next to an empty call of the same library.
 
-Closed loop: so many callers, each sends the next call when it has its answer. Processor time is the operating system's,
-of all processes of the local stack, what they take at rest taken off; it is counted until events have gone through
-encoder and refresher. With `--beside` another stack is measured in turns with the first, and the page shows ratios.
+Closed loop: each of so many callers sends the next call after its answer. Processor time is the operating system's, of
+all processes of the local stack, minus their time at rest; it is counted until events have passed encoder and
+refresher. With `--beside` another stack is measured in turns with the first, and the page shows ratios.
 """
 
 import argparse
@@ -24,10 +24,10 @@ from .options import Option, add_options, check_options
 from .population import Draws, Population, made_up_users, read_items, title_words
 
 _K, _MANY, _CALLERS = 10, 50, (1, 8, 32)
-# What events caused is done once half a second's processor time is a tenth of a core above that at rest; at most so
-# long. What is planned is more than anybody answers.
+# The effects of events are done when half a second's processor time is at most a tenth of a core above that at rest; at
+# most so long. More calls are planned than can be answered.
 _LOOK_S, _NEAR_REST, _DRAINED_S = 0.5, 0.1, 30.0
-# Cores that are taken for those of rest before that was measured.
+# Assumed cores at rest before the measurement.
 _FIRST_REST = 0.4
 _REST_S, _MOST_PER_S, _TIMEOUT_S = 5.0, 4_000, 5.0
 _EMPTY = "empty call"
@@ -41,8 +41,9 @@ OPTIONS = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Turn:
-    """One subject, one number of callers, one turn. units: calls, or events where they are counted. A unit's
-    processor time by process (ms), bytes on the loopback device, waits of threads; latencies of calls (ms)."""
+    """One subject, one number of callers, one turn. units: calls, or events if they are counted. A unit's processor
+    time by process (ms), bytes on the loopback device, waits of threads; latencies of calls (ms).
+    """
 
     stack: str
     subject: str
@@ -155,7 +156,7 @@ def _measure(options: argparse.Namespace, stacks: Sequence[_Stack]) -> list[Turn
             stack.at_rest = {name: (after[name].processor_s - before[name].processor_s) / _REST_S for name in after}
         for subject in subjects:
             for callers in _CALLERS:
-                # Who is first changes from turn to turn.
+                # The first stack alternates from turn to turn.
                 for stack in stacks if number % 2 == 0 else reversed(stacks):
                     turns.append(_turn(program, stack, subject, callers, options.seconds))
                     one = turns[-1]
@@ -222,7 +223,7 @@ def _median(turns: Sequence[Turn], value: Callable[[Turn], float]) -> float:
 
 
 def _parts(group: Sequence[Turn]) -> dict[str, float]:
-    """Each process's milliseconds."""
+    """Return each process's milliseconds."""
     return {name: statistics.median(turn.processor_ms[name] for turn in group) for name in group[0].processor_ms}
 
 
@@ -234,13 +235,12 @@ def _grouped(turns: Sequence[Turn]) -> dict[tuple[str, str, int], list[Turn]]:
 
 
 def read_turns(path: Path) -> list[Turn]:
-    """An earlier result's."""
+    """Return the turns of an earlier result."""
     return [Turn(**turn) for turn in json.loads(path.read_text(encoding="utf-8"))["turns"]]
 
 
 def table(turns: Sequence[Turn]) -> str:
-    """Medians of turns, as a Markdown table; the processes that take a twentieth of a row have a part in its last
-    column."""
+    """Return medians of turns, as a Markdown table; its last column has processes of at least a twentieth of a row."""
     groups = _grouped(turns)
     lines = [
         "| what | stack | callers | a second | p50, ms | p99, ms | processor, ms | × empty call | bytes | waits "
@@ -270,7 +270,7 @@ def table(turns: Sequence[Turn]) -> str:
 
 
 def plot(turns: Sequence[Turn], path: Path) -> Path:
-    """A bar for each row of the table, its processes on top of each other."""
+    """Plot a bar for each row of the table, its processes on top of each other."""
     import matplotlib
 
     matplotlib.use("Agg")

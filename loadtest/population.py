@@ -1,4 +1,4 @@
-"""Who asks and for what: user and item ids for a scenario, from files that the caller names or made up.
+"""User and item ids for a scenario, from the caller's files or generated.
 
 Reads an item table (Arrow or Parquet with item_id and, if there, count: events follow the real popularity) or a text
 file with one id per line. It imports no service: a bundle is only a path to it.
@@ -27,9 +27,9 @@ class Population:
 
 
 def read_items(path: Path) -> tuple[list[str], npt.NDArray[np.float64]]:
-    """Item ids and how often each is to be drawn. `path`: items.arrow, a bundle folder, or a text file.
+    """Return item ids and their draw probabilities. `path`: items.arrow, a bundle folder, or a text file.
 
-    Raises: ValueError naming the path when there is nothing usable.
+    Raises: ValueError naming the path if there is nothing usable.
     """
     if path.is_dir():
         path = path / "items.arrow"
@@ -43,18 +43,18 @@ def read_items(path: Path) -> tuple[list[str], npt.NDArray[np.float64]]:
 
 
 def read_users(path: Path) -> list[str]:
-    """User ids from users.parquet (user_id) or a text file. Raises: ValueError naming the path."""
+    """Return user ids from users.parquet (user_id) or a text file. Raises: ValueError naming the path."""
     user_ids: list[str] = _read_ids(path, "user_id")["user_id"].to_pylist()
     return user_ids
 
 
 def made_up_users(number: int) -> list[str]:
-    """Users of the load test's own: their events leave real users' histories alone."""
+    """Return the load test's own users: their events do not change real users' histories."""
     return [f"loadtest-{row}" for row in range(number)]
 
 
 def title_words(path: Path) -> list[list[str]]:
-    """The words of each title. Raises: ValueError naming the path when there are no titles."""
+    """Return the words of each title. Raises: ValueError naming the path if there are no titles."""
     path = path / "items.arrow" if path.is_dir() else path
     try:
         table = _read_table(path).select(["title"])
@@ -69,7 +69,7 @@ def title_words(path: Path) -> list[list[str]]:
 
 
 class Draws:
-    """Draws users and weighted items; keeps a stock, since a NumPy call per item would cost more than the rest."""
+    """Draws users and weighted items in advance, since a NumPy call per item would cost more than the rest."""
 
     def __init__(self, population: Population, rng: np.random.Generator) -> None:
         self._population = population
@@ -78,7 +78,7 @@ class Draws:
         self._stock: list[tuple[int, int]] = []
 
     def draw(self) -> tuple[str, str]:
-        """One user and one item."""
+        """Return one user and one item."""
         if not self._stock:
             users = self._rng.integers(0, len(self._population.user_ids), _DRAWN_AT_ONCE)
             items = np.minimum(np.searchsorted(self._cdf, self._rng.random(_DRAWN_AT_ONCE)), len(self._cdf) - 1)
@@ -116,7 +116,7 @@ def _read_ids(path: Path, column: str) -> pa.Table:
 
 
 def read_vectors(bundle: Path) -> tuple[list[str], npt.NDArray[np.float32]]:
-    """Item ids and unit vectors (X, d). Raises: ValueError naming the path when there is nothing usable."""
+    """Return item ids and unit vectors (X, d). Raises: ValueError naming the path if there is nothing usable."""
     path = bundle / "item_states.safetensors"
     if not path.is_file():
         raise ValueError(
@@ -142,7 +142,7 @@ def neighbourhoods(
     size: int,
     among: npt.NDArray[np.int64],
 ) -> list[list[str]]:
-    """Of each anchor, ids of the `size` nearest by cosine out of `among` (the anchor, which is nearest, among them)."""
+    """Return, for each anchor, ids of the `size` nearest items by cosine out of `among`, including the anchor."""
     similar = vectors[anchors] @ vectors[among].T
     order = np.argsort(-similar, axis=1, kind="stable")[:, :size]
     return [[item_ids[row] for row in among[nearest].tolist()] for nearest in order]

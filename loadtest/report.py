@@ -1,7 +1,7 @@
 """A run as one HTML page with plots inside, and as summary.json for machines.
 
-The page stands alone (images are embedded) and says what it rests on: command, commit, hardware, caveats. It takes
-results and a summary; it does not know how they came about.
+The page is self-contained (images are embedded) and lists its sources: command, commit, hardware, caveats. It takes
+results and a summary; it does not know how they were measured.
 """
 
 import base64
@@ -117,7 +117,7 @@ def _plot_distribution(results: RunResults) -> str:
     for colour, name in zip(_COLOURS, results.calls, strict=False):
         latency = np.sort([call.latency_ms for call in results.measured(name) if call.status == OK])
         if len(latency):
-            # Share of calls slower than x: a straight look at the tail, which a histogram hides.
+            # Share of calls slower than x: it shows the tail, which a histogram hides.
             slower = 1.0 - np.arange(len(latency)) / len(latency)
             axes.step(np.maximum(latency, 0.01), slower, where="post", color=colour, label=name)
     for share, label in ((0.5, "p50"), (0.05, "p95"), (0.01, "p99")):

@@ -1,4 +1,4 @@
-"""Requests as the bytes that the compiled sender sends, and users' first events."""
+"""Requests as bytes for the compiled sender, and users' first events."""
 
 import uuid
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from .population import Draws, Population
 _SERVICE = "/freshet.v1.GatewayService/"
 RECOMMEND, RECORD, SEARCH = f"{_SERVICE}Recommend", f"{_SERVICE}RecordInteractions", f"{_SERVICE}Search"
 HEALTH = "/grpc.health.v1.Health/Check"
-# Of each user before anything is measured, and how they are written: events in a call, calls a second.
+# Events of each user before the measurement, events per call, calls per second.
 _FIRST_EVENTS, _TOGETHER, _CALLS_PER_S = 3, 50, 6
 
 
@@ -21,7 +21,7 @@ def recommend(user: str, k: int) -> bytes:
 
 
 def record(events: Sequence[tuple[str, str]]) -> bytes:
-    """A click for each user and item, now."""
+    """Return a request with a click now for each user and item."""
     request = gateway_pb2.RecordInteractionsRequest()
     for user, item in events:
         event = events_pb2.Interaction(event_id=uuid.uuid4().hex, user_id=user, item_id=item, type="click")
@@ -35,9 +35,9 @@ def search(words: str, user: str, k: int) -> bytes:
 
 
 def make_known(program: Path, target: str, population: Population, draws: Draws) -> None:
-    """Write each user's first events: nobody's answer is popular items for want of a state.
+    """Write each user's first events, so that no answer is popular items for want of a state.
 
-    Raises: SenderError where one was not taken.
+    Raises: SenderError if one was not accepted.
     """
     events = [(user, draws.draw()[1]) for user in population.user_ids for _ in range(_FIRST_EVENTS)]
     calls = [

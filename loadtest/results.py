@@ -1,4 +1,4 @@
-"""What a run measured, as arrays, and the summary that people and machines read.
+"""A run's measurements as arrays, and the summary for people and machines.
 
 Latency counts from the moment a call was due, not from when it was sent, so a stall shows in every call that was due
 while it lasted. Knows no engine and no protos.
@@ -18,7 +18,7 @@ OK = "OK"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """What a scenario read from one answer: milliseconds per stage, marks to count (degradations), other counts."""
+    """Data from one answer: milliseconds per stage, degradations to count, other counts."""
 
     stages_ms: dict[str, float] = field(default_factory=dict)
     degradations: Sequence[str] = ()
@@ -38,7 +38,7 @@ class Call:
 
 @dataclass(kw_only=True, slots=True)
 class RunResults:
-    """All calls of a run by stream name, with how long it was meant to last and what part of it is warm-up."""
+    """All calls of a run by stream name, with its planned length and warm-up."""
 
     seconds: float
     warmup_s: float
@@ -47,17 +47,17 @@ class RunResults:
     interrupted: bool = False
 
     def measured(self, stream: str) -> list[Call]:
-        """The stream's calls that were due after the warm-up."""
+        """Return the stream's calls that were due after the warm-up."""
         return [call for call in self.calls[stream] if call.due_s >= self.warmup_s]
 
 
 class SetUpError(Exception):
-    """The target is not what the scenario needs; the message says what it needs."""
+    """The target is not as the scenario needs it; the message says what it needs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Claim:
-    """What a run was to show. `held` None: it was not measured this time."""
+    """A claim about a run. `held` None: not measured this time."""
 
     says: str
     value: float | None
@@ -67,14 +67,14 @@ class Claim:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Conclusion:
-    """What a scenario found by its own observation; `findings` is plain JSON."""
+    """A scenario's own observations; `findings` is plain JSON."""
 
     claims: Sequence[Claim] = ()
     findings: dict[str, Any] = field(default_factory=dict)
 
 
 def percentiles_ms(values: Sequence[float] | FloatArray) -> dict[str, float | None]:
-    """p50, p95, p99 and max, rounded to a microsecond; None where there is nothing to measure."""
+    """Return p50, p95, p99 and max, rounded to a microsecond; None without values."""
     if not len(values):
         return dict.fromkeys(("p50", "p95", "p99", "max"))
     p50, p95, p99, highest = np.percentile(np.asarray(values), [50, 95, 99, 100]).round(3).tolist()
@@ -82,9 +82,9 @@ def percentiles_ms(values: Sequence[float] | FloatArray) -> dict[str, float | No
 
 
 def summarise(results: RunResults) -> dict[str, Any]:
-    """The machine-readable part of a report: per call, per stage, and what was degraded. Warm-up is left out.
+    """Return the machine-readable part of a report: per call, per stage, and degradations. Warm-up is excluded.
 
-    Latency percentiles are over successful calls; errors and calls that were never sent stand beside them.
+    Latency percentiles are over successful calls; errors and calls that were never sent are listed with them.
     """
     measured_s = max(results.seconds - results.warmup_s, 1e-9)
     measured = [call for name in results.calls for call in results.measured(name)]
@@ -103,7 +103,7 @@ def summarise(results: RunResults) -> dict[str, Any]:
 
 
 def caveats(summary: dict[str, Any], *, timeout_ms: float) -> list[str]:
-    """What a reader of the numbers must know, as sentences."""
+    """Return caveats for a reader of the numbers, as sentences."""
     found = ["latency counts from the scheduled arrival; the load generator and the target share this machine's cores"]
     for name, call in summary["calls"].items():
         late_ms = call["send_delay_ms"]["p99"]

@@ -1,6 +1,6 @@
-"""Who visits in most scenarios: users who are recommended to and write events, at rates that change over the run.
+"""The visitors of most scenarios: users who get recommendations and write events, at rates that change over the run.
 
-A scenario says when calls are due, and whose they are; the calls are here.
+A scenario decides when calls are due, and for which users; this module makes the calls.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from loadtest.results import Outcome
 Parts = Sequence[tuple[float, float]]
 STEADY: Parts = ((1.0, 1.0),)
 MIDDLE = 0.4, 0.2, 0.4
-# Whom and what a call is about: (user id, item id).
+# The subject of a call: (user id, item id).
 Draw = Callable[[], tuple[str, str]]
 
 _OPTIONS = (
@@ -37,7 +37,7 @@ _OPTIONS = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Rates, users and items."""
+    """Add options for rates, users and items."""
     add_options(parser, _OPTIONS)
     parser.add_argument("--arrivals", choices=ARRIVALS, default="poisson", help="how calls are spread over time")
     parser.add_argument("--items", type=Path, default=Path(".freshet/bundle"), metavar="PATH",
@@ -47,9 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 class Visitors:
-    """Makes the calls of all users; remembers each user's last token where tokens are asked for.
+    """Makes the calls of all users; stores each user's last token if tokens are requested.
 
-    `reader` and `writer` are who comes next and for what; a scenario may put its own in their place.
+    `reader` and `writer` return the next user and item; a scenario may replace them.
     Raises: ValueError naming the option and what is allowed.
     """
 
@@ -69,7 +69,7 @@ class Visitors:
         self._num_written = 0
 
     def plan(self, *, recommend: Parts = STEADY, record: Parts = STEADY, **more: Any) -> LoadPlan:
-        """Both kinds of calls at the options' rates, times what the parts of the run say; `more` goes to LoadPlan."""
+        """Return both kinds of calls at the options' rates times the run's parts; `more` goes to LoadPlan."""
         due = {
             name: (self._due(parts, rate), call)
             for name, parts, rate, call in (
@@ -112,7 +112,7 @@ class Visitors:
         return Outcome()
 
     def event(self, user_id: str, item_id: str) -> events_pb2.Interaction:
-        """An interaction with an id of its own, that happens now."""
+        """Return an interaction with its own id, that happens now."""
         self._num_written += 1
         interaction = events_pb2.Interaction(
             event_id=f"loadtest-{self._run}-{self._num_written}",

@@ -1,7 +1,7 @@
-"""Two conditions in windows of time that take turns, and the ratio of a percentile between them.
+"""Two conditions in alternating windows of time, and the ratio of a percentile between them.
 
-A machine that others share drifts: neighbouring windows meet about the same neighbours, so each pair gives a ratio of
-its own and the median of the ratios is told, with an interval. The order inside a pair is drawn.
+A shared machine drifts. Neighbouring windows have about the same other load, so each pair gives its own ratio, and the
+result is the median of the ratios, with an interval. The order inside a pair is drawn.
 
 Letters: N pairs.
 """
@@ -18,7 +18,7 @@ _RESAMPLES = 10_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Window:
-    """Seconds [start, end) of a run under one condition; `settled` is where measuring begins."""
+    """Seconds [start, end) of a run under one condition; measuring begins at `settled`."""
 
     pair: int
     treated: bool
@@ -30,9 +30,9 @@ class Window:
 def interleaved(
     *, begin_s: float, num_windows: int, seconds: float, settle_s: float, rng: np.random.Generator
 ) -> list[Window]:
-    """`num_windows` (even) windows from `begin_s` on, in pairs of one with and one without.
+    """Return `num_windows` (even) windows from `begin_s` on, in pairs of one with and one without.
 
-    Raises: ValueError for an odd number, or when nothing is left to measure.
+    Raises: ValueError for an odd number, or if nothing is left to measure.
     """
     if num_windows % 2:
         raise ValueError(f"num_windows={num_windows}; allowed: an even number, one with and one without each")
@@ -53,7 +53,7 @@ def interleaved(
 
 
 def percentile_per_window(calls: Sequence[Call], windows: Sequence[Window], percent: float) -> list[float]:
-    """Latency percentile, in milliseconds, of the successful calls due in each window; NaN where there are none."""
+    """Return the latency percentile, in milliseconds, of the successful calls due in each window; NaN without any."""
     due = np.array([call.due_s for call in calls if call.status == OK])
     latency = np.array([call.latency_ms for call in calls if call.status == OK])
     found = []
@@ -74,7 +74,7 @@ class Ratio:
 
 
 def ratio(values: Sequence[float], windows: Sequence[Window], *, seed: int = 0) -> Ratio | None:
-    """The ratio of what each window gave; None when no pair is whole."""
+    """Return the ratio of the windows' values; None if no pair is complete."""
     by_pair: dict[int, dict[bool, float]] = {}
     for value, window in zip(values, windows, strict=True):
         if np.isfinite(value) and value > 0:

@@ -1,7 +1,7 @@
-"""Scenarios, one per file: the file's name is the scenario's name, and nothing has to be registered.
+"""Scenarios, one per file: the file's name is the scenario's name, without registration.
 
-A scenario module has `SUMMARY` (one line), `add_arguments(parser)` for options of its own, and
-`build(arguments, channel, rng) -> LoadPlan`, which reads its inputs and schedules its calls.
+A scenario module has `SUMMARY` (one line), `add_arguments(parser)` for options of its own, and `build(arguments,
+channel, rng) -> LoadPlan`, which reads its inputs and schedules its calls.
 """
 
 import importlib
@@ -10,6 +10,6 @@ from types import ModuleType
 
 
 def find_scenarios() -> dict[str, ModuleType]:
-    """Every scenario by name."""
+    """Return every scenario by name."""
     names = sorted(module.name for module in pkgutil.iter_modules(__path__))
     return {name: importlib.import_module(f"{__name__}.{name}") for name in names}

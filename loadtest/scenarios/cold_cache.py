@@ -1,7 +1,7 @@
-"""Cold cache: nobody comes twice, so nothing that was kept of a user helps.
+"""Cold cache: no user comes twice, so cached data of a user never helps.
 
-The question: what does an answer cost that finds nothing prepared? Everybody writes one event, and asks once, later.
-The users are made up anew for each run.
+The question: what is the cost of an answer without cached data? Every user writes one event, and asks once, later. Each
+run has new users.
 """
 
 import argparse

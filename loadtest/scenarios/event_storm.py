@@ -1,6 +1,6 @@
-"""Event storm: ten times as many events in the middle of the run, recommendations as ever.
+"""Event storm: ten times as many events in the middle of the run, and recommendations at the same rate.
 
-The question: do answers keep their time while the stream is flooded, and how far do they fall behind (NOT_FRESH)?
+The question: do answers stay in time while the stream is flooded, and how stale do they become (NOT_FRESH)?
 """
 
 import argparse

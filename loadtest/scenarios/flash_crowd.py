@@ -1,6 +1,6 @@
 """Flash crowd: three times the rates in the middle of the run, and every event is about one item.
 
-The question: does one item, whose embedding then changes with every turn, hold up the others?
+The question: does one item, whose state then changes with every update, delay the others?
 """
 
 import argparse

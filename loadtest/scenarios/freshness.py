@@ -1,12 +1,13 @@
-"""Freshness: is everybody served from what just happened, and what does that cost?
+"""Freshness: do all users' answers reflect recent events, and what does that cost?
 
 Three parts, one after the other, each under the same stream of interactions:
-1. lag and new items: single interactions with items of the probes' own, watched in somebody else's answers; and items
-   that nobody knew, from their third interaction to the top 50 of people who like what is near them;
-2. tokens: every write followed at once by a Recommend with its token, and the answer's claim checked;
-3. windows: Recommend beside a refresher that works and one that is stopped (SIGSTOP), in turns.
 
-What is counted is what answers show; the system's own lag figure stands beside it.
+1. lag and new items: single interactions with the probes' own items, observed in other users' answers; and new items,
+   from their third interaction to the top 50 of users who like similar items;
+2. tokens: every write is followed at once by a Recommend with its token, and the answer's claim is checked;
+3. windows: Recommend with a running and with a stopped refresher (SIGSTOP), in turns.
+
+Answers decide what counts; the system's own lag figure is listed with them.
 """
 
 import argparse
@@ -40,7 +41,7 @@ _NEAR = 8
 _WRITERS = 3
 _PROBERS = 50
 _SET_UP_S = 60.0
-# Longer than the refresher gathers changes: what has not grown for so long holds what was written before.
+# Longer than the refresher collects changes: if nothing has grown for so long, all earlier writes are included.
 _REST_S = 2.0
 _QUICK = {
     "lag_seconds": 20.0, "new_items": 4, "tokens": 400, "windows": 4, "window_seconds": 8.0, "settle_seconds": 2.0,
@@ -88,7 +89,7 @@ def build(arguments: argparse.Namespace, channel: Any, rng: np.random.Generator)
 
 @dataclass(kw_only=True, slots=True)
 class _Trial:
-    """One new item: who brings it, who should find it, and when they did (seconds from its third interaction)."""
+    """One new item: its writers, the users who should find it, and when they did (seconds after its third event)."""
 
     item_id: str
     near: list[str]
@@ -98,7 +99,7 @@ class _Trial:
 
 
 class _Run:
-    """Everybody who takes part, the calls that they make, and what they saw."""
+    """All users of the run, their calls, and their observations."""
 
     def __init__(self, arguments: argparse.Namespace, stub: Any, rng: np.random.Generator) -> None:
         self._options = arguments
@@ -112,7 +113,7 @@ class _Run:
         if vectors_of != item_ids or len(item_ids) < arguments.probe_items + 4 * _NEAR:
             raise ValueError(f"--items={arguments.items} has {len(item_ids)} items; too few for the probes")
         by_count = np.argsort(-weights, kind="stable")
-        # Of the items that training knew well, a few are the probes' own: nobody else writes them.
+        # A few well-trained items are the probes' own: no other user writes to them.
         well_known = by_count[: max(len(by_count) // 2, arguments.probe_items + 2 * _NEAR)]
         probes = rng.choice(well_known, arguments.probe_items, replace=False)
         others = np.setdiff1d(np.arange(len(item_ids)), probes)
@@ -148,10 +149,10 @@ class _Run:
             audience=[f"{name}-audience-{row}" for row in range(self._options.audience)],
         )
 
-    # What happens when
+    # Schedule
 
     def plan(self) -> LoadPlan:
-        """The streams of the three parts, one part after the other."""
+        """Return the streams of the three parts, one part after the other."""
         options = self._options
         lag_ends = options.lag_seconds + (options.wait_seconds if options.lag_seconds else 0.0)
         tokens_s = options.tokens / options.token_rate
@@ -194,8 +195,8 @@ class _Run:
         )
 
     def set_up(self) -> None:
-        """Give everybody a past, the probes' items evidence enough to be served, and note what is served of them."""
-        # An interaction teaches an item by the state that preceded it: without a past there is none.
+        """Give all users a past and the probes' items enough evidence to be served; record their served scores."""
+        # An interaction updates an item by the state before it: without a past there is none.
         warmers = [f"freshness-{self._run}-warmer-{row}" for row in range(_WRITERS)]
         for user in (self._observer, *self._probers, *warmers):
             self._write_past(user, self._rng.choice(self._popular, 6, replace=False).tolist())
@@ -219,7 +220,7 @@ class _Run:
         self._started = time.perf_counter()
 
     def _note_baselines(self, deadline: float) -> None:
-        """Score and evidence of every probe item as served, once all have evidence and it has stopped growing."""
+        """Record score and evidence of every probe item as served, once all have some and it has stopped growing."""
         evidence: dict[str, int] = {}
         while True:
             before, evidence = evidence, {item_id: self._evidence(item_id) for item_id in self._board.item_ids}
@@ -309,14 +310,14 @@ class _Run:
         return Outcome()
 
     def resume(self) -> None:
-        """Let every stopped refresher work again."""
+        """Let every stopped refresher continue."""
         for pid in sorted(self._stopped):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
         self._stopped.clear()
 
     def _write(self, pairs: Iterable[tuple[str, str]], *, times_ns: Sequence[int] = ()) -> common_pb2.FreshnessToken:
-        """Record a liked item per (user, item) pair; the last one's token."""
+        """Record a liked item per (user, item) pair; return the last one's token."""
         request = gateway_pb2.RecordInteractionsRequest()
         for row, (user_id, item_id) in enumerate(pairs):
             self._num_written += 1
@@ -332,13 +333,13 @@ class _Run:
         return token
 
     def _write_past(self, user_id: str, item_ids: Sequence[str]) -> None:
-        """A minute between two of them, the newest a minute ago."""
+        """Write a past: a minute between two events, the newest a minute ago."""
         now_ns = time.time_ns()
         times_ns = [now_ns - age * 60_000_000_000 for age in range(len(item_ids), 0, -1)]
         self._write([(user_id, str(item_id)) for item_id in item_ids], times_ns=times_ns)
 
     def _scores(self, item_ids: Sequence[str]) -> dict[str, float]:
-        """What the observer, whose own state stands still, is answered about the items."""
+        """Return the items' scores for the observer, whose own state does not change."""
         request = gateway_pb2.RecommendRequest(user_id=self._observer, k=len(item_ids))
         request.filter.exclude_seen = False
         request.filter.allow_item_ids.extend(item_ids)
@@ -347,12 +348,12 @@ class _Run:
         return {scored.item_id: scored.score for scored in answer.items if scored.source != "popular"}
 
     def _evidence(self, item_id: str) -> int:
-        """How many interactions stand behind the item's served state."""
+        """Return the number of interactions in the item's served state."""
         request = gateway_pb2.ExplainRequest(user_id=self._observer, item_id=item_id, max_pairs=1)
         return int(self._gateway.Explain(request, timeout=max(self._timeout_s, 2.0)).similarity.num_interactions)
 
     def _listen(self, answer: gateway_pb2.RecommendResponse) -> None:
-        """Note what the system itself says of its lag, once per change of the index."""
+        """Record the system's own lag figure, once per change of the index."""
         freshness = answer.index_freshness
         if freshness.deltas_offset != self._told_offset and freshness.HasField("lag_seconds"):
             self._told_offset = freshness.deltas_offset
@@ -361,10 +362,10 @@ class _Run:
     def _now_s(self) -> float:
         return time.perf_counter() - self._started
 
-    # What it showed
+    # Conclusion
 
     def conclude(self, results: RunResults) -> Conclusion:
-        """Claims and findings of the parts that ran."""
+        """Return claims and findings of the parts that ran."""
         p99s_ms = percentile_per_window(results.calls.get("recommend", ()), self._windows, 99)
         found_s = [found_s for trial in self._trials for found_s in trial.found_s.values()]
         unanswered = sum(call.outcome is None for call in results.calls.get("token", ()))
@@ -382,7 +383,7 @@ class _Run:
 
 
 def _refreshers_of(state: Path) -> list[int]:
-    """Process ids of the local stack's refreshers. Raises: ValueError when it names none."""
+    """Return process ids of the local stack's refreshers. Raises: ValueError if it has none."""
     pids = []
     for path in sorted((state / "run").glob("refresher*.json")):
         with contextlib.suppress(OSError, ValueError, KeyError):

@@ -1,6 +1,6 @@
-"""Hot user: every second call is of one user (a crawler, a shared account, a test that was left on).
+"""Hot user: every second call is of one user (a crawler, a shared account, a forgotten test).
 
-The question: does one user's queue hold up the others? All events of one user are in one partition.
+The question: does one user's queue delay the others? All events of one user are in one partition.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """Ramp: from nothing to twice the rates, in twenty steps.
 
-The question: where do latencies begin to rise, and do answers stay what they are until then?
+The question: where do latencies begin to rise, and do answers stay the same until then?
 """
 
 import argparse

@@ -1,9 +1,9 @@
 """Search: items by words at a constant rate, and whether a click changes the next answer.
 
-The questions: does Search keep its latency while people also ask for themselves, and does a choice that was made for
-some words move the chosen item up for these words, within seconds? A probe looks words of its own up, lets a few users
-choose an item from far down the answer, and asks again until it has moved; what is compared is the item's rank in the
-source that learns, so it needs a stack with a text model ("text_mol" loaded).
+The questions: does Search maintain its latency while users also request recommendations, and does a choice for some
+words move the chosen item up for these words, within seconds? A probe searches for its own words, lets a few users
+choose an item far down the answer, and asks again until it has moved. It compares the item's rank in the source that
+learns, so it needs a stack with a text model ("text_mol" loaded).
 """
 
 import argparse
@@ -30,9 +30,9 @@ MAX_CLICK_S = 5.0
 LEARNS = "text_mol"
 _DEPTH = 100
 _CLICKERS = 3
-# An item that has at least halved its rank was moved by the probe's clicks, not by a tie that broke otherwise.
+# An item with at most half its rank was moved by the probe's clicks, not by another order of ties.
 _FROM_RANK = 10
-# What each user of the load test has chosen before the clock starts, so that searches for them are personal ones.
+# Number of choices of each user before the clock starts, so that their searches are personal.
 _HISTORY = 5
 _AT_ONCE = 1_000
 _KNOWN_WITHIN_S = 60.0
@@ -63,7 +63,7 @@ def build(arguments: argparse.Namespace, channel: Any, rng: np.random.Generator)
     check_options(arguments, _OPTIONS)
     words = read_queries(arguments.queries) if arguments.queries else title_words(arguments.items)
     if arguments.with_user:
-        read_items(arguments.items)  # refused here rather than when the users are made known
+        read_items(arguments.items)  # rejected here instead of during the set-up
     searchers = _Searchers(arguments, gateway(channel), words, rng)
     rows = {
         name: (arrivals(arguments.arrivals, rate_per_s=rate, seconds=arguments.seconds, rng=rng), call)
@@ -76,7 +76,7 @@ def build(arguments: argparse.Namespace, channel: Any, rng: np.random.Generator)
 
 
 def read_queries(path: Path) -> list[list[str]]:
-    """The lines of a text file, whole. Raises: ValueError naming the path when it holds none."""
+    """Return the lines of a text file. Raises: ValueError naming the path if it has none."""
     try:
         lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
     except (OSError, UnicodeDecodeError) as exc:
@@ -87,18 +87,20 @@ def read_queries(path: Path) -> list[list[str]]:
 
 
 def click_claim(lags_s: Sequence[float], *, unseen: int) -> Claim:
-    """From the last click's acknowledgement to an answer in which the item has at least halved its rank."""
+    """Claim a limit for the time from the last click's acknowledgement to an answer in which the item has at most half
+    its rank.
+    """
     says = "seconds from a click's acknowledgement to a search that it changed, p99"
     return at_most(says, p99_s(lags_s), MAX_CLICK_S, unseen=unseen)
 
 
 def latency_claim(latencies_ms: Sequence[float]) -> Claim:
-    """Of successful searches, from when they were due."""
+    """Claim a limit for successful searches, from their due time."""
     return at_most("milliseconds of a search, p99", percentiles_ms(latencies_ms)["p99"], MAX_P99_MS)
 
 
 class _Searchers:
-    """Makes the calls of all users, and keeps what the probes saw."""
+    """Makes the calls of all users, and stores the probes' observations."""
 
     def __init__(
         self, arguments: argparse.Namespace, stub: Any, words: list[list[str]], rng: np.random.Generator
@@ -116,9 +118,9 @@ class _Searchers:
         self._sources: dict[str, str] = {}
 
     def set_up(self) -> None:
-        """See which sources there are, and make the users known.
+        """Find the sources, and give the users histories.
 
-        Raises: SetUpError where no source answers, clicks cannot teach any, or users stay unknown.
+        Raises: SetUpError if no source answers, if none learns from clicks, or if users stay unknown.
         """
         request = gateway_pb2.GatewayServiceSearchRequest(query=self._query(), k=1)
         answer = self._gateway.Search(request, timeout=5)
@@ -132,7 +134,7 @@ class _Searchers:
             self._make_users_known()
 
     def _make_users_known(self) -> None:
-        """Histories of their own, and an answer that was ordered for the last one."""
+        """Write the users' histories, and wait for an answer ordered for the last one."""
         item_ids, weights = read_items(self._options.items)
         draws = Draws(Population(user_ids=["anybody"], item_ids=item_ids, item_weights=weights), self._rng)
         histories = [
@@ -174,9 +176,9 @@ class _Searchers:
         )
 
     def click(self) -> Outcome:
-        """One probe, from the first look to the answer that has changed."""
+        """Run one probe, from the first search to the answer that has changed."""
         self._num_probes += 1
-        probe = self._num_probes  # others begin while this one waits: event ids and users have to stay its own
+        probe = self._num_probes  # other probes begin while this one waits: event ids and users must stay its own
         query = f"{self._query()} {self._query()}"
         ranks = self._ranks(query)
         behind = [item_id for item_id, rank in ranks.items() if rank >= _FROM_RANK]
@@ -209,7 +211,7 @@ class _Searchers:
         return Outcome(counts=["clicks_unseen"])
 
     def conclude(self, results: RunResults) -> Conclusion:
-        """Both claims, and which sources there were."""
+        """Return both claims, and the sources."""
         latencies_ms = [call.latency_ms for call in results.measured("search") if call.status == OK]
         return Conclusion(
             claims=[latency_claim(latencies_ms), click_claim(self._lags_s, unseen=len(self._unseen))],
@@ -224,13 +226,13 @@ class _Searchers:
         )
 
     def _query(self) -> str:
-        """A run of at most four words of one title, or a whole query of a file."""
+        """Return up to four successive words of one title, or a whole query of a file."""
         words = self._words[int(self._rng.integers(len(self._words)))]
         start = int(self._rng.integers(len(words)))
         return " ".join(words[start : start + 4]).encode()[:512].decode(errors="ignore")
 
     def _ranks(self, query: str) -> dict[str, int]:
-        """Ranks in the source that learns."""
+        """Return ranks in the source that learns."""
         request = gateway_pb2.GatewayServiceSearchRequest(query=query, k=_DEPTH)
         answer = self._gateway.Search(request, timeout=max(self._timeout_s, 2.0))
         return {

@@ -1,7 +1,7 @@
-"""Slow clients: streams that say nothing, and a reader that does not read, beside ordinary visitors, in turns.
+"""Slow clients: silent streams, and a reader that does not read, next to ordinary visitors, in turns.
 
-The question: do clients that hold on to what they have cost the others their answers? In every other window a process
-of its own opens the streams, asks for a thousand items as often, and then stands still (SIGSTOP).
+The question: do clients that occupy connections delay the others' answers? In every other window a separate process
+opens the streams, requests a thousand items as often, and then stops (SIGSTOP).
 """
 
 import argparse
@@ -79,9 +79,9 @@ def build(arguments: argparse.Namespace, channel: Any, rng: np.random.Generator)
 
 
 class SlowClients:
-    """A process of their own: it has to stand still without this one doing so.
+    """A separate process, because it must stop without stopping this one.
 
-    `missed`: how often it did not yet stand still when its window ended.
+    `missed`: how often it had not yet stopped at its window's end.
     """
 
     def __init__(self, arguments: argparse.Namespace) -> None:

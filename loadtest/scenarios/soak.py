@@ -1,6 +1,6 @@
-"""Soak: a steady load for twenty minutes, and what memory each process has at its end more than when it was warm.
+"""Soak: a steady load for twenty minutes, and each process's growth in memory from the warm state to the end.
 
-The question: does anything grow for as long as it runs? It looks at the local stack's processes, from outside.
+The question: does anything grow for as long as it runs? It observes the local stack's processes from outside.
 """
 
 import argparse
@@ -48,7 +48,7 @@ def build(arguments: argparse.Namespace, channel: Any, rng: np.random.Generator)
         return Outcome()
 
     def conclude(results: RunResults) -> Conclusion:
-        # Medians of a tenth of the run: what is freed at the next collection is no growth.
+        # Medians of a tenth of the run: memory that the next collection frees is not growth.
         began = seen[0][0]
         at_warm = [memory for at_s, memory in seen if warm_s <= at_s - began < warm_s + seconds / 10]
         at_end = [memory for at_s, memory in seen if at_s - began >= seconds - seconds / 10]

@@ -1,6 +1,6 @@
-"""Spike: ten times the rates, for the fifth of the run that is in its middle.
+"""Spike: ten times the rates, in the middle fifth of the run.
 
-The question: what does a sudden crowd cost those who were there before, and how long does it last after it?
+The question: what does a sudden crowd cost the users before it, and how long does the effect last?
 """
 
 import argparse

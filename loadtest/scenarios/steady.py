@@ -1,7 +1,7 @@
 """Steady: recommendations and event writes side by side, each at its own constant rate.
 
-The question: what does Recommend cost while the stream is written at the rate the system is built for? Both kinds of
-calls go to the gateway, from the same users, so reads meet states that are changing.
+The question: what does Recommend cost while the stream is written at the system's design rate? Both kinds of calls go
+to the gateway, from the same users, so reads meet changing states.
 """
 
 import argparse
