@@ -1,1 +1,1 @@
-"""Micro-benchmarks of the retrieval library: every speed beside its quality and its physical floor."""
+"""Evaluation and benchmarks: every speed is reported with its quality and its roofline."""

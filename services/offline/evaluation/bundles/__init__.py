@@ -1,1 +1,1 @@
-"""What a bundle is worth on data of one's own: `freshet evaluate`, `freshet compare` and `freshet inspect`."""
+"""Evaluate a bundle on one's own data: `freshet evaluate`, `freshet compare` and `freshet inspect`."""

@@ -1,4 +1,4 @@
-"""`freshet compare`: two bundles of one catalogue on events that neither has learnt, event by event.
+"""`freshet compare`: two bundles of one catalogue on events outside both trainings, event by event.
 
 Letters: E events.
 """
@@ -20,9 +20,9 @@ from services.offline.evaluation.engine.served_scorer import ServedScorer
 from services.offline.evaluation.engine.strata import strata
 from services.offline.training.sequences import Histories
 
-# People side by side, what each had last, and how many answers of each bundle.
+# Users side by side, the shown length of each history, and the number of answers of each bundle.
 PEOPLE, _HISTORY, _ANSWERS = 20, 3, 5
-# A segment differs where its p-value (Holm) is below this.
+# A segment differs if its p-value (Holm) is below this.
 LEVEL = 0.05
 
 _AS_USUAL = TableOptions()
@@ -32,7 +32,8 @@ Report = dict[str, Any]
 def compare(
     a: Path, b: Path, data: Data, *, table: TableOptions = _AS_USUAL, say: Callable[[str], None] = lambda line: None
 ) -> Report:
-    """A report of plain values: `metrics` and B minus A with intervals over users, `segments`, `people` side by side.
+    """Return a report of plain values: `metrics` and B minus A with intervals over users, `segments`, `people` side by
+    side.
 
     Raises: ValueError for bundles of different catalogues, and as `judged_by`; BundleError.
     """
@@ -91,7 +92,7 @@ def _require_one_catalogue(a: Bundle, b: Bundle) -> None:
 
 
 def _people(bundle: Bundle, data: Any, ranked: dict[str, RankedEvents]) -> list[dict[str, Any]]:
-    """The last judged events of people who are evenly spread: what they had, what they took, what each bundle says."""
+    """Return the last judged events of evenly spread users: their histories, the item taken, each bundle's answers."""
     histories, users = Histories.of(data), ranked["a"].users
     last = np.flatnonzero(np.append(np.diff(users) != 0, True))
     chosen = last[np.linspace(0, len(last) - 1, min(PEOPLE, len(last))).astype(np.int64)]

@@ -1,7 +1,7 @@
-"""`freshet evaluate`: a bundle as served, beside what needs no model, on events that it has not learnt.
+"""`freshet evaluate`: a bundle as served, next to baselines, on events outside its training.
 
-Every scorer ranks the same events. What the report says: metrics with intervals over users, the difference to each
-baseline on the same draws, all by kind of event, and what is recommended beside accuracy. It knows nothing of pages.
+Every scorer ranks the same events. The report has metrics with intervals over users, the difference to each baseline on
+the same draws, all by kind of event, and measures beyond accuracy. It knows nothing of pages.
 
 Letters: E events, X items.
 """
@@ -24,10 +24,10 @@ from services.offline.evaluation.engine.served_scorer import ServedScorer
 from services.offline.evaluation.engine.strata import strata
 
 MODEL = "model"
-# EASE inverts a matrix of items by items: it is left out where that would take longer.
+# EASE inverts a matrix of items by items: it is omitted if that would take longer.
 EASE_SECONDS = 30.0
 _PROBE_ITEMS = 512
-# A kind of events is told from so many on.
+# Least number of events of a reported kind.
 MIN_EVENTS = 30
 
 _AS_USUAL = TableOptions()
@@ -36,9 +36,9 @@ Say = Callable[[str], None]
 
 
 def evaluate(bundle_path: Path, data: Data, *, table: TableOptions = _AS_USUAL, say: Say = lambda line: None) -> Report:
-    """A report of plain values: what was judged by which events, `rows` by scorer, `segments` by kind of event.
+    """Return a report of plain values: the events, `rows` by scorer, `segments` by kind of event.
 
-    Raises: ValueError as `judged_by`, and where no event has an earlier one of its user; BundleError.
+    Raises: ValueError as `judged_by`, and if no event has an earlier one of its user; BundleError.
     """
     bundle = load_bundle(bundle_path)
     judged = judged_by([bundle], data, table=table, say=say)
@@ -67,9 +67,9 @@ def evaluate(bundle_path: Path, data: Data, *, table: TableOptions = _AS_USUAL, 
 
 
 def baselines_of(split: MeasuredSplit, means: Callable[[str], Any]) -> tuple[dict[str, EventScorer], dict[str, str]]:
-    """Baselines by name, fitted on what the split lets be learnt, and why others are left out.
+    """Return baselines by name, fitted on the split's training events, and the reasons for omitted ones.
 
-    `means`: what a type of event means, by the event schema.
+    `means`: the meaning of an event type, by the event schema.
     """
     past = split.train
     taken = past.select(past.of_types([name for name in past.type_names if means(name).is_encoded]))
@@ -92,7 +92,9 @@ def baselines_of(split: MeasuredSplit, means: Callable[[str], Any]) -> tuple[dic
 
 
 def ease_seconds(num_items: int) -> float:
-    """What EASE's inverse takes on this machine, by a small one's best time of three: it grows with the cube."""
+    """Estimate the seconds of EASE's inverse on this machine, from a small one's best time of three: it grows with the
+    cube.
+    """
     import torch
 
     matrix, times = torch.eye(_PROBE_ITEMS) + 1e-4, []
@@ -106,7 +108,9 @@ def ease_seconds(num_items: int) -> float:
 def segments(
     split: MeasuredSplit, of: RankedEvents, ranks: Mapping[str, np.ndarray[Any, Any]], *, minus: str | None
 ) -> list[dict[str, Any]]:
-    """Of each kind with MIN_EVENTS events and more HR@10 and NDCG@10 by name, and each one's differences to `minus`."""
+    """Return HR@10 and NDCG@10 by name for each kind with at least MIN_EVENTS events, and each one's differences to
+    `minus`.
+    """
     names = ("hr@10", "ndcg@10")
     found = []
     for question, kind, mask in strata(split, of):
@@ -121,7 +125,7 @@ def segments(
 
 
 def _rows(split: MeasuredSplit, ranked: Mapping[str, RankedEvents]) -> Any:
-    """A row by scorer: metrics [mean, low, high], MODEL's difference to it, and what is recommended."""
+    """Yield a row by scorer: metrics [mean, low, high], MODEL's difference to it, and measures beyond accuracy."""
     users = ranked[MODEL].users
     ranks = {name: one.ranks for name, one in ranked.items()}
     means = estimates(ranks, users, METRICS)
@@ -133,9 +137,10 @@ def _rows(split: MeasuredSplit, ranked: Mapping[str, RankedEvents]) -> Any:
 
 
 def beyond_accuracy(split: MeasuredSplit, ranked: RankedEvents) -> dict[str, float | None]:
-    """Of the first ten of every event: `coverage`, the share of the catalogue that is among them; `novelty`, the mean
-    of -log2 of an item's share of the events that could be learnt, one event more than it has; `popularity_bias`, their
-    mean number of such events over that of the items people took (above 1: more popular ones), None where that is 0."""
+    """Return measures of the first ten of every event. `coverage`: the share of the catalogue among them; `novelty`:
+    the mean of -log2 of an item's share of the training events, with one event added; `popularity_bias`: their mean
+    number of training events over that of the taken items (above 1: more popular ones), None if that is 0.
+    """
     counts = split.train.item_counts().astype(np.float64)
     assert ranked.first is not None
     shown = ranked.first[ranked.first >= 0]

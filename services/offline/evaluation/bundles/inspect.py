@@ -1,4 +1,4 @@
-"""`freshet inspect`: what a bundle is, what it was trained on, what it holds, and what it finds alike."""
+"""`freshet inspect`: a bundle's identity, training data and content, and its most similar items."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -9,12 +9,12 @@ import numpy as np
 from services.algorithms.bundles.model_bundle import Bundle, load_bundle
 from services.algorithms.pefa.refresh import unit
 
-# Of the most popular items, each with so many nearest.
+# The most popular items, and the number of nearest ones of each.
 ITEMS, NEAREST = 5, 5
 
 
 def inspect(path: Path) -> dict[str, Any]:
-    """A report of plain values; a part that the bundle has not is None. Raises: BundleError."""
+    """Return a report of plain values; None for a part that the bundle lacks. Raises: BundleError."""
     bundle = load_bundle(path)
     manifest = bundle.manifest
     parts = {
@@ -42,7 +42,7 @@ def inspect(path: Path) -> dict[str, Any]:
 
 
 def _nearest(bundle: Bundle) -> list[dict[str, Any]]:
-    """The nearest items of the most popular ones, by the mean cosine of their components."""
+    """Return the nearest items of the most popular ones, by the mean cosine of their components."""
     vectors = unit(bundle.item_states.components).reshape(bundle.num_items, -1).astype(np.float32)
     count = min(NEAREST, bundle.num_items - 1)
     rows = []

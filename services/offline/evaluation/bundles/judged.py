@@ -1,8 +1,8 @@
-"""Which events of a file a bundle is judged by: those that it has not learnt.
+"""The events of a file to evaluate a bundle on: events outside its training.
 
-Data that a bundle was trained on is known by its fingerprint, and divided as training divided it: what it held out is
-predicted. Of other data what came after the newest event that the bundle has learnt is predicted; all before is history
-alone. It does not know how anything is scored.
+A bundle's training data is recognised by its fingerprint, and split as in training: its held-out events are predicted.
+Of other data, events after the newest training event are predicted; all earlier ones are history alone. It does not
+know how anything is scored.
 
 Letters: N events, X items.
 """
@@ -28,7 +28,7 @@ from services.offline.evaluation.engine.ranked_events import counting
 from services.offline.training.fit import LEAVE_ONE_OUT, TIME
 from services.offline.training.sequences import IntArray
 
-# Evenly spread over those that could be predicted.
+# Evenly spread over the predictable events.
 MAX_EVENTS = 6_000
 
 Data = str | Path | Interactions
@@ -37,8 +37,9 @@ _AS_USUAL = TableOptions()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Judged:
-    """split: its interactions have the bundle's items first, in the bundle's order; test_rows are predicted. note: says
-    which events these are."""
+    """split: its interactions have the bundle's items first, in the bundle's order; test_rows are predicted. note:
+    describes these events.
+    """
 
     split: MeasuredSplit
     note: str
@@ -51,11 +52,10 @@ def judged_by(
     table: TableOptions = _AS_USUAL,
     say: Callable[[str], None] = lambda _: None,
 ) -> Judged:
-    """The events that none of the bundles (of one catalogue and event schema) has learnt and somebody took.
+    """Return the positive events outside the training of all bundles (of one catalogue and event schema).
 
-    `table`: how to read a table. `say` hears how it was read and what was found in it.
-
-    Raises: ValueError for data that the bundles have learnt, or without one event that counts.
+    `table`: how to read a table. `say` is called with how it was read and its findings.
+    Raises: ValueError for data that the bundles were trained on, or without one event that counts.
     """
     first = bundles[0]
     schema = first.event_schema
@@ -70,7 +70,7 @@ def judged_by(
     seen = given.seen(schema)
     events = _over_catalogue(given.select(seen), first)
     held_out = [np.searchsorted(seen, rows) for _, rows, _ in parts]
-    # A model that learnt more is judged by less.
+    # The bundle with the most training data has the fewest rows.
     rows = held_out[int(np.argmin([len(one) for one in held_out]))]
     for one in held_out:
         rows = np.intersect1d(rows, one, assume_unique=True)
@@ -97,7 +97,7 @@ def judged_by(
 
 
 def _part(bundle: Bundle, given: Interactions) -> tuple[IntArray, IntArray, str]:
-    """Rows that the bundle has learnt, or could have, rows that it has not, and a sentence that says so."""
+    """Return rows of the bundle's training, or before its end, the rows after it, and a sentence about them."""
     said = bundle.manifest.data
     read = _rows_read(bundle, given)
     divided = _as_trained(said, given.select(read))
@@ -130,7 +130,7 @@ def _part(bundle: Bundle, given: Interactions) -> tuple[IntArray, IntArray, str]
 
 
 def _rows_read(bundle: Bundle, given: Interactions) -> IntArray:
-    """Rows of the events that the bundle's encoder reads."""
+    """Return rows of the events that the bundle's encoder reads."""
     numbered = replace(given, timestamps=np.arange(len(given), dtype=np.int64))
     names = bundle.encoder.actions
     read = numbered.with_actions(bundle.event_schema, names)[0] if names else numbered.encoded(bundle.event_schema)
@@ -138,7 +138,7 @@ def _rows_read(bundle: Bundle, given: Interactions) -> IntArray:
 
 
 def _as_trained(said: dict[str, Any], read: Interactions) -> tuple[IntArray, IntArray, str] | None:
-    """Rows that training took, rows that it held out, and what these are; None where it was trained on other data."""
+    """Return training rows, held-out rows, and their description; None if the bundle was trained on other data."""
     if said.get("split") == LEAVE_ONE_OUT:
         parts = leave_one_out_split(read)
         learnt, held_out, what = parts.refit_rows, parts.test_rows, "judged by each user's last event."
@@ -152,7 +152,7 @@ def _as_trained(said: dict[str, Any], read: Interactions) -> tuple[IntArray, Int
 
 
 def _over_catalogue(data: Interactions, bundle: Bundle) -> Interactions:
-    """The same events with the bundle's items first, those that the data has not among them: all of them compete."""
+    """Return the same events with the bundle's items first, also those that the data lacks: all of them compete."""
     rows = [bundle.item_index.get(item_id, -1) for item_id in data.item_ids]
     new = [number for number, row in enumerate(rows) if row < 0]
     for place, number in enumerate(new, bundle.num_items):

@@ -1,4 +1,4 @@
-"""The page of `freshet evaluate`: one HTML file with its plots inside, which asks for nothing from anywhere."""
+"""The page of `freshet evaluate`: one HTML file with its plots inside, without external resources."""
 
 import base64
 import io
@@ -16,7 +16,7 @@ Report = Mapping[str, Any]
 
 
 def page(report: Report) -> str:
-    """The HTML of a report of `evaluate`; ids and titles are escaped."""
+    """Return the HTML of a report of `evaluate`; ids and titles are escaped."""
     folder = FileSystemLoader(Path(__file__).parent)
     templates = Environment(loader=folder, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     plots = [_scorers(report), _segments(report)] if report["segments"] else [_scorers(report)]
@@ -25,7 +25,7 @@ def page(report: Report) -> str:
 
 
 def _scorers(report: Report) -> bytes:
-    """HR@10 and NDCG@10 by scorer, with intervals."""
+    """Plot HR@10 and NDCG@10 by scorer, with intervals."""
     drawn = io.BytesIO()
     names = [row["name"] for row in report["rows"]]
     with panels(drawn, 1, 2, size=(4.6, 0.9 + 0.4 * len(names))) as both:
@@ -40,7 +40,7 @@ def _scorers(report: Report) -> bytes:
 
 
 def _segments(report: Report) -> bytes:
-    """HR@10 of the model and the best baseline by segment, with intervals."""
+    """Plot HR@10 of the model and the best baseline by segment, with intervals."""
     drawn, rows = io.BytesIO(), report["segments"]
     names = [f"{row['question']}: {row['segment']}" for row in rows]
     with panels(drawn, 1, 1, size=(9.2, 1 + 0.34 * len(rows))) as one:

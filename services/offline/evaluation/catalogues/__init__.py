@@ -1,1 +1,1 @@
-"""What retrieval is measured on: sizes, generated catalogues fitted to trained models, and trained bundles."""
+"""Data of retrieval benchmarks: sizes, generated catalogues fitted to trained models, and trained bundles."""

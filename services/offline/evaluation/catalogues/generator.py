@@ -27,7 +27,7 @@ from services.offline.evaluation.catalogues.scene import Scene, Shape
 _CHUNK = 65_536  # items made at a time: the catalogue itself is the only array of its size
 _LARGEST_LATENT = 64
 _PROBE_QUERIES, _PROBE_ITEMS = 64, 512
-# Independent random streams, so that items do not depend on how many queries are asked for.
+# Independent random streams, so that items do not depend on the number of queries.
 _WORLD, _CENTRES, _ITEMS, _QUERIES, _GATE = range(5)
 
 
@@ -39,10 +39,10 @@ def generate(
     seed: int,
     fitted: Fitted = PAPER,
 ) -> Scene:
-    """Items, queries and pair gate at `shape`, with `num_items` instead of the shape's X where given.
+    """Return items, queries and pair gate at `shape`, with `num_items` instead of the shape's X if given.
 
     There are no labels (`Scene.label_draws` is (B, 0)): they could only be drawn from the scores that an algorithm is
-    then judged by. Equal arguments make equal scenes.
+    then evaluated by. Equal arguments make equal scenes.
     Raises: ValueError for num_items or num_queries below 1.
     Cost: X P_x r (r + d) multiply-adds; memory: the result and 50 MB.
     """
@@ -60,7 +60,7 @@ def generate(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class World:
-    """What items and queries of one scene share.
+    """The shared part of a scene's items and queries.
 
     Shapes: item_views (P_x, r, d), query_views (P_q, r, d); item_scales, query_scales (r,) standard deviations per
     latent axis; centres (clusters, r); item_gate_map, query_gate_map (r, P).
@@ -91,7 +91,7 @@ class World:
         wish = (axes + fitted.query_spectrum_offset) ** -fitted.query_spectrum_exponent
         rest = 1 - fitted.item_level**2 - fitted.popularity_share
         pairs = shape.num_pairs
-        # From a stream of their own, so that a catalogue of another size lives in the same world.
+        # From a stream of their own, so that a catalogue of another size has the same world.
         num_clusters = max(1, round(fitted.clusters_per_root_item * num_items**0.5))
         centres = np.random.default_rng([seed, _CENTRES]).standard_normal((num_clusters, latent), dtype=np.float32)
         return cls(
@@ -111,7 +111,7 @@ class World:
 
 
 def make_items(world: World, count: int) -> ItemStates:
-    """X item states."""
+    """Return X item states."""
     shape = world.shape
     components = np.empty((count, shape.num_item_components, shape.component_width), dtype=np.float32)
     gate = np.empty((count, shape.num_pairs), dtype=np.float32) if shape.gated else None
@@ -122,7 +122,7 @@ def make_items(world: World, count: int) -> ItemStates:
 
 
 def average_items(shape: Shape, count: int, *, seed: int, fitted: Fitted = PAPER) -> FloatArray:
-    """The averaged components (X, d) of the items that `generate` makes, without ever holding those."""
+    """Return the averaged components (X, d) of `generate`'s items, without storing the items."""
     world = World.drawn(shape, fitted, seed, num_items=count)
     averages = np.empty((count, shape.component_width), dtype=np.float32)
     chunk = np.empty((min(count, _CHUNK), shape.num_item_components, shape.component_width), dtype=np.float32)
@@ -153,7 +153,7 @@ def _make_chunk(world: World, number: int, components: FloatArray, gate: FloatAr
 
 
 def make_queries(world: World, count: int) -> QueryStates:
-    """B query states."""
+    """Return B query states."""
     shape = world.shape
     rng = np.random.default_rng([world.seed, _QUERIES])
     unit = rng.standard_normal((count, len(world.query_scales)), dtype=np.float32)
@@ -166,14 +166,14 @@ def make_queries(world: World, count: int) -> QueryStates:
 
 
 def make_pair_gate(world: World) -> PairGate:
-    """The pair network, random and then moved to the fitted moments on a sample of this world's own pairs."""
+    """Return the pair network, random and then moved to the fitted moments on a sample of this world's own pairs."""
     shape, fitted, pairs = world.shape, world.fitted, world.shape.num_pairs
     rng = np.random.default_rng([world.seed, _GATE])
     queries, items = make_queries(world, _PROBE_QUERIES), make_items(world, _PROBE_ITEMS)
     cosines = np.einsum("bqd,xpd->bxqp", queries.components, items.components, optimize=True).reshape(-1, pairs)
     average = cosines.mean(axis=1)
     average = (average - average.mean()) / average.std()
-    # Each hidden unit sees its own mixture of cosines, on the scale that the trained first layer gives it.
+    # Each hidden unit sees its own mixture of cosines, at the scale of the trained first layer.
     hidden_weight = rng.standard_normal((shape.gate_hidden, pairs))
     hidden_weight *= fitted.hidden_sd / (cosines @ hidden_weight.T).std()
     hidden_bias = fitted.hidden_bias_sd * rng.standard_normal(shape.gate_hidden)
@@ -182,11 +182,11 @@ def make_pair_gate(world: World) -> PairGate:
     out_weight = rng.standard_normal((pairs, shape.gate_hidden)) / np.sqrt(shape.gate_hidden)
     centred = hidden - hidden.mean(axis=0)
     slopes = average @ centred / len(centred)
-    # Take the average's part out of every row, so that what is left is residual alone; then put in the wanted slope.
+    # Remove the average's part from every row, so that only the residual is left; then add the wanted slope.
     out_weight -= np.outer(out_weight @ slopes, slopes) / (slopes @ slopes)
     residual = (centred @ out_weight.T).std(axis=0)
     out_weight *= (fitted.pair_residual_sd / residual)[:, None]
-    # A trained gate moves weight toward the pairs whose cosines are highest where the average is high.
+    # Where the average is high, a trained gate moves weight toward the pairs with the highest cosines.
     high = cosines[average > 1].mean(axis=0)
     slope = _correlated(rng, (high - high.mean()) / max(float(high.std()), 1e-12), fitted.pair_slope_to_cosine)
     mean = _correlated(rng, slope, fitted.pair_mean_to_slope)

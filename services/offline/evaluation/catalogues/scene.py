@@ -1,4 +1,4 @@
-"""What a retrieval benchmark runs on: items, queries, the pair gate that scores them, and labels."""
+"""Data of a retrieval benchmark: items, queries, the pair gate that scores them, and labels."""
 
 from dataclasses import dataclass
 
@@ -30,7 +30,7 @@ class Shape:
 SHAPES = {
     shape.name: shape
     for shape in (
-        # The paper's Table 2 lists 3,649 films; the data has 3,706, and so has a model trained on it.
+        # The paper's Table 2 lists 3,649 films; the data and a model trained on it have 3,706.
         Shape(
             name="ml-1m",
             num_items=3_706,
@@ -65,14 +65,14 @@ SHAPES = {
 
 
 def shape_named(name: str) -> Shape:
-    """A shape of the table. Raises: ValueError naming the known ones."""
+    """Return a shape of the table. Raises: ValueError naming the known ones."""
     if name not in SHAPES:
         raise ValueError(f"shape={name!r}; allowed: {', '.join(SHAPES)}")
     return SHAPES[name]
 
 
 IntArray = npt.NDArray[np.int64]
-# What rows and pages call a catalogue that `generator` made; any other is named after the bundle that it is of.
+# The name of `generator`'s catalogues in rows and pages; others have their bundle's name.
 SYNTHETIC = "synthetic"
 
 
@@ -80,7 +80,7 @@ SYNTHETIC = "synthetic"
 class Scene:
     """X items and B queries; label_draws (B, D): rows of items that each query's answer should contain.
 
-    D = 0 where there are no labels, as in a generated scene.
+    D = 0 without labels, as in a generated scene.
     """
 
     name: str
@@ -91,7 +91,7 @@ class Scene:
 
     @property
     def shape(self) -> Shape:
-        """The sizes that the scene really has."""
+        """The scene's actual sizes."""
         _, num_item_components, width = self.items.components.shape
         return Shape(
             name=self.name,

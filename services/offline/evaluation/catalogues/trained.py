@@ -1,7 +1,7 @@
-"""Query states of real people from a trained bundle: what retrieval is measured on "as trained", and fitted to.
+"""Query states of real users from a trained bundle, for retrieval "as trained" and for fitting the generator.
 
-Each query is the state that serving would hold before a user's last event; its label is that event's item. It reads
-the bundle and the interactions that the bundle names; it knows nothing of generators or of algorithms.
+Each query is the served state before a user's last event; its label is that event's item. It reads the bundle and the
+interactions that the bundle names; it knows nothing of generators or of algorithms.
 
 Letters: B queries, L history length.
 """
@@ -23,10 +23,10 @@ _QUERIES_PER_BATCH = 128
 
 
 def trained_scene(path: Path, *, num_queries: int, seed: int, dataset: str | None = None) -> Scene:
-    """A bundle's items with the states of `num_queries` of its users (fewer if it has fewer), drawn by `seed`.
+    """Return a bundle's items with the states of `num_queries` of its users (fewer if it has fewer), drawn by `seed`.
 
-    `dataset`: where their histories come from; default: the data set that the bundle's manifest names.
-    Raises: BundleError for a bundle that is none, ValueError if the data has other items or no user with two events.
+    `dataset`: source of their histories; default: the data set named in the bundle's manifest.
+    Raises: BundleError for an invalid bundle, ValueError if the data has other items or no user with two events.
     """
     bundle = load_bundle(path)
     name = str(dataset or bundle.manifest.data.get("name", ""))
@@ -49,7 +49,8 @@ def trained_scene(path: Path, *, num_queries: int, seed: int, dataset: str | Non
 def query_states(
     model: SequentialModel, bundle: Bundle, interactions: Interactions, *, num_queries: int, seed: int
 ) -> tuple[QueryStates, IntArray]:
-    """States before the last events of drawn users, and those events' items: components (B, P_q, d), labels (B,).
+    """Return states before the last events of drawn users, and those events' items: components (B, P_q, d), labels
+    (B,).
 
     Raises: ValueError if nobody has two events.
     """

@@ -1,1 +1,1 @@
-"""What several benchmarks share: pages, plots, timing, recall, the roofline, real vectors."""
+"""Shared by several benchmarks: pages, plots, timing, recall, the roofline, real vectors."""

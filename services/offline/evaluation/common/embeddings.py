@@ -1,7 +1,7 @@
-"""Real embedding sets for quantization benchmarks: items, held-out queries, and logged queries apart from both.
+"""Real embedding sets for quantization benchmarks: items, held-out queries, and logged queries, all disjoint.
 
 MiniLM vectors of 146k real search queries (unit norm), MNIST pixels (norms vary) and SIFT descriptors. Vectors that
-cost minutes to compute are kept in the user's cache folder, under a name that holds the fingerprint of their texts.
+take minutes to compute are cached in the user's cache folder, under a name with the fingerprint of their texts.
 
 Letters: X items, B held-out queries, M logged queries, d width.
 """
@@ -37,13 +37,13 @@ class EmbeddingSet:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EmbeddingSource:
-    """Where the sets' files are looked for, where computed vectors are kept, and who hears of progress."""
+    """Where to find the sets' files, where to cache computed vectors, and a progress callback."""
 
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
     progress: Callable[[str, int, int], None] | None = None
 
     def file(self, name: str) -> Path:
-        """A file of the data folder by its relative name; ValueError that lists the places without it."""
+        """Return a file of the data folder by its relative name. Raises: ValueError listing the searched places."""
         tried = []
         for base, label in Locator(environ=self.environ).folders():
             if (base / name).is_file():
@@ -52,7 +52,7 @@ class EmbeddingSource:
         raise ValueError(f"{name} is not on this machine; looked in {', '.join(tried)}; set FRESHET_DATA")
 
     def kept(self, name: str) -> Path:
-        """The cache's place for computed vectors of this name."""
+        """Return the cache's path for computed vectors of this name."""
         return Locator(environ=self.environ).cache_dir() / "embeddings" / name
 
 
@@ -64,11 +64,10 @@ def minilm_queries(
     num_logged: int = 10_000,
     num_items: int | None = None,
 ) -> EmbeddingSet:
-    """MiniLM vectors (d = 384, unit norm) of real queries: all but the held-out and the logged ones are items.
+    """Return MiniLM vectors (d = 384, unit norm) of real queries: all but the held-out and the logged ones are items.
 
-    The first call computes 146k vectors (4.5 minutes on two cores with AVX-512) and keeps 224 MB in the cache.
-
-    Raises: ValueError with the command to run where the model is not installed, or where the file is missing.
+    The first call computes 146k vectors (4.5 minutes on two cores with AVX-512) and stores 224 MB in the cache.
+    Raises: ValueError with the command to run if the model is not installed, or if the file is missing.
     """
     texts = pq.read_table(source.file("queries/queries.parquet"))["text"].to_pylist()
     vectors = sentence_vectors(source, texts)
@@ -76,9 +75,10 @@ def minilm_queries(
 
 
 def sentence_vectors(source: EmbeddingSource, texts: Sequence[str]) -> FloatArray:
-    """MiniLM vectors (B, 384), unit norm, of B texts; computed once (about 500 short texts a second on two cores).
+    """Return MiniLM vectors (B, 384), unit norm, of B texts; computed once (about 500 short texts a second on two
+    cores).
 
-    Raises: ValueError with the command to run where the model is not installed, or if kept vectors do not fit.
+    Raises: ValueError with the command to run if the model is not installed, or if cached vectors do not fit.
     """
     fingerprint = hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
     path = source.kept(f"minilm-{fingerprint}.npy")
@@ -101,7 +101,7 @@ def sentence_vectors(source: EmbeddingSource, texts: Sequence[str]) -> FloatArra
 def mnist(
     source: EmbeddingSource, *, seed: int, num_queries: int = 1_000, num_items: int | None = None
 ) -> EmbeddingSet:
-    """MNIST pixels in [0, 1] (d = 784), norms as they are: 60,000 training images, queries from the test images."""
+    """Return MNIST pixels in [0, 1] (d = 784), not normalised: 60,000 training images, queries from the test images."""
     column = pq.read_table(source.file("mnist-784/images.parquet"), columns=["pixels"])["pixels"]
     vectors = _bytes_column(column, 784) / np.float32(255)
     order = np.random.default_rng(seed).permutation(np.arange(60_000, len(vectors)))
@@ -114,7 +114,7 @@ def mnist(
 
 
 def sift(source: EmbeddingSource, *, seed: int) -> EmbeddingSet:
-    """5,000 SIFT descriptors (d = 128), scaled by 1 / 512 to about unit norm: 500 queries, 500 logged."""
+    """Return 5,000 SIFT descriptors (d = 128), scaled by 1 / 512 to about unit norm: 500 queries, 500 logged."""
     column = pq.read_table(source.file("sift-5k/vectors.parquet"), columns=["vector"])["vector"]
     return _split("sift-5k", _bytes_column(column, 128) / np.float32(512), 500, 500, None, seed)
 
@@ -136,7 +136,7 @@ def _bytes_column(column: object, width: int) -> npt.NDArray[np.float32]:
 
 
 def _keep(vectors: FloatArray, path: Path) -> None:
-    """Written aside and renamed, so that an interrupted run leaves no half file under the name."""
+    """Write to a temporary file and rename, so that an interrupted run leaves no partial file under the name."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, aside = tempfile.mkstemp(dir=path.parent, suffix=".part")
     try:

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 def panels(
     path: Path | IO[bytes], lines: int, columns: int, *, size: tuple[float, float], dpi: int = 130
 ) -> Iterator[Any]:
-    """An array of axes (lines, columns), each `size` inches, to draw on; written to `path` afterwards.
+    """Yield an array of axes (lines, columns), each `size` inches, to draw on; write them to `path` afterwards.
 
     Every panel with labelled artists gets a legend.
     """
@@ -28,7 +28,7 @@ def panels(
 
 
 def titled(panel: Any, title: str, **settings: Any) -> Any:
-    """The panel with a title on the left, and settings as `Axes.set` takes them."""
+    """Return the panel with a title on the left, and settings as `Axes.set` takes them."""
     panel.set(**settings)
     panel.set_title(title, loc="left", fontsize=10)
     return panel

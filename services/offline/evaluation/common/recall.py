@@ -1,4 +1,4 @@
-"""Recall of ranked answers against what was wanted, and ranks of wanted documents among scores.
+"""Recall of ranked answers, and ranks of wanted documents among scores.
 
 Equal scores are ordered by row. Letters: B queries, n documents, E pairs, K results.
 """
@@ -20,7 +20,7 @@ _MOST = 100
 
 
 def recall(found: Rows, exact: Rows) -> float:
-    """Mean over queries of the share of exact answers that were found; -1 fills a row and is no answer.
+    """Return the mean over queries of the share of exact answers that were found; -1 pads a row.
 
     Shapes: found (B, any), exact (B, any); rows may differ in length. A query without exact answers counts as 0.
     Raises: ValueError if B differs.
@@ -33,10 +33,10 @@ def recall(found: Rows, exact: Rows) -> float:
 
 
 def pair_ranks(scores: npt.NDArray[np.floating], pairs: Pairs) -> npt.NDArray[np.int64]:
-    """How many documents stand before each pair's own (E,), 0 for the best; scores (B, n), pairs (E, 2).
+    """Return the number of documents before each pair's own (E,), 0 for the best; scores (B, n), pairs (E, 2).
 
     Counting needs no sort, so a sweep of a hundred settings costs a comparison each.
-    Raises: ValueError if a wanted score is NaN, which would otherwise stand first.
+    Raises: ValueError if a wanted score is NaN, which would otherwise rank first.
     """
     ranks = np.empty(len(pairs), dtype=np.int64)
     for start in range(0, len(pairs), 256):
@@ -46,7 +46,8 @@ def pair_ranks(scores: npt.NDArray[np.floating], pairs: Pairs) -> npt.NDArray[np
 
 
 def recalls(ranks: npt.NDArray[np.int64], pairs: Pairs, num_queries: int) -> PerQuery:
-    """Each query's share of its documents among the first K (B,), by name "recall@K" (arXiv:2312.02429, section 4.1).
+    """Return each query's share of its documents among the first K (B,), by name "recall@K" (arXiv:2312.02429, section
+    4.1).
 
     Raises: ValueError if a query has no document: its recall is undefined.
     """
@@ -60,7 +61,7 @@ def recalls(ranks: npt.NDArray[np.int64], pairs: Pairs, num_queries: int) -> Per
 
 
 def ranks_of_answers(found: Sequence[npt.NDArray[np.integer]], pairs: Pairs) -> npt.NDArray[np.int64]:
-    """Where each pair's document stands in its query's ranked answer (E,); past the largest cut if it does not."""
+    """Return the rank of each pair's document in its query's answer (E,); beyond the largest cut if it is absent."""
     ranks = np.full(len(pairs), _MOST, dtype=np.int64)
     for number, (query, document) in enumerate(pairs.tolist()):
         ranks[number] = next(iter(np.flatnonzero(found[query] == document)), _MOST)

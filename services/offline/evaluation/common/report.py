@@ -19,7 +19,7 @@ _LINE = re.compile(r"(?:([@?])(\w+) )?(.*)")
 
 
 def filled(template: Path, **values: Any) -> str:
-    """The page. Raises: KeyError for a value that the template names and is not given, except in rows: there "–"."""
+    """Return the page. Raises: KeyError for a missing value that the template names, except in rows: there "–"."""
     lines = []
     for line in template.read_text(encoding="utf-8").splitlines():
         mark, name, text = _LINE.fullmatch(line).groups()  # type: ignore[union-attr]
@@ -31,7 +31,7 @@ def filled(template: Path, **values: Any) -> str:
 
 
 def cell(value: Any, spec: str = "") -> str:
-    """A value as a page shows it: None as "–", lists of lines joined, else by Python's format specification.
+    """Return a value as a page shows it: None as "–", lists of lines joined, else by Python's format specification.
 
     Further specifications: `short` three digits; `share` four without a leading zero; `interval` (`+interval` signed)
     of [mean, low, high]; `M` and `G` before another one millions and billions; `±` before another one " ± x" or "".
@@ -61,7 +61,7 @@ def cell(value: Any, spec: str = "") -> str:
 
 
 def tables(rows: Sequence[Row]) -> list[str]:
-    """A table per set of columns, for rows that say everything by themselves."""
+    """Return a table per set of columns, for self-explanatory rows."""
     lines: list[str] = []
     for names in dict.fromkeys(map(tuple, rows)):
         lines += [*markdown(names, ([cell(row[name]) for name in names] for row in rows if tuple(row) == names)), ""]
@@ -69,7 +69,7 @@ def tables(rows: Sequence[Row]) -> list[str]:
 
 
 def markdown(header: Sequence[str], lines: Iterable[Sequence[str]]) -> list[str]:
-    """A Markdown table."""
+    """Return a Markdown table."""
     return [
         "| " + " | ".join(name.replace("_", " ") for name in header) + " |",
         "|" + "---|" * len(header),
@@ -78,7 +78,7 @@ def markdown(header: Sequence[str], lines: Iterable[Sequence[str]]) -> list[str]
 
 
 def machine() -> str:
-    """The processor and the number of cores in use."""
+    """Return the processor and the number of cores in use."""
     info = Path("/proc/cpuinfo")
     names = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
     model = next((line.split(":")[1].strip() for line in names if "model name" in line), platform.processor())
@@ -86,7 +86,7 @@ def machine() -> str:
 
 
 def commit() -> str | None:
-    """The short name of the checkout's commit, `+` after it where files differ; None outside of a checkout."""
+    """Return the short name of the checkout's commit, followed by `+` if files differ; None outside of a checkout."""
     told = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty=+", "--exclude=*"]
     try:
         return subprocess.run(told, capture_output=True, text=True, check=True).stdout.strip()
@@ -111,7 +111,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """What was asked for: `how` is the command line, to stand on the page; `out` is where pages and plots go."""
+    """A benchmark's request: `how` is the command line, shown on the page; `out` is the folder of pages and plots."""
 
     how: str
     out: Path
@@ -121,7 +121,7 @@ class Request:
 
 
 def report_of(name: str, request: Request, rows: list[dict[str, Any]], began: float) -> Report:
-    """The frame that every report has; `began`: time.perf_counter() when measuring began."""
+    """Return the common part of every report; `began`: time.perf_counter() at the start of measuring."""
     return {
         "benchmark": name,
         "command": request.how,
@@ -147,7 +147,7 @@ def written(
 
 
 def stored(report: Report) -> str:
-    """The report as JSON, a line for each of its values and for each row, so that a difference names its row."""
+    """Return the report as JSON, one line per value and per row, so that a difference names its row."""
     values = []
     for name, value in report.items():
         shown = json.dumps(value)
@@ -158,8 +158,8 @@ def stored(report: Report) -> str:
 
 
 def plain_page(template: Path, report: Report) -> str:
-    """A page whose rows say everything by themselves: `$tables` and the report's own values.
+    """Return a page of self-explanatory rows: `$tables` and the report's own values.
 
-    A `remark` is what a person adds to the stored report.
+    A `remark` is a person's addition to the stored report.
     """
     return filled(template, **{"remark": "", "tables": tables(report["rows"])} | report)

@@ -1,6 +1,6 @@
-"""How calls are timed: by the clock and of processor time, after calls to warm up that are not counted.
+"""Timing of calls: wall-clock and processor time, after uncounted warm-up calls.
 
-Processor time is the whole process's, all threads together: a call's waiting for a busy machine is not in it.
+Processor time is the whole process's, over all threads: it excludes waits on a busy machine.
 """
 
 import time
@@ -26,7 +26,7 @@ class Times:
 
     @classmethod
     def of(cls, call: Callable[[Asked], object], inputs: Iterable[Asked], *, warm_up: int = 0) -> Self:
-        """One call after the other, each with its own input; the first `warm_up` of them are not counted."""
+        """Time one call after the other, each with its own input; the first `warm_up` of them are not counted."""
         times = cls()
         for number, one in enumerate(inputs):
             if number < warm_up:
@@ -36,7 +36,7 @@ class Times:
         return times
 
     def call(self, call: Callable[[Asked], Answer], asked: Asked) -> Answer:
-        """One call that counts; returns its answer."""
+        """Time one call; returns its answer."""
         began, cpu_began = time.perf_counter(), time.process_time()
         answer = call(asked)
         cpu_ended, ended = time.process_time(), time.perf_counter()
@@ -62,6 +62,6 @@ class Times:
 
 
 def use_threads(count: int) -> None:
-    """Threads of PyTorch and of this library's kernels, for the whole process from now on."""
+    """Set the threads of PyTorch and of this library's kernels for the whole process."""
     torch.set_num_threads(count)
     set_compute_threads(count)

@@ -1,1 +1,1 @@
-"""One way to judge a ranking: a scorer and a split give ranked events, those give metrics, strata and intervals."""
+"""One way to evaluate a ranking: a scorer and a split give ranked events, those give metrics, strata and intervals."""

@@ -1,9 +1,9 @@
-"""What needs no sequence model: popularity, neighbours of items and of sessions, EASE, and matrix factorisation.
+"""Baselines without a sequence model: popularity, neighbours of items and of sessions, EASE, and matrix factorisation.
 
-All answer one question in one form: given what a user did before an event, how good is each item as the next? They
-learn from training events alone; a user's later events enter as history, as they do for the models. It does not know
-which events are predicted or how a ranking is judged. Item neighbours and ALS are `implicit`'s; of session neighbours
-and EASE no kept library installs beside NumPy 2, so they are written here from their papers.
+All answer one question in one form: given a user's past before an event, how good is each item as the next? They learn
+from training events alone; a user's later events are history, as for the models. It does not know which events are
+predicted or how a ranking is evaluated. Item neighbours and ALS are `implicit`'s. No maintained library of session
+neighbours and EASE installs with NumPy 2, so they are written here from their papers.
 
 Letters: B events of a batch, U users, X items, S sessions.
 """
@@ -30,7 +30,7 @@ _GIB = 1 << 30
 
 
 class Baseline(Protocol):
-    """Fitted once, then asked for scores; equal settings and data give equal scores."""
+    """Fitted once, then called for scores; equal settings and data give equal scores."""
 
     name: str
 
@@ -40,8 +40,8 @@ class Baseline(Protocol):
     def scores(self, histories: Histories, events: IntArray, users: IntArray) -> FloatArray:
         """Score every item as the one at place events[b] of users[b]: (B, X), higher is better.
 
-        `histories` must have the vocabulary of `train`. What is known is histories.items[offsets[u]:events[b]], and
-        the time of the request, histories.times[events[b]]; nothing later is read. Every event needs one before it.
+        `histories` must have the vocabulary of `train`. The input is histories.items[offsets[u]:events[b]] and the time
+        of the request, histories.times[events[b]]; nothing later is read. Every event needs one before it.
         """
 
 
@@ -63,8 +63,8 @@ class Popularity:
 class RecentPopularity:
     """Items by their training events in the `days` before the request; equal counts by all training events.
 
-    A request after the training's end looks at the training's last days. Without times there is no common clock: the
-    last `events` training events of every user count in place of days.
+    A request after the training's end uses the training's last days. Without times there is no common clock: the last
+    `events` training events of every user count instead of days.
     """
 
     days: float = 30.0
@@ -102,7 +102,7 @@ class RecentPopularity:
 
 @dataclass(kw_only=True)
 class ServedNeighbours:
-    """The neighbours that a bundle holds beside its model, alone. Items without a vote follow by popularity."""
+    """A bundle's item neighbours without its model. Items without a vote follow by popularity."""
 
     name: str = "item neighbours"
     _neighbours: ItemNeighbours = field(init=False, repr=False)
@@ -120,7 +120,7 @@ class ItemKnn:
     """Item-kNN: an item's score sums its similarity to the items of the history.
 
     Similarities are `implicit`'s ("cosine", "tf-idf" or "bm25" weights), the `neighbours` nearest of each item. The
-    item r places back counts recency^r (1: all alike). Items without a neighbour follow by popularity.
+    item r places back counts recency^r (1: all equal). Items without a neighbour follow by popularity.
     """
 
     weights: str = "tf-idf"
@@ -142,7 +142,7 @@ class ItemKnn:
         # An item is its own nearest neighbour.
         model = kinds[self.weights](K=self.neighbours + 1)
         with warnings.catch_warnings():
-            # It complains of the form in which its own weighting hands a matrix on.
+            # It warns about the matrix form that its own weighting returns.
             warnings.filterwarnings("ignore", message="Method expects CSR input")
             model.fit(_user_items(train), show_progress=False)
         self._similarity = model.similarity
@@ -158,12 +158,12 @@ class SessionNeighbours:
     """VMIS-kNN: past sessions that share items with the user's last ones vote for their other items.
 
     A user's training events are cut into sessions of at most `session_events`, and at pauses of more than `pause_hours`
-    where times are known. The user's last `window` events are the evolving session, s of length L; the item p places
-    from its end (0: the last) weighs (L - p) / (distinct items of s). Of the `recent_sessions` most recent sessions
-    that share an item with s, the `neighbours` of the largest summed weight r vote: score(i) is the sum over those
-    that hold i of (1 - 0.1 (q + 1)) r log(S / S_i), where q is the newest place that the session shares with s, the
-    first factor is at least 0, and S_i sessions hold i. Equal r: the more recent session. Without times "recent" is
-    a random order, the same in every run. Items without a vote follow by popularity.
+    if times are known. The user's last `window` events are the evolving session, s of length L; the item p places from
+    its end (0: the last) weighs (L - p) / (distinct items of s). Of the `recent_sessions` most recent sessions that
+    share an item with s, the `neighbours` of the largest summed weight r vote: score(i) is the sum over those with i of
+    (1 - 0.1 (q + 1)) r log(S / S_i), where q is the newest place that the session shares with s, the first factor is at
+    least 0, and S_i sessions contain i. Equal r: the more recent session. Without times "recent" is a random order, the
+    same in every run. Items without a vote follow by popularity.
     Source: Kersbergen, Sprangers, Schelter: "Serenade - Low-Latency Session-Based Recommendation in e-Commerce at
     Scale", SIGMOD 2022, algorithm 2; sessions are sets here.
     """
@@ -218,7 +218,9 @@ class SessionNeighbours:
         return np.asarray(np.bincount(voted, weights=voters[owners], minlength=len(self._idf)) * self._idf)
 
     def _sessions(self, train: Interactions) -> tuple[IntArray, IntArray, int]:
-        """Session number and item of each event, and how many sessions there are; a later session, a higher number."""
+        """Return session number and item of each event, and the number of sessions; a later session has a higher
+        number.
+        """
         rows, _ = train.by_user()
         users, times = train.users[rows], train.timestamps[rows]
         begins = np.ones(len(rows), dtype=bool)
@@ -274,7 +276,7 @@ class Ease:
         del factor
         inverse.div_(-inverse.diagonal().clone())
         inverse.fill_diagonal_(0.0)
-        # LAPACK leaves columns together; the sparse product would copy the matrix into rows for every batch.
+        # LAPACK returns columns; the sparse product would copy the matrix into rows for every batch.
         self._matrix = np.ascontiguousarray(inverse.numpy())
         self._counts = train.item_counts().astype(np.float64)
 
@@ -285,7 +287,7 @@ class Ease:
 
 @dataclass(kw_only=True)
 class ImplicitAls:
-    """Matrix factorisation by alternating least squares (`implicit`), the user's vector solved from the history.
+    """Matrix factorisation by alternating least squares (`implicit`); the user's vector is solved from the history.
 
     A taken item has the confidence `alpha`, every other 1; the user's own training vector is never used.
     """
@@ -309,7 +311,7 @@ class ImplicitAls:
         from implicit.cpu.als import AlternatingLeastSquares
         from threadpoolctl import threadpool_limits
 
-        # Threads of its own beside those of BLAS make it many times slower; it warns of them.
+        # BLAS's threads besides its own make it many times slower; it warns of them.
         with threadpool_limits(1, "blas"):
             self._model = AlternatingLeastSquares(
                 factors=self.factors,
@@ -342,7 +344,7 @@ BASELINES = tuple(_CLASSES)
 
 
 def make_baseline(name: str, settings: Mapping[str, Value] | None = None) -> Baseline:
-    """A baseline that is not fitted yet; settings that are left out have their defaults.
+    """Return an unfitted baseline; omitted settings have their defaults.
 
     Raises: ValueError for an unknown name or setting, or a value out of range.
     """
@@ -363,13 +365,13 @@ class _Lists:
 
     @classmethod
     def of(cls, owners: IntArray, values: IntArray, count: int) -> "_Lists":
-        """From pairs sorted by owner, 0 to count - 1."""
+        """Return lists of pairs sorted by owner, 0 to count - 1."""
         offsets = np.zeros(count + 1, dtype=np.int64)
         np.cumsum(np.bincount(owners, minlength=count), out=offsets[1:])
         return cls(values=values, offsets=offsets)
 
     def joined(self, chosen: IntArray, *, last: int | None = None) -> tuple[IntArray, IntArray]:
-        """The chosen lists (of each the `last` values), and for each value which of `chosen` it is from."""
+        """Return the chosen lists (of each the `last` values), and for each value its index in `chosen`."""
         ends = self.offsets[chosen + 1]
         begins = self.offsets[chosen] if last is None else np.maximum(self.offsets[chosen], ends - last)
         lengths = ends - begins
@@ -379,7 +381,7 @@ class _Lists:
 
 
 def _user_items(train: Interactions) -> Any:
-    """(U, X) sparse: 1 where the user had the item, however often."""
+    """Return (U, X) sparse: 1 if the user had the item, any number of times."""
     from scipy import sparse
 
     pairs = np.unique(train.users.astype(np.int64) * train.num_items + train.items)
@@ -397,7 +399,9 @@ def _history_matrix(
     recency: float = 1.0,
     distinct: bool = False,
 ) -> Any:
-    """(B, X) sparse, from the events before each: recency^r for the item r places back, summed; or 1 if `distinct`."""
+    """Return (B, X) sparse, from the events before each: recency^r for the item r places back, summed; or 1 if
+    `distinct`.
+    """
     from scipy import sparse
 
     begins = histories.offsets[users]
@@ -413,7 +417,7 @@ def _history_matrix(
 
 
 def _by_popularity_where_zero(scores: FloatArray, counts: FloatArray) -> FloatArray:
-    """Scores of exactly 0, where nothing is known, become -1 to 0 by popularity: below what has a neighbour."""
+    """Replace scores of exactly 0, the unknown ones, by -1 to 0 by popularity: below every item with a neighbour."""
     return np.where(scores == 0, counts / (counts.max(initial=0) + 1.0) - 1.0, scores)
 
 

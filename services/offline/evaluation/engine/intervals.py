@@ -1,9 +1,8 @@
 """Is one arm better than another? Differences paired by event, with intervals over events and seeds.
 
-Two things vary: which people were asked, and which seed trained the model. The pigeonhole bootstrap (Owen, "The
-pigeonhole bootstrap", Annals of Applied Statistics 1(2), 2007) draws both, independently, so an interval covers
-both; where an arm has a single seed, it covers users alone. It knows nothing of models or data sets: it reads values
-per seed and event.
+Two things vary: the sampled users, and the seed of the training. The pigeonhole bootstrap (Owen, "The pigeonhole
+bootstrap", Annals of Applied Statistics 1(2), 2007) draws both, independently, so an interval covers both; if an arm
+has a single seed, it covers users alone. It knows nothing of models or data sets: it reads values per seed and event.
 
 Letters: S seeds, E events, R replicates.
 """
@@ -48,11 +47,11 @@ def paired_difference(
     replicates: int = REPLICATES,
     seed: int = 0,
 ) -> Difference:
-    """How much higher `one` is than `other` on the same events.
+    """Return how much higher `one` is than `other` on the same events.
 
     Shapes: one (S, E), other (S', E): a value per seed and event, such as a hit or a reciprocal rank. Seeds of the two
-    are independent of each other, events are the same ones. users (E,): whose each event is, where events of one user
-    are to be drawn together; None: each event by itself.
+    are independent, events are the same. users (E,): each event's user, to draw events of one user together; None: each
+    event by itself.
     Raises: ValueError if the numbers of events differ or there are none.
     """
     if one.ndim != 2 or other.ndim != 2 or one.shape[1] != other.shape[1] or not one.size or not other.size:
@@ -77,7 +76,7 @@ def paired_difference(
 
 
 def interval(means: Values) -> tuple[float, float]:
-    """The middle 95 % of the means of replicates."""
+    """Return the middle 95 % of the means of replicates."""
     tail = 100 * (1 - CONFIDENCE) / 2
     low, high = np.percentile(means, [tail, 100 - tail])
     return float(low), float(high)
@@ -86,7 +85,7 @@ def interval(means: Values) -> tuple[float, float]:
 def drawn_means(
     values: Sequence[Values], groups: npt.NDArray[np.integer], *, replicates: int = REPLICATES, seed: int = 0
 ) -> list[Values]:
-    """Means (R,) of each of several values (E,) over the same draws of groups (E,), all events of a group with it."""
+    """Return means (R,) of each of several values (E,) over the same draws of groups (E,), with all their events."""
     present, dense = np.unique(groups, return_inverse=True)
     rng = np.random.default_rng(seed)
     drawn = rng.multinomial(len(present), np.full(len(present), 1 / len(present)), size=replicates).astype(np.float64)
@@ -102,9 +101,10 @@ def estimates(
     minus: str | None = None,
     seed: int = 0,
 ) -> dict[str, dict[str, Estimate]]:
-    """By name and metric [mean, low, high] over E events, groups (E,) of them drawn together; of no event nothing.
+    """Return by name and metric [mean, low, high] over E events, groups (E,) of them drawn together; empty without
+    events.
 
-    `minus`: each one less that one, on the same draws. Ranks (E,) are 0-based.
+    `minus`: each one minus that one, on the same draws. Ranks (E,) are 0-based.
     """
     if not len(groups):
         return {}
@@ -138,5 +138,5 @@ def holm(p_values: Mapping[str, float]) -> dict[str, float]:
 
 
 def spread(values: Sequence[float]) -> float | None:
-    """Standard deviation over seeds, None of fewer than two."""
+    """Return the standard deviation over seeds, None for fewer than two."""
     return float(np.std(values, ddof=1)) if len(values) > 1 else None

@@ -14,10 +14,10 @@ Ranks = npt.NDArray[np.int64]
 def target_ranks(
     scores: npt.NDArray[np.floating], targets: npt.NDArray[np.integer], excluded: npt.NDArray[np.bool_] | None = None
 ) -> Ranks:
-    """How many allowed items stand before each target: (B,).
+    """Return the number of allowed items before each target: (B,).
 
-    Shapes: scores (B, X), targets (B,), excluded (B, X) = seen before; None: nothing.
-    Equal scores are ordered by item index.
+    Shapes: scores (B, X), targets (B,), excluded (B, X) = seen before; None: nothing. Equal scores are ordered by item
+    index.
     Raises: ValueError if a target's score is NaN, which would otherwise rank first.
     """
     rows = np.arange(len(targets))
@@ -29,7 +29,7 @@ def target_ranks(
 
 
 def top_rows(scores: npt.NDArray[np.floating], had: npt.NDArray[np.int64], *, k: int) -> npt.NDArray[np.intp]:
-    """The k items (at most) with the highest of `scores` (X,), `had` left out; of equals the first ones.
+    """Return the k items (at most) with the highest of `scores` (X,), without `had`; of equals the first ones.
 
     A score of -inf is no answer.
     """
@@ -47,8 +47,9 @@ METRICS = ("hr@1", "hr@10", "hr@50", "hr@200", "ndcg@10", "mrr")
 
 
 def gains(ranks: npt.NDArray[np.integer], metric: str) -> npt.NDArray[np.float64]:
-    """What each rank (0-based, any shape) counts: "hr@k" 1 for the first k, "ndcg@k" discounted by the logarithm of the
-    position, "mrr" by the position, not cut."""
+    """Return the gain of each rank (0-based, any shape): "hr@k" 1 for the first k, "ndcg@k" discounted by the logarithm
+    of the position, "mrr" by the position, not cut.
+    """
     if metric == "mrr":
         return np.asarray(1.0 / (ranks + 1.0))
     name, depth = metric.split("@")
@@ -57,5 +58,5 @@ def gains(ranks: npt.NDArray[np.integer], metric: str) -> npt.NDArray[np.float64
 
 
 def summary(ranks: Ranks, metrics: Sequence[str] = METRICS) -> dict[str, float]:
-    """The mean of each metric; of nothing it is nan."""
+    """Return the mean of each metric; NaN without ranks."""
     return {metric: float(gains(ranks, metric).mean()) if len(ranks) else float("nan") for metric in metrics}

@@ -1,8 +1,7 @@
-"""How well something predicts held-out events: each from what was known before it, against the whole catalogue.
+"""Rank held-out events: each from the data before it, against the whole catalogue.
 
-A user's window holds everything that they did before, held-out events included, once they have happened, as of the
-event's own time. Items that the user has seen are left out of the ranking, for every scorer alike, so a model and its
-baselines answer the same questions.
+A user's window has all earlier events, including held-out ones, as of the event's own time. The user's seen items are
+excluded from the ranking, for every scorer alike, so a model and its baselines answer the same questions.
 
 Letters: E events to predict, B of them at a time, X items.
 """
@@ -24,17 +23,19 @@ _COVERAGE_DEPTH = 10
 
 
 class EventScorer(Protocol):
-    """Something that scores the catalogue for what a user does next: a model or a baseline."""
+    """A scorer of the catalogue as a user's next item: a model or a baseline."""
 
     def scores(self, histories: Histories, events: IntArray, users: IntArray) -> npt.NDArray[np.floating]:
-        """(B, X) scores, higher is better, from what stands before position events[b] of users[b], that is
-        histories.items[histories.offsets[users[b]] : events[b]], from the event's time and nothing else."""
+        """Return (B, X) scores, higher is better, from the items before position events[b] of users[b], that is
+        histories.items[histories.offsets[users[b]] : events[b]], and from the event's time.
+        """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeldOutBatch:
-    """B events to predict: positions in `histories` (B,), their users (B,) and items (B,), and what those users had
-    seen before, which does not compete (B, X)."""
+    """B events to predict: positions in `histories` (B,), their users (B,) and items (B,), and those users' seen items,
+    which do not compete (B, X).
+    """
 
     histories: Histories
     events: IntArray
@@ -47,8 +48,8 @@ class HeldOutBatch:
 class RankedEvents:
     """Shapes: events (E,) positions in `Histories`, increasing, users (E,), ranks (E,), 0-based.
 
-    `coverage` is the share of the catalogue among the first ten of at least one event. `first` (E, 10): those
-    ten, best first, -1 where nothing is left to show, None where they were not kept.
+    `coverage` is the share of the catalogue among the first ten of at least one event. `first` (E, 10): those ten, best
+    first, padded with -1; None if not stored.
     """
 
     events: IntArray
@@ -59,15 +60,15 @@ class RankedEvents:
 
 
 def counting(interactions: Interactions, rows: IntArray, schema: EventSchema) -> IntArray:
-    """Those of the rows that somebody took, by an event schema: no exposure, nothing neutral, turned down or rated low.
+    """Return the positive rows, by an event schema: no exposure, neutral event, rejection or low rating.
 
-    This alone says what may be predicted, in training, evaluation and the retraining gate.
+    Training, evaluation and the retraining gate all choose the events to predict by this function.
     """
     return rows[interactions.speaking_for(schema)[rows]]
 
 
 def held_out_batches(interactions: Interactions, rows: npt.NDArray[np.int64]) -> Iterator[HeldOutBatch]:
-    """The events in `rows` by batches, in the order of `Histories`. First events of users are left out.
+    """Yield the events in `rows` by batches, in the order of `Histories`, without users' first events.
 
     Raises: ValueError if no event remains to be predicted.
     """
@@ -89,7 +90,7 @@ def held_out_batches(interactions: Interactions, rows: npt.NDArray[np.int64]) ->
 def rank_events(scorer: EventScorer, interactions: Interactions, rows: npt.NDArray[np.int64]) -> RankedEvents:
     """Rank the item of each event of `held_out_batches` against the catalogue.
 
-    Items that the user has seen do not compete; equal scores are ordered by item index. Raises: as `held_out_batches`.
+    The user's seen items do not compete; equal scores are ordered by item index. Raises: as `held_out_batches`.
     """
     batches, ranks, tops, shown = [], [], [], np.zeros(interactions.num_items, dtype=bool)
     for batch in held_out_batches(interactions, rows):
@@ -115,7 +116,9 @@ def rank_events(scorer: EventScorer, interactions: Interactions, rows: npt.NDArr
 
 
 def _predictable(interactions: Interactions, rows: IntArray, histories: Histories) -> tuple[IntArray, IntArray]:
-    """Positions in `histories` of the wanted events that are not their user's first, increasing, and their users."""
+    """Return positions in `histories` of the wanted events that are not their user's first, increasing, and their
+    users.
+    """
     order, _ = interactions.by_user()
     events = np.flatnonzero(np.isin(order, rows))
     users = np.searchsorted(histories.offsets, events, side="right") - 1

@@ -1,4 +1,4 @@
-"""A bundle as a scorer of what its processes would answer: its ONNX encoder, states, mixture and neighbours.
+"""A bundle as a scorer of its processes' answers: its ONNX encoder, states, mixture and neighbours.
 
 Letters: B events, X items of the data.
 """
@@ -17,14 +17,14 @@ from services.offline.training.sequences import Histories, IntArray
 
 
 class ServedScorer:
-    """An `EventScorer` of a bundle's final scores, in the data's order of items; an item it has not scores -inf."""
+    """An `EventScorer` of a bundle's final scores, in the data's order of items; -inf for items without a score."""
 
     def __init__(self, bundle: Bundle, data: Interactions, *, clock: Callable[[], float] = time.process_time) -> None:
         self._bundle, self._data, self._clock = bundle, data, clock
         self._states = ServedStates(bundle)
         self._scorer = MolScorer(bundle.item_states, bundle.pair_gate)
         self._rows, _ = data.by_user()
-        # Where the data's items are in the bundle, -1 where they are not.
+        # Row in the bundle of each of the data's items, or -1.
         self._item = np.array([bundle.item_index.get(item_id, -1) for item_id in data.item_ids], dtype=np.int64)
         self._against = data.speaking_against(bundle.event_schema)
         self._popular = bundle.counts / max(1, bundle.counts.sum())
@@ -32,7 +32,7 @@ class ServedScorer:
 
     @property
     def seconds_per_event(self) -> float:
-        """The median batch's, so that neither the first one nor a pause of the machine counts."""
+        """The median over batches, so that neither the first one nor a pause of the machine counts."""
         return float(np.median(self._seconds))
 
     def scores(self, histories: Histories, events: IntArray, users: IntArray) -> npt.NDArray[np.floating]:
@@ -54,7 +54,7 @@ class ServedScorer:
         return found
 
     def _final(self, scores: npt.NDArray[np.floating], past: Sequence[IntArray]) -> npt.NDArray[np.float64]:
-        """The model's scores (B, X of the bundle) with its neighbours' votes."""
+        """Return the model's scores (B, X of the bundle) with its neighbours' votes."""
         near = self._bundle.neighbours
         if near is None:
             return scores.astype(np.float64)

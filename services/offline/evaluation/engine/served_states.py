@@ -1,6 +1,6 @@
-"""States as the encoder process serves them, of histories that a data set tells.
+"""States as the encoder process serves them, from a data set's histories.
 
-It is that process's own code: its schema, windows, model and half precision. Histories are events as they are stored.
+It uses that process's code: its schema, windows, model and half precision. Histories are events as they are stored.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,9 @@ _AT_ONCE = 256
 
 @dataclass(frozen=True, slots=True)
 class Person:
-    """Somebody and what they did, oldest first; `as_of`: when they ask, unix seconds, None: right after it."""
+    """A user and the events, oldest first; `as_of`: time of the request, unix seconds, None: right after the last
+    event.
+    """
 
     user_id: str
     events: Sequence[StoredEvent]
@@ -33,7 +35,7 @@ class Person:
 
 
 class ServedStates:
-    """Makes the states of people."""
+    """Computes users' states."""
 
     def __init__(self, bundle: Bundle) -> None:
         self._shape = (bundle.num_query_components, bundle.manifest.head.component_width)
@@ -41,7 +43,7 @@ class ServedStates:
         self._encoder = InProcessEncoder(bundle.file(ENCODER_ONNX), None, max_history=bundle.max_history, cache_bytes=0)
 
     def __call__(self, people: Sequence[Person]) -> tuple[QueryStates, npt.NDArray[np.int64]]:
-        """States (n,) of those people (rows, (n,)) of whom the model knows anything."""
+        """Return states (n,), and the rows (n,) of the users that have one."""
         packed: list[PackedQueryState] = []
         rows: list[int] = []
         for start in range(0, len(people), _AT_ONCE):
@@ -83,7 +85,7 @@ class ServedStates:
 
 
 def stored_events(data: Interactions, rows: npt.NDArray[np.int64]) -> list[StoredEvent]:
-    """Rows of a data set as events of a history."""
+    """Return rows of a data set as events of a history."""
     return [
         StoredEvent(
             int(data.timestamps[row]) * 1000,

@@ -1,4 +1,4 @@
-"""Ranked events by kind: how popular their items are, how long the histories, how soon after, and whose they are.
+"""Ranked events by kind: the items' popularity, the histories' length, the time since the last event, and the user.
 
 Letters: E events.
 """
@@ -18,10 +18,10 @@ _HOUR_S, _DAY_S = 3600, 86400
 
 
 def strata(split: MeasuredSplit, ranked: RankedEvents) -> Iterator[tuple[str, str, Mask]]:
-    """(question, stratum, mask (E,)) of every stratum that has an event.
+    """Yield (question, stratum, mask (E,)) of every stratum that has an event.
 
-    Popularity is the target's number of training events; history the events before the target; a sitting goes on while
-    events follow each other within an hour; a new user has no training event. Times are asked of data that have them.
+    Popularity is the target's number of training events; history the events before the target; a sitting lasts while
+    events follow each other within an hour; a new user has no training event. Strata by time need data with times.
     """
     histories = Histories.of(split.interactions)
     train = split.train

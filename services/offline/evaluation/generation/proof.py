@@ -1,8 +1,8 @@
 """Every generated identifier is in the catalogue: random and adversarial queries, with inserts and deletes between.
 
-The answers are checked against a plain dictionary of what the catalogue holds at that moment: the text belongs to the
-identifier, its phrases are those that it was built from, its items are its own and allowed, and its score is the best
-assignment of its phrases by the definition. An insert must be the next query's answer, a deleted identifier in none.
+Answers are checked against a plain dictionary of the present catalogue: the text belongs to the identifier, its phrases
+are those that it was built from, its items are its own and allowed, and its score is the best assignment of its phrases
+by the definition. An insert must be the next query's answer, a deleted identifier in none.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ _CHANGE_EVERY, _SCORE_EVERY = 50, 20
 
 @dataclass(slots=True)
 class Proof:
-    """What was asked and what was wrong; `holds` needs all of the wrong ones to be zero."""
+    """Numbers of queries and of errors; `holds` needs all errors to be zero."""
 
     queries: int = 0
     answers: int = 0
@@ -47,7 +47,7 @@ class Proof:
 
 
 def prove_catalogue(*, num_queries: int, seed: int, say: Callable[[str], None] = lambda line: None) -> Proof:
-    """Half of the queries are adversarial, a third are filtered, both modes take turns."""
+    """Compare answers: half of the queries are adversarial, a third are filtered, both modes alternate."""
     rng = np.random.default_rng(seed)
     weights = rng.normal(size=(_NUM_TOKENS, WIDTH)).astype(np.float32)
     centers = rng.normal(size=(_VECTORS, WIDTH)).astype(np.float32)
@@ -88,7 +88,7 @@ def prove_catalogue(*, num_queries: int, seed: int, say: Callable[[str], None] =
 
 
 def query(rng: np.random.Generator, number: int) -> Floats:
-    """x (1 + s, D): Gaussian for even numbers, else what a broken or hostile encoder may give."""
+    """Return x (1 + s, D): Gaussian for even numbers, else as from a broken or hostile encoder."""
     x = rng.normal(size=(1 + POSITIONS, WIDTH)).astype(np.float32)
     if number % 2 == 0:
         return x
@@ -105,7 +105,7 @@ def query(rng: np.random.Generator, number: int) -> Floats:
 
 
 def _sequence(rng: np.random.Generator, sets: npt.NDArray[np.int32], length: int) -> list[int]:
-    """Phrases of one shortlist, so that most identifiers can be reached."""
+    """Return phrases of one shortlist, so that most identifiers can be reached."""
     return [max(1, int(token)) for token in rng.choice(sets[rng.integers(0, len(sets))], size=length)]
 
 
@@ -131,7 +131,7 @@ def _change(
     catalogue: Catalogue,
     sets: npt.NDArray[np.int32],
 ) -> None:
-    """Insert an identifier that a query answers best, see it in the next answer; delete it, see it in none."""
+    """Insert an identifier that a query answers best and find it in the next answer; delete it and find it in none."""
     number = len(generators[0].identifiers)
     x = rng.normal(size=(1 + POSITIONS, WIDTH)).astype(np.float32)
     best = generators[0].generate(x, 1).answers

@@ -1,4 +1,4 @@
-"""`freshet bench generation`: what identifiers cost as the vocabulary grows, beside full softmax and approximations.
+"""`freshet bench generation`: the cost of identifiers as the vocabulary grows, next to full softmax and approximations.
 
 Does PIXAR's shortlist keep latency flat from 128 thousand to 5 million phrases, and what does it lose against scoring
 everything? One query at a time, one thread, one output layer in int8 for all methods; each finds its tokens, scores
@@ -33,13 +33,13 @@ from services.offline.evaluation.generation.softmax_baselines import (
 from services.offline.evaluation.generation.world import MAKING, PhraseWorld, WorldShape, make_world
 from services.offline.training.codebooks.k_means import nearest, product_k_means
 
-_STORED_ONLY = (500_000, 2_000_000)  # sizes that the page leaves to the stored report
+_STORED_ONLY = (500_000, 2_000_000)  # sizes that are only in the stored report
 FULL, SHORTLIST = "full softmax", "shortlist"
 _FOLDER = Path(__file__).parent
 
 
 def page(report: dict[str, Any]) -> str:
-    """generation.md; a `remark` is what a person adds to the stored report."""
+    """Return generation.md; a `remark` is a person's addition to the stored report."""
     sizes = []
     for size in dict.fromkeys(row["phrases"] for row in report["rows"] if row["phrases"] not in _STORED_ONLY):
         rows = [row for row in report["rows"] if row["phrases"] == size]
@@ -63,8 +63,8 @@ _CLUSTERED_UP_TO = 2_000_000  # phrases: building needs minutes beyond
 
 
 def run(request: Request, *, sizes: tuple[int, ...] = (), num_queries: int | None = None) -> Report:
-    """Writes generation.{md,json}. First `num_queries` (100,000; 5,000 when quick) random and adversarial queries:
-    every answer must be in the catalogue (`proof`). Raises: ValueError if MiniLM's weights are not installed.
+    """Write generation.{md,json}. First `num_queries` (100,000; 5,000 when quick) random and adversarial queries check
+    that every answer is in the catalogue (`proof`). Raises: ValueError if MiniLM's weights are not installed.
     """
     began = time.perf_counter()
     rates = measure_rates()
@@ -82,7 +82,7 @@ class _Method:
     name: str
     setting: str
     source: TokenSource
-    bytes_read: float  # to find the tokens; the tokens' own rows come on top
+    bytes_read: float  # to find the tokens, without the tokens' own rows
 
 
 def rows(
@@ -93,7 +93,9 @@ def rows(
     rates: Rates,
     say: Say = lambda line: None,
 ) -> list[Row]:
-    """A row per size and method: milliseconds at batch 1, roofline, speedup over full softmax, U, recall, agreement."""
+    """Return a row per size and method: milliseconds at batch 1, roofline, speedup over full softmax, U, recall,
+    agreement.
+    """
     found: list[Row] = []
     for size in sizes:
         shape = WorldShape(num_tokens=size, **(_QUICK_SHAPE if quick else {}))
@@ -106,7 +108,7 @@ def rows(
 
 
 def growth(found: list[Row]) -> Row | None:
-    """The shortlist's latency at the largest vocabulary over that at the smallest."""
+    """Return the shortlist's latency at the largest vocabulary over that at the smallest."""
     mine = [row for row in found if row["method"] == SHORTLIST]
     if len(mine) < 2:
         return None
@@ -167,7 +169,7 @@ def _row(
     lengths = np.diff(world.offsets)
     recalls, firsts = [], []
     for number, (best, exact) in enumerate(truths):
-        positions = int(lengths[wanted[number]])  # beyond its identifier a query says padding and noise
+        positions = int(lengths[wanted[number]])  # after its identifier a query has padding and noise
         recalls.append(np.isin(best[:positions], kept[number]).mean())
         firsts.append(exact[:1] == answers[number][:1])
     union = float(np.mean([len(tokens) for tokens in kept]))
@@ -219,7 +221,7 @@ def _methods(world: PhraseWorld, full: WholeVocabulary, seed: int, say: Say) -> 
 
 
 def _cells(world: PhraseWorld, count: int, seed: int) -> tuple[Floats, npt.NDArray[np.int64]]:
-    """Cells by k-means of a sample, and every row's cell by Euclidean distance."""
+    """Return cells by k-means of a sample, and every row's cell by Euclidean distance."""
     layer, size = world.layer, world.shape.num_tokens
     chosen = np.sort(np.random.default_rng(seed).integers(0, size, size=min(size, 30 * count)))
     sample = torch.from_numpy(layer.decoded_rows(chosen))

@@ -1,9 +1,9 @@
-"""Other ways to find the phrases worth scoring, over the same output layer: what a shortlist is compared with.
+"""Other methods to find the phrases worth scoring, over the same output layer: baselines of a shortlist.
 
-All answer the same question, so that scores and decoding behind them are the same: SVD-softmax (NeurIPS 2018: the
-leading directions of a rotated layer scan everything, the best go on) and clustered weights (the nearest cells of
-k-means at every position). Both work position by position; a shortlist works once per query, which is PIXAR's point.
-Nothing here knows tries or identifiers.
+All return tokens, so that scores and decoding are the same: SVD-softmax (NeurIPS 2018: the leading directions of a
+rotated layer scan everything, the best are rescored) and clustered weights (the nearest cells of k-means at every
+position). Both work position by position; a shortlist works once per query, which is PIXAR's point. It knows no tries
+or identifiers.
 
 Letters: V vocabulary size, D width, s positions, N tokens taken per position, C cells, U union.
 """
@@ -22,11 +22,11 @@ Tokens = npt.NDArray[np.int32]
 
 
 class TokenSource(Protocol):
-    """Tokens worth scoring for a query x (1 + s, D): rising, [PAD] among them."""
+    """Tokens worth scoring for a query x (1 + s, D): ascending, including [PAD]."""
 
     @property
     def nbytes(self) -> int:
-        """Beside the output layer's own."""
+        """Bytes besides the output layer's own."""
         ...
 
     def tokens(self, x: Floats) -> Tokens: ...
@@ -59,7 +59,7 @@ class ShortlistTokens:
 
 
 class LowRank:
-    """SVD-softmax: products over the `window` leading directions of all rows, the N best of each position go on."""
+    """SVD-softmax: products over the `window` leading directions of all rows; rescore the N best of each position."""
 
     def __init__(self, layer: OutputLayer, *, window: int, taken: int) -> None:
         """Directions of the rows' second moments; previews in int8. Cost: V D (D + window)."""
@@ -86,7 +86,7 @@ class LowRank:
 
 
 class Clustered:
-    """Cells of the rows; the `probes` cells with the largest <x_t, centre> of each position go on whole."""
+    """Cells of the rows; the whole `probes` cells with the largest <x_t, centre> of each position are scored."""
 
     def __init__(self, layer: OutputLayer, centres: Floats, owners: npt.NDArray[np.int64], *, probes: int) -> None:
         """Shapes: centres (C, D), owners (V,) below C."""
@@ -110,10 +110,10 @@ _SAMPLED = 1 << 15
 
 
 def best_of_each(scores: Floats, taken: int) -> Tokens:
-    """About the `taken` best tokens of each position, and [PAD]: scores (s, V), a view of (V, s) -> (U,).
+    """Return about the `taken` best tokens of each position, and [PAD]: scores (s, V), a view of (V, s) -> (U,).
 
-    Where V is large each position's threshold comes from every V / 32,768th token: exact selection from columns would
-    cost more than the scores.
+    For a large V each position's threshold comes from every V / 32,768th token: exact selection from columns would cost
+    more than the scores.
     """
     by_token = scores.T
     step = max(1, len(by_token) // _SAMPLED)

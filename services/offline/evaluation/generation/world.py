@@ -1,9 +1,9 @@
-"""A phrase model of any vocabulary size without training one: weights, identifiers, queries and a fitted shortlist.
+"""A phrase model of any vocabulary size without training: weights, identifiers, queries and a fitted shortlist.
 
-Where training is out of reach (millions of phrases), the cost of decoding depends on the weights' spectrum and on how
-queries gather around topics, so those are taken from something real: a phrase's row is .8, .7 and .3 times three rows
-of MiniLM's word-piece embeddings (its topic's word, a frequent word, a rare one), so all have the covariance of a
-trained layer. Rows called `synthetic` come from here. Nothing here measures anything.
+With millions of phrases training is too expensive. The cost of decoding depends on the weights' spectrum and on the
+queries' clustering around topics, so those come from real data: a phrase's row is .8, .7 and .3 times three rows of
+MiniLM's word-piece embeddings (its topic's word, a frequent word, a rare one), so all have the covariance of a trained
+layer. Rows called `synthetic` come from here. It measures nothing.
 
 Letters: V vocabulary size, D width (384), s positions, I identifiers, m vectors, r tokens of a set, N queries.
 """
@@ -32,7 +32,7 @@ MAKING = (
     "of another of its topic; the shortlist's vectors by k-means of x_0"
 )
 _WORD_PIECES = "embeddings.word_embeddings.weight"
-_FIRST_WORD = 1996  # the rows before are reserved and single characters
+_FIRST_WORD = 1996  # earlier rows are reserved and single characters
 _CHUNK = 1 << 16
 _SPREAD = 2.5  # standard deviation of a position's logits over the vocabulary, in nats
 
@@ -51,7 +51,7 @@ class WorldShape:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PhraseWorld:
-    """The parts of a generator; queries are made by `queries`. Tokens are numbered by locality already.
+    """The parts of a generator, with `queries`. Tokens are numbered by locality already.
 
     Shapes: tokens (sum of n,) and offsets (I + 1,): the identifiers' tokens.
     """
@@ -65,7 +65,7 @@ class PhraseWorld:
     gain: float
 
     def queries(self, count: int, seed: int) -> tuple[Floats, npt.NDArray[np.int64]]:
-        """x (N, 1 + s, D) and the identifier that each is about."""
+        """Return x (N, 1 + s, D) and each query's identifier."""
         rng = np.random.default_rng(seed)
         wanted = rng.integers(0, self.shape.num_identifiers, size=count)
         x = np.stack([_query(rng, self.layer, self.tokens, self.offsets, int(one), self.shape) for one in wanted])
@@ -75,7 +75,7 @@ class PhraseWorld:
 def make_world(
     shape: WorldShape, seed: int, *, in_locality: bool = True, say: Callable[[str], None] = lambda line: None
 ) -> PhraseWorld:
-    """Memory: V (D + 4) bytes, and about 700 MB while it is made. Needs MiniLM's weights (`make setup`).
+    """Memory: V (D + 4) bytes, and about 700 MB during construction. Needs MiniLM's weights (`make setup`).
 
     Raises: ValueError if they are not installed.
     """
@@ -131,7 +131,7 @@ def _weights(words: Floats, shape: WorldShape, seed: int) -> CodedRows:
 
 
 def _identifiers(rng: np.random.Generator, shape: WorldShape) -> tuple[Tokens, npt.NDArray[np.int64]]:
-    """Identifiers of 1 to 5 phrases of one topic, frequent phrases more often."""
+    """Return identifiers of 1 to 5 phrases of one topic, frequent phrases more often."""
     lengths = rng.choice(5, size=shape.num_identifiers, p=[0.15, 0.35, 0.3, 0.15, 0.05]) + 1
     offsets = np.append(0, np.cumsum(lengths))
     of_topic = shape.num_tokens // shape.topics
@@ -148,7 +148,7 @@ def _query(
     identifier: int,
     shape: WorldShape,
 ) -> Floats:
-    """x (1 + s, D) about an identifier, unscaled: its phrases in order, then padding; x_0 their mean."""
+    """Return x (1 + s, D) about an identifier, unscaled: its phrases in order, then padding; x_0 their mean."""
     own = layer.decoded_rows(tokens[offsets[identifier] : offsets[identifier + 1]])
     other = int(rng.integers(0, shape.num_identifiers))
     mixed = layer.decoded_rows(tokens[offsets[other] : offsets[other + 1]])
@@ -188,10 +188,10 @@ def _centers(
 
 
 def _sets(centers: Floats, rows: CodedRows, shape: WorldShape) -> Tokens:
-    """The r best tokens of each vector, best first: (m, r). One pass over the weights.
+    """Return the r best tokens of each vector, best first: (m, r). One pass over the weights.
 
-    A threshold per vector from a sample keeps somewhat more than r; products in bfloat16 where the processor has units
-    for it (ties of bfloat16 at the edge of a set are what that costs).
+    A threshold per vector from a sample selects somewhat more than r; products are in bfloat16 if the processor has
+    units for it (at the cost of ties of bfloat16 at the edge of a set).
     """
     count, wanted = len(rows.weights), min(shape.set_tokens, len(rows.weights))
     vectors = torch.from_numpy(centers).to(torch.bfloat16)
@@ -214,7 +214,7 @@ def _sets(centers: Floats, rows: CodedRows, shape: WorldShape) -> Tokens:
     sets = np.empty((len(centers), wanted), dtype=np.int32)
     for number in range(len(centers)):
         best = tokens[order[bounds[number] : bounds[number + 1]]][:wanted]
-        sets[number] = np.resize(best, wanted)  # a threshold that kept too few repeats some
+        sets[number] = np.resize(best, wanted)  # a threshold that selected too few repeats some
     return sets
 
 
@@ -226,7 +226,7 @@ def _product(vectors: torch.Tensor, rows: CodedRows, which: npt.NDArray[np.int64
 
 
 def _move(rows: CodedRows, places: Tokens) -> None:
-    """Rows to their places, a few columns at a time, so that gigabytes need no second copy."""
+    """Move rows to their places, a few columns at a time, so that gigabytes need no second copy."""
     for begin in range(0, rows.weights.shape[1], 48):
         rows.weights[places, begin : begin + 48] = rows.weights[:, begin : begin + 48].copy()
     rows.scales[places] = rows.scales.copy()

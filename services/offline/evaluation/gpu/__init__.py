@@ -1,1 +1,1 @@
-"""The papers' Table 5 on a card."""
+"""The papers' Table 5 on a GPU."""

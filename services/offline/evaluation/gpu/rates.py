@@ -1,6 +1,6 @@
-"""The roofline of a card: measured rates of its tensor cores, special functions and memory.
+"""The roofline of a GPU: measured rates of its tensor cores, special functions and memory.
 
-Unlike a processor's, these three run beside each other, so the least time of some work is the largest of three times.
+Unlike a processor's, these three run in parallel, so the least time of some work is the largest of three times.
 """
 
 import statistics
@@ -12,7 +12,7 @@ import torch
 
 from services.offline.evaluation.common.roofline import Work
 
-# Calls a function `repeats` times with its number and says how many milliseconds each call took.
+# Calls a function `repeats` times with its number and returns each call's milliseconds.
 Clock = Callable[[Callable[[int], object], int], list[float]]
 
 
@@ -25,7 +25,7 @@ class CardRates:
     bytes_moved: float
 
     def milliseconds(self, work: Work) -> float:
-        """The least time of some work, whose bytes are those of half precision."""
+        """Return the least time of some work, whose bytes are those of half precision."""
         times = (
             work.multiply_adds / self.multiply_adds,
             work.exponentials / self.exponentials,
@@ -34,15 +34,15 @@ class CardRates:
         return 1e3 * max(times)
 
 
-# What the CPU stands in with, so that the table's path can be tried without a card: numbers that nobody measured.
+# Arbitrary rates of the CPU, to try the table without a GPU.
 STAND_IN = CardRates(multiply_adds=1e9, exponentials=1e8, bytes_moved=1e9)
 
 
 def measure_card() -> CardRates:
-    """A product of 8192 x 8192, 2^32 exponentials, and a copy of 4 GB, medians of 10."""
+    """Measure a product of 8192 x 8192, 2^32 exponentials, and a copy of 4 GB, medians of 10."""
     a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.float16) for _ in range(2))
     product = _median(lambda _: torch.mm(a, b))
-    # Triton has the loop that keeps exponentials in registers; imported only where there is a card.
+    # Triton has the loop that keeps exponentials in registers; imported only with a GPU.
     from services.offline.evaluation.gpu.exponentials import ROUNDS, exponentials
 
     values = torch.rand(1 << 24, device="cuda")
@@ -58,7 +58,7 @@ def measure_card() -> CardRates:
 
 
 def cuda_events(call: Callable[[int], object], repeats: int) -> list[float]:
-    """Milliseconds of each call by CUDA events; three calls before are not counted: one compiles, one captures."""
+    """Return milliseconds of each call by CUDA events, after three uncounted calls: one compiles, one captures."""
     found = []
     for number in range(3 + repeats):
         started, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
@@ -71,7 +71,7 @@ def cuda_events(call: Callable[[int], object], repeats: int) -> list[float]:
 
 
 def wall_clock(call: Callable[[int], object], repeats: int) -> list[float]:
-    """Milliseconds of each call on a device that nobody has to wait for."""
+    """Return milliseconds of each call on a synchronous device."""
     found = []
     for number in range(repeats):
         started = time.perf_counter()

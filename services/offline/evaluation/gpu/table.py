@@ -1,9 +1,9 @@
-"""`freshet bench gpu`: the papers' Table 5 on a card, every algorithm beside its roofline and the paper's times.
+"""`freshet bench gpu`: the papers' Table 5 on a GPU, every algorithm next to its roofline and the paper's times.
 
-It needs a checkout, NumPy, PyTorch, Triton, typer and rich alone, so that an hour on a rented card is enough.
+It needs a checkout, NumPy, PyTorch, Triton, typer and rich alone, so that an hour on a rented GPU is enough.
 Milliseconds are CUDA events around the device's part of a search; `end_to_end_ms` is the wall clock of `search` with
-NumPy in and out. Recall is against an exact answer that no kernel had a part in (float32 by PyTorch, float64 for what
-is close), on synthetic catalogues. One failing row says so and the others go on.
+NumPy in and out. Recall is against an exact answer computed without these kernels (float32 by PyTorch, float64 for
+close scores), on synthetic catalogues. A failing row is reported and the others continue.
 
 Letters: X items, B queries, K = 100 results.
 """
@@ -90,7 +90,7 @@ class Algorithm:
 
 
 def algorithms(num_items: int) -> list[Algorithm]:
-    """The rows of the paper's Table 5 that make sense at X items."""
+    """Return the rows of the paper's Table 5 that make sense at X items."""
     rows: list[tuple[Any, str, tuple[int, ...], Callable[..., Work]]] = [
         *((TopKPerEmbedding, "top_k_per_embedding", (size,), pair_scan) for size in (5, 100)),
         *((TopKAvg, "top_k_avg", (size,), average_scan) for size in _AVERAGES if 2 * size < num_items),
@@ -114,9 +114,10 @@ def rows(
     device: str = "cuda",
     say: Say = lambda line: None,
 ) -> Iterator[Row]:
-    """Every algorithm's rows at the named shapes, as they are measured. Device "cpu": a try, at 900 items at most.
+    """Yield every algorithm's rows at the named shapes as they are measured. Device "cpu": a trial, at 900 items at
+    most.
 
-    Raises: ValueError for an unknown shape; RuntimeError without a card.
+    Raises: ValueError for an unknown shape; RuntimeError without a GPU.
     """
     if device == "cpu":
         card = Card(device=torch.device("cpu"), rates=STAND_IN, clock=wall_clock)
@@ -140,13 +141,13 @@ def rows(
 def shape_rows(
     shape: Shape, card: "Card", batches: Sequence[int], *, seed: int, quick: bool, say: Say = lambda line: None
 ) -> Iterator[Row]:
-    """Every algorithm's rows at one shape, on any device."""
+    """Yield every algorithm's rows at one shape, on any device."""
     return _Run(shape, card, batches, seed=seed, quick=quick, say=say).rows()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Card:
-    """Where to measure: the device, its rates, and a clock that waits for it."""
+    """The measured device, its rates, and a clock that waits for it."""
 
     device: torch.device
     rates: CardRates
@@ -180,7 +181,7 @@ class _Run:
             }
         for one in algorithms(self._shape.num_items):
             yield from self._measured(one, "float16")
-        # The error of bfloat16 is 8 times float16's at the same speed: what that costs, once.
+        # bfloat16 has 8 times float16's error at the same speed: measure its effect once.
         self._scorers.clear()
         torch.cuda.empty_cache()
         self._scorers["bfloat16"] = DeviceScorer(
@@ -230,7 +231,7 @@ class _Run:
             num_items=self._shape.num_items,
             pool=touched.get("full", 0.0),
         )
-        # Half precision is what the first pass reads.
+        # The first pass reads half precision.
         least = self._card.rates.milliseconds(replace(work, bytes_read=work.bytes_read / 2))
         return {
             **self._frame(algorithm.name, batch, milliseconds),
@@ -260,7 +261,7 @@ class _Run:
         return list(range(0, len(self._scene.queries) - batch + 1, batch))[:8]
 
     def _timed_plain(self, plain: DeviceScorer, batch: int) -> float:
-        """Scores by PyTorch in float32, a chunk at a time, and their top K: what one would write first."""
+        """Time scores by PyTorch in float32, a chunk at a time, and their top K: the obvious implementation."""
         prepared = plain.prepare(take_queries(self._scene.queries, 0, batch))
 
         def call(_: int) -> object:
@@ -269,7 +270,7 @@ class _Run:
         return statistics.median(self._card.clock(call, max(3, self._repeats // 8)))
 
     def _faiss(self) -> Iterator[Row]:
-        """faiss-gpu's flat index as TopKAvg's first stage beside ours, where it is installed."""
+        """Measure faiss-gpu's flat index as TopKAvg's first stage next to this library's, if it is installed."""
         try:
             import faiss
 
@@ -292,7 +293,7 @@ class _Run:
                 yield self._frame(name, batch, statistics.median(self._card.clock(call, self._repeats)))
 
     def _compiled(self) -> Iterator[Row]:
-        """The plain formula as `torch.compile` makes it: the same scores without a bound on their error."""
+        """Measure the plain formula compiled by `torch.compile`: the same scores without a bound on their error."""
         device, batch = self._card.device, max(self._batches)
         group = take_queries(self._scene.queries, 0, batch)
         backend = "inductor" if device.type == "cuda" else "eager"
@@ -313,7 +314,7 @@ class _Run:
 def _compiled_best(
     scene: Scene, queries: QueryStates, *, device: torch.device, dtype: torch.dtype, backend: str
 ) -> Callable[[int], torch.Tensor]:
-    """A call that finds the top K rows (B, K) by `torch.compile` of the formula in `dtype`, chunk by chunk."""
+    """Return a call that finds the top K rows (B, K) by `torch.compile` of the formula in `dtype`, chunk by chunk."""
 
     def moved(array: npt.NDArray[np.float32] | None) -> torch.Tensor | None:
         return None if array is None else torch.from_numpy(np.array(array)).to(device, dtype)
@@ -329,7 +330,7 @@ def _compiled_best(
     compiled = torch.compile(plain, dynamic=False, backend=backend)
     shape, out = scene.shape, torch.empty((len(components), len(items)), dtype=dtype, device=device)
     widest = max(shape.gate_hidden, shape.num_pairs) * len(components) * dtype.itemsize
-    # Chunks of one size, so that there is one program: the last begins where it ends with the items.
+    # Chunks of one size, so that there is one program: the last one ends with the items and overlaps the one before.
     step = -(-len(items) // -(-len(items) * widest // _COMPILED_BYTES))
 
     def call(_: int) -> torch.Tensor:
@@ -342,7 +343,7 @@ def _compiled_best(
 
 
 def _in_groups(index: CardIndex, scene: Scene, size: int) -> TopK:
-    """Answers to all queries of a scene, `size` at a time."""
+    """Return answers to all queries of a scene, `size` at a time."""
     found = [
         index.search(take_queries(scene.queries, start, start + size), RESULTS)
         for start in range(0, len(scene.queries), size)
@@ -360,7 +361,7 @@ def _in_groups(index: CardIndex, scene: Scene, size: int) -> TopK:
 
 
 def _wrong_proofs(answers: TopK, exact: TopK) -> int:
-    """Answers called exact whose rows or scores are not the exact ones: must be 0."""
+    """Return the number of answers called exact whose rows or scores are not exact: must be 0."""
     same_rows: npt.NDArray[np.bool_] = (answers.item_indices == exact.item_indices).all(axis=1)
     same_scores = np.isclose(answers.scores, exact.scores, rtol=0, atol=1e-9).all(axis=1)
     proven = np.array([one.kind == "exact" for one in answers.certificates])
@@ -370,12 +371,13 @@ def _wrong_proofs(answers: TopK, exact: TopK) -> int:
 def measure(
     shapes: Sequence[str], *, batches: Sequence[int], seed: int, quick: bool, as_json: bool, device: str = "cuda"
 ) -> int:
-    """Print a line as each row is measured, and with `as_json` one object with `rows` at last. 1: a failure; else 0.
+    """Print a line as each row is measured, and with `as_json` one object with `rows` at the end. Returns 1 after a
+    failure, else 0.
 
-    Device "cpu": as of `rows`.
-    Raises: ValueError for an unknown shape; RuntimeError without a card.
+    Device "cpu": as in `rows`.
+    Raises: ValueError for an unknown shape; RuntimeError without a GPU.
     """
-    # The largest first: if time runs out, what matters most is there.
+    # The largest first, the most important ones if time runs out.
     names = shapes or ["books", "ml-20m", "nq320k", "ml-1m"]
     found = []
     started = time.perf_counter()
@@ -397,7 +399,7 @@ def measure(
 
 
 def table_line(row: Row) -> str:
-    """A row as one line of a table."""
+    """Return a row as one line of a table."""
     if "error" in row:
         return f"{row['shape']:8} {row['algorithm']:36} failed: {row['error']}"
 

@@ -1,7 +1,7 @@
-"""A synthetic catalogue of any size whose items look like a trained model's, and queries that its encoder makes.
+"""A synthetic catalogue of any size whose items look like a trained model's, and queries from its encoder.
 
-Items are rows of the bundle, drawn with replacement, each component turned by normal noise: near copies at every
-distance, as catalogues of millions have. Queries are states of histories of random items of the bundle.
+Items are rows of the bundle, drawn with replacement, each component rotated by normal noise: near copies at every
+distance, as in catalogues of millions. Queries are states of histories of random items of the bundle.
 """
 
 from dataclasses import replace
@@ -16,7 +16,7 @@ from services.algorithms.item_table.strings import Strings
 from services.algorithms.scoring.states import FloatArray, ItemStates, QueryStates
 from services.offline.training.codebooks.inverted_file import catalogue_codebooks
 
-_NOISE = 0.1 * 32**0.5  # its norm, beside components of 1: a copy has a cosine of about .87 with its original
+_NOISE = 0.1 * 32**0.5  # its norm, for components of length 1: a copy has a cosine of about .87 with its original
 _HISTORY = 50
 _CHUNK = 200_000
 _PREFIX, _DIGITS = b"synthetic-", 8
@@ -25,10 +25,10 @@ _PREFIX, _DIGITS = b"synthetic-", 8
 def enlarged(
     bundle: Bundle, num_items: int, path: Path, *, seed: int, width: int | None = None, coded: bool = True
 ) -> Bundle:
-    """A bundle of so many synthetic items at `path`, with the trained one's head and gate and no encoder.
+    """Write a bundle of so many synthetic items at `path`, with the trained one's head and gate and no encoder.
 
-    width: coordinates of each component that are kept, where not all are. coded: with codebooks for `anisotropic`; of
-    100 million items they take minutes. Arrays lie in files beside `path` until they are written.
+    width: number of each component's coordinates, by default all. coded: with codebooks for `anisotropic`; of 100
+    million items they take minutes. Arrays are in files next to `path` until they are written.
     """
     generator = np.random.default_rng(seed)
     trained, head = bundle.item_states, bundle.manifest.head
@@ -68,7 +68,7 @@ def _on_disk(path: Path, name: str, shape: tuple[int, ...]) -> FloatArray:
 
 
 def _numbered(count: int) -> Strings:
-    """synthetic-00000000 and so on."""
+    """Return synthetic-00000000 and so on."""
     ids = np.empty((count, len(_PREFIX) + _DIGITS), np.uint8)
     ids[:, : len(_PREFIX)] = np.frombuffer(_PREFIX, np.uint8)
     rows = np.arange(count, dtype=np.int32)
@@ -79,7 +79,7 @@ def _numbered(count: int) -> Strings:
 
 
 def queries(bundle: Bundle, count: int, *, seed: int) -> QueryStates:
-    """States of `count` histories of 50 random items each, or as many as the encoder reads."""
+    """Return states of `count` histories of 50 random items each, or as many as the encoder reads."""
     generator = np.random.default_rng(seed + 1)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
@@ -93,6 +93,6 @@ def queries(bundle: Bundle, count: int, *, seed: int) -> QueryStates:
         "user_index": np.full(count, -1),
     }
     wanted = {one.name: given[one.name] for one in session.get_inputs()}
-    # As they cross the wire; a dot product has no gate.
+    # In the wire's precision; a dot product has no gate.
     found = [array[:, 0].astype(np.float16).astype(np.float32) for array in session.run(None, wanted)]
     return QueryStates(**dict(zip([one.name for one in session.get_outputs()], found, strict=True)))

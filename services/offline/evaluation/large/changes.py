@@ -1,4 +1,4 @@
-"""Searches of a large catalogue in the library while its items change a thousand times a second."""
+"""Searches of a large catalogue in the library while a thousand of its items change per second."""
 
 import threading
 import time
@@ -26,8 +26,9 @@ _TRUTH = "brute_force"
 
 @dataclass(frozen=True, slots=True)
 class Changing:
-    """Times of searches before anything has changed, and while it does; changes applied a second; overlap of the top K
-    with brute force's at the end."""
+    """Times of searches before and during the changes; applied changes a second; overlap of the top K with brute
+    force's at the end.
+    """
 
     before: Times
     while_changing: Times
@@ -38,10 +39,10 @@ class Changing:
 def searched_while_changing(
     catalogue: Bundle, asked: QueryStates, algorithm: str, k: int, *, seconds: float, seed: int
 ) -> Changing:
-    """Half of the changes that a merge waits for have come before; then `seconds` long a search every ten
-    milliseconds beside 1,000 changes a second, 20 at a time. A change turns an item's components a little.
+    """Apply half of the changes that trigger a merge; then for `seconds` search every ten milliseconds during 1,000
+    changes a second, 20 at a time. A change rotates an item's components a little.
 
-    asked: B queries; k: how many items are searched for. Raises: ValueError for an algorithm that there is not.
+    asked: B queries; k: number of items to search. Raises: ValueError for an unknown algorithm.
     """
     wanted = parse_algorithm(algorithm)
 
@@ -114,7 +115,7 @@ class _Changes:
         self._items, self._generator = items, generator
 
     def some(self, count: int) -> ItemBatch:
-        """Distinct items, each component turned by a normal noise of .02 per coordinate."""
+        """Return distinct items, each component rotated by a normal noise of .02 per coordinate."""
         states = self._items.states
         rows = np.sort(self._generator.choice(len(states), count, replace=False, shuffle=False))
         components = states.components[rows]

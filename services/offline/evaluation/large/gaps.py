@@ -1,7 +1,7 @@
-"""What a promise costs: searches that ask for a gap of 0, .01 and .05, beside `exact` and a pool without a promise.
+"""The cost of a proven gap: searches that request a gap of 0, .01 and .05, next to `exact` and an unproven pool.
 
-Every answer is one of the candidates process's own handler, which chooses and deepens, and is compared with brute force
-over the same version: whether the best item that it left out scores within the gap that it says is proven.
+The candidates process's own handler, which chooses and deepens, makes every answer. It is compared with brute force
+over the same version: does the best omitted item score within the proven gap?
 """
 
 import time
@@ -31,12 +31,12 @@ from services.offline.evaluation.large.catalogue import enlarged, queries
 
 K = 100
 GAPS = (0.0, 0.01, 0.05)
-# `exact` gives each of its strategies three turns first, and a choice learns what proves a gap.
+# `exact` first tries each of its strategies three times, and a choice learns what proves a gap.
 _WARM_UP, _AT_ONCE = 24, 16
 
 
 def run(request: Request, *, bundle: Path, sizes: Sequence[int], requests: int) -> Report:
-    """`requests` searches of each kind, one computing thread; writes gaps.{md,json,png}.
+    """Measure `requests` searches of each kind, one computing thread; writes gaps.{md,json,png}.
 
     Raises: BundleError; ValueError for a bundle without an encoder.
     """
@@ -53,18 +53,18 @@ def run(request: Request, *, bundle: Path, sizes: Sequence[int], requests: int) 
 
 
 def broken(report: Report) -> str:
-    """What must not be: answers whose proven gap does not hold."""
+    """Return the violated invariant: answers whose proven gap does not hold; "" without any."""
     rows = [f"{row['broken']} of {row['asked']} at {row['num_items']:,}" for row in report["rows"] if row["broken"]]
     return f"proven gaps that do not hold: {'; '.join(rows)}" if rows else ""
 
 
 def page(report: Report) -> str:
-    """gaps.md of a report."""
+    """Return gaps.md of a report."""
     return plain_page(Path(__file__).parent / "gaps.template.md", report)
 
 
 def plot(report: Report, out: Path) -> None:
-    """gaps.png: processor time of each kind of search, a panel for each size."""
+    """Plot gaps.png: processor time of each kind of search, a panel for each size."""
     sizes = list(dict.fromkeys(row["num_items"] for row in report["rows"]))
     with panels(out / "gaps.png", 1, len(sizes), size=(5, 3)) as drawn:
         for panel, size in zip(drawn[0], sizes, strict=True):
@@ -106,7 +106,7 @@ def _row(
     algorithm: str,
     max_gap: float | None,
 ) -> dict[str, Any]:
-    """Searches of one kind; `broken` counts answers that left out something better than their certificate says."""
+    """Measure searches of one kind; `broken` counts answers that omit a better item than their certificate allows."""
 
     def search(query: QueryStates) -> Found:
         one = SearchQuery(

@@ -1,6 +1,6 @@
-"""What one shard of a catalogue takes, and the processes in front of it: start and memory, each in its own process.
+"""Start and memory of one shard of a catalogue, and of the processes in front of it, each in its own process.
 
-Each opens a bundle of all items as the deployed process does, without Kafka: what it takes of the bundle, not of users.
+Each opens a bundle of all items as the deployed process does, without Kafka: the needs of the bundle, without users.
 """
 
 import time
@@ -29,12 +29,14 @@ from services.refresher.config import RefresherSettings
 from services.reranker import bootstrap as reranker
 from services.reranker.config import RerankerSettings
 
-# What a process holds, and how many bytes an item of its own it counts beside states and codes.
+# A process's data, and its bytes per item besides states and codes.
 Held = tuple[Any, dict[str, float]]
 
 
 def run(request: Request, *, bundle: Path, sizes: Sequence[int], shard: Shard, width: int | None) -> Report:
-    """One computing thread each; writes large-shards.{md,json}. width: as of `enlarged`. Raises: BundleError."""
+    """Measure with one computing thread each; writes large-shards.{md,json}. width: as in `enlarged`. Raises:
+    BundleError.
+    """
     from services.offline.evaluation.large.catalogue import enlarged
 
     began = time.perf_counter()
@@ -54,7 +56,7 @@ def run(request: Request, *, bundle: Path, sizes: Sequence[int], shard: Shard, w
 
 
 def page(report: Report) -> str:
-    """large-shards.md of a report."""
+    """Return large-shards.md of a report."""
     return plain_page(Path(__file__).parent / "processes.template.md", report)
 
 
@@ -106,11 +108,11 @@ _PROCESSES: dict[str, Callable[[Path, Shard], Held]] = {
 
 
 def _measured(hold: Callable[[Path, Shard], Held], path: Path, shard: Shard) -> dict[str, Any]:
-    """Memory is what came on top of the libraries, which this process has, too. `again` maps what the first wrote."""
+    """Memory excludes the libraries, which this process has, too. `again` maps the files that the first start wrote."""
     set_compute_threads(1)
     before, wall, cpu = _memory(), time.perf_counter(), time.process_time()
     held, bytes_per_item = hold(path, shard)
-    give_back_freed()  # as whatever serves does before it listens
+    give_back_freed()  # as every serving process does before it listens
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     own, mapped, most = (now - then for now, then in zip(_memory(), before, strict=True))
     del held
@@ -125,7 +127,7 @@ def _measured(hold: Callable[[Path, Shard], Held], path: Path, shard: Shard) -> 
 
 
 def _memory() -> tuple[int, int, int]:
-    """Kilobytes of this process's own, mapped of files, and the most that it ever had."""
+    """Return kilobytes of this process's own memory, of mapped files, and the maximum."""
     told = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":" in line)
     own, mapped, most = (int(told[name].split()[0]) for name in ("RssAnon", "RssFile", "VmHWM"))
     return own, mapped, most

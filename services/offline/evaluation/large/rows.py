@@ -35,7 +35,7 @@ _CHANGING_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A running service: `search(query, algorithm)` gives item ids; its start in seconds; its resident bytes now."""
+    """A running service: `search(query, algorithm)` returns item ids; its start in seconds; its resident bytes."""
 
     search: Callable[[QueryStates, str], Sequence[str]]
     start_s: float
@@ -48,7 +48,7 @@ Serve = Callable[[Path, Sequence[str]], AbstractContextManager[Served]]
 def run(request: Request, *, bundle: Path, sizes: Sequence[int], algorithms: Sequence[str], serve: Serve) -> Report:
     """Measure with one computing thread each; writes large-catalogues.{md,json}.
 
-    Raises: BundleError; ValueError for an algorithm that there is not, or a bundle without an encoder.
+    Raises: BundleError; ValueError for an unknown algorithm, or a bundle without an encoder.
     """
     began = time.perf_counter()
     set_compute_threads(1)
@@ -66,7 +66,7 @@ def run(request: Request, *, bundle: Path, sizes: Sequence[int], algorithms: Seq
 
 
 def page(report: Report) -> str:
-    """large-catalogues.md of a report."""
+    """Return large-catalogues.md of a report."""
     return plain_page(Path(__file__).parent / "page.template.md", report)
 
 

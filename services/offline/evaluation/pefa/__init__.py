@@ -1,1 +1,1 @@
-"""PEFA on text, and what it costs at query time."""
+"""PEFA on text, and its cost at query time."""

@@ -1,7 +1,7 @@
-"""Questions and documents as vectors, for PEFA: test and training queries with the documents that belong to them.
+"""Questions and documents as vectors, for PEFA: test and training queries with their relevant documents.
 
-Also the ways to take feedback away again, from training alone: folds to choose lambda and k on, and a sampled share of
-the pairs. Letters: n documents, m training queries, B test queries, E pairs, d width.
+It also removes feedback from training: folds for the choice of lambda and k, and a sampled share of the pairs. Letters:
+n documents, m training queries, B test queries, E pairs, d width.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +22,7 @@ DOCUMENT_CHARACTERS = 600
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Judged:
-    """Queries with the documents that belong to them.
+    """Queries with their relevant documents.
 
     Shapes: queries (m, d) unit norm; pairs (E, 2) of (query row, document row), each once, in order.
     """
@@ -34,7 +34,7 @@ class Judged:
         return len(self.queries)
 
     def only(self, rows: npt.NDArray[np.bool_]) -> "Judged":
-        """The queries where `rows` (m,) is true, renumbered."""
+        """Return the queries where `rows` (m,) is true, renumbered."""
         new_rows = np.cumsum(rows) - 1
         kept = self.pairs[rows[self.pairs[:, 0]]]
         return Judged(queries=self.queries[rows], pairs=np.column_stack([new_rows[kept[:, 0]], kept[:, 1]]))
@@ -42,9 +42,9 @@ class Judged:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextSet:
-    """One corpus. `unseen` (B,): the test query's text is no training query's. `tested_are_trained`: every tested
-    document has training queries, by the way the set was split; folds keep to it. `decided_by`: the recalls that
-    lambda and k are chosen by."""
+    """One corpus. `unseen` (B,): no training query has the test query's text. `tested_are_trained`: by the set's split
+    every tested document has training queries; folds preserve this. `decided_by`: the recalls that choose lambda and k.
+    """
 
     name: str
     documents: FloatArray
@@ -56,10 +56,10 @@ class TextSet:
 
 
 def folds(data: TextSet, *, count: int, seed: int) -> Iterator[tuple[Judged, Judged]]:
-    """(fitted, held out) parts of the training queries, `count` times; no query is held out twice.
+    """Yield (fitted, held out) parts of the training queries, `count` times; no query is held out twice.
 
-    Where tested documents are trained ones, so are held-out ones: a query stays in the fitted part if its documents
-    would have none left there.
+    If tested documents are trained ones, so are held-out ones: a query stays in the fitted part if its documents would
+    have none left there.
     """
     train = data.train
     fold_of = np.random.default_rng(seed).permutation(len(train)) % count
@@ -73,7 +73,7 @@ def folds(data: TextSet, *, count: int, seed: int) -> Iterator[tuple[Judged, Jud
 
 
 def sampled(train: Judged, share: float, *, seed: int) -> Judged:
-    """A share of the pairs, drawn uniformly (paper, section 5.4); queries without a pair left are dropped.
+    """Return a share of the pairs, drawn uniformly (paper, section 5.4); queries without a pair left are dropped.
 
     Raises: ValueError if `share` is not in (0, 1].
     """
@@ -86,14 +86,14 @@ def sampled(train: Judged, share: float, *, seed: int) -> Judged:
 
 
 def known(name: str) -> str:
-    """The name, if there is such a set; ValueError with the names otherwise."""
+    """Return the name of a known set. Raises: ValueError with the names otherwise."""
     if name not in NAMES:
         raise ValueError(f"data={name!r}; allowed: {', '.join(NAMES)}")
     return name
 
 
 def load(name: str, source: EmbeddingSource) -> TextSet:
-    """A set by its name, documents cut at 600 characters, all by MiniLM.
+    """Load a set by its name, documents cut at 600 characters, all encoded by MiniLM.
 
     Raises: ValueError for an unknown name, a missing file or missing weights.
     """
@@ -106,8 +106,9 @@ def load(name: str, source: EmbeddingSource) -> TextSet:
 
 
 def text_set(texts: TextCollection, documents: FloatArray, encode: Callable[[Sequence[str]], FloatArray]) -> TextSet:
-    """A collection with its documents' vectors (n, d), its questions encoded. Two spellings of one question differ in
-    case and spaces alone."""
+    """Return a collection with its documents' vectors (n, d) and its questions encoded. Questions that differ only in
+    case and spaces are equal.
+    """
     trained = {" ".join(text.lower().split()) for text, _ in texts.train}
     return TextSet(
         name=texts.name,

@@ -1,8 +1,8 @@
-"""What answers text queries with PEFA: this library's indexes, and hnswlib.
+"""Indexes for text queries with PEFA: this library's, and hnswlib.
 
 One class serves any base index and any memory: PEFA-XS is another set of vectors in the same index, PEFA-XL adds a
-second search and lets voted documents join. Graphs are built as the paper builds them: M 32, efConstruction 500,
-efSearch 300; hnswlib is an extra. An answer is the 100 best documents of a query, best first.
+second search and the voted documents. Graphs are built like the paper's: M 32, efConstruction 500, efSearch 300;
+hnswlib is an extra. An answer is the 100 best documents of a query, best first.
 
 Letters: n documents, m training queries, B queries, E pairs, d width, k neighbours, K results.
 """
@@ -49,14 +49,14 @@ class VectorIndex(ABC):
 
     @abstractmethod
     def nearest(self, queries: FloatArray) -> tuple[Any, Any]:
-        """Rows and inner products (B, K), best first."""
+        """Return rows and inner products (B, K), best first."""
 
     def answer(self, queries: FloatArray) -> Found:
         return np.asarray(self.nearest(queries)[0], dtype=np.int64)
 
 
 class Memory(Protocol):
-    """What remembered queries say of documents, by row."""
+    """Votes of remembered queries for documents, by row."""
 
     @property
     def nbytes(self) -> int: ...
@@ -112,7 +112,7 @@ class ServedMemory:
 
 
 def bytes_per_entry(width: int) -> int:
-    """Bytes of one remembered query of this width."""
+    """Return the bytes of one remembered query of this width."""
     return VotingIndex(num_components=1, width=width, model_version="text").bytes_per_entry
 
 
@@ -158,8 +158,8 @@ class GraphMemory:
 class Voted:
     """PEFA-XL: the base's best documents and every voted one, by lambda s + (1 - lambda) vote.
 
-    Exact where base and memory are and no vote is negative: whatever is left out has no vote and scores at most the
-    base's K-th, of which K are in.
+    Exact if base and memory are and no vote is negative: every omitted document has no vote and scores at most the
+    base's K-th, and K documents score at least that.
     """
 
     def __init__(self, documents: FloatArray, base: VectorIndex, memory: Memory, *, share: float) -> None:

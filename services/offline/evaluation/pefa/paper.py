@@ -1,8 +1,8 @@
-"""PEFA on matrices, exactly as the paper has it: for text retrieval, where all queries are known at once.
+"""PEFA on matrices, exactly as in the paper: for text retrieval, where all queries are known at once.
 
-The streamed forms (sums.py, memory.py) reduce to these with one component, weights of 1 and no decay, which is tested.
-Y is sparse, as pairs of a training query's and a passage's row. Beside the model alone, XS costs nothing at query time
-and no bytes (its passages take the place of the model's); XL a second search, over m queries, and m d + nnz(Y) numbers
+The streamed forms (sums.py, memory.py) reduce to these with one component, weights of 1 and no decay; tests check it. Y
+is sparse, as pairs of a training query's and a passage's row. Compared with the model alone, XS costs nothing at query
+time and no bytes (its passages replace the model's); XL costs a second search, over m queries, and m d + nnz(Y) numbers
 (the paper's table 1).
 
 Letters: n passages, m training queries, B queries asked, d width, k neighbours.
@@ -19,7 +19,7 @@ from services.algorithms.scoring.states import FloatArray
 Rows = npt.NDArray[np.int64]
 Scores = npt.NDArray[np.float64]
 
-_BLOCK_VALUES = 1 << 24  # similarities held at a time
+_BLOCK_VALUES = 1 << 24  # similarities in memory at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Pairs:
 
     @classmethod
     def of(cls, queries: npt.ArrayLike, passages: npt.ArrayLike, *, num_queries: int, num_passages: int) -> "Pairs":
-        """From one row of a query and of a passage per pair; a repeated pair counts once.
+        """Build it from one row of a query and of a passage per pair; a repeated pair counts once.
 
         Raises: ValueError for rows out of range or columns of unequal length.
         """
@@ -57,9 +57,9 @@ class Pairs:
 
 
 def xs_passages(passages: FloatArray, queries: FloatArray, pairs: Pairs, share: float) -> FloatArray:
-    """lambda P + (1 - lambda) Pi(Y^T Q): the embeddings that one index serves PEFA-XS from.
+    """Return lambda P + (1 - lambda) Pi(Y^T Q): the embeddings of a PEFA-XS index.
 
-    Shapes: passages (n, d), queries (m, d) -> (n, d). A passage without training queries stays as it is (lambda = 1).
+    Shapes: passages (n, d), queries (m, d) -> (n, d). A passage without training queries does not change (lambda = 1).
     Raises: ValueError for a share outside [0, 1], shapes that disagree, values that are not finite.
     Source: arXiv:2312.02429, equation 8. Cost: nnz(Y) d additions.
     """
@@ -84,7 +84,7 @@ def xs_passages(passages: FloatArray, queries: FloatArray, pairs: Pairs, share: 
 
 
 def nearest_queries(asked: FloatArray, queries: FloatArray, k: int) -> tuple[Rows, Scores]:
-    """The k training queries of largest inner product with each query asked, by exact search: rows and products.
+    """Return rows and inner products of the k training queries nearest to each query asked, by exact search.
 
     Shapes: asked (B, d), queries (m, d) -> (B, min(k, m)) each, best first, ties by row.
     Raises: ValueError for k below 1 or widths that disagree.
@@ -128,7 +128,7 @@ def xl_votes(neighbours: Rows, products: Scores, pairs: Pairs, *, k: int) -> lis
 
 
 def xl_scores(scores: npt.NDArray[np.floating], votes: list[tuple[Rows, Scores]], share: float) -> Scores:
-    """lambda f_ERM + (1 - lambda) f_kNN over all passages (B, n). Raises: ValueError for a share outside [0, 1].
+    """Return lambda f_ERM + (1 - lambda) f_kNN over all passages (B, n). Raises: ValueError for a share outside [0, 1].
 
     Source: arXiv:2312.02429, equation 6, divided by k.
     """

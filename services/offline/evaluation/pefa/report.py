@@ -1,8 +1,8 @@
-"""`freshet bench pefa`: PEFA on its paper's own ground, real texts with a real sentence encoder.
+"""`freshet bench pefa`: PEFA on its paper's data, real texts with a real sentence encoder.
 
-The questions: how much better are answers when training queries and their documents are remembered, with lambda and k
-chosen on held-out training queries alone; what does it cost to build, hold and ask; how little feedback is enough.
-It gathers the rows of the other pefa_text modules into one report; it measures nothing itself but samples of pairs.
+The questions: how much better are answers with remembered training queries and their documents, with lambda and k
+chosen on held-out training queries alone; what do build, memory and queries cost; how little feedback is enough. It
+collects the rows of the other modules into one report, and measures only samples of pairs itself.
 """
 
 import time
@@ -26,9 +26,9 @@ Row = dict[str, Any]
 _FOLDER = Path(__file__).parent
 
 TITLES = {"scifact": "SciFact", "medquad": "MedQuAD"}
-# The recalls by which lambda and k are chosen.
+# The recalls that choose lambda and k.
 DECIDED_BY = {"scifact": ("recall@10", "recall@100"), "medquad": ("recall@1", "recall@10")}
-# What a reader has to know of a set before comparing with other numbers.
+# Notes on a set for comparisons with other numbers.
 _NOTES = {
     "scifact": "A document is its title and abstract. A document without feedback keeps its whole vector. "
     "With equation 8 as printed, and in libpecos, it keeps only λ of it, which lowers documents without feedback.",
@@ -42,7 +42,7 @@ _RECALLS = ("recall@1", "recall@10", "recall@100")
 
 
 def page(report: dict[str, Any]) -> str:
-    """The page; a `note` is what a person adds to the stored report."""
+    """Return the page; a `note` is a person's addition to the stored report."""
     rows = report["rows"]
     return filled(
         _FOLDER / "page.template.md",
@@ -55,13 +55,13 @@ def page(report: dict[str, Any]) -> str:
 
 
 def plot(report: dict[str, Any], out: Path) -> None:
-    """pefa.png and pefa_shares.png."""
+    """Plot pefa.png and pefa_shares.png."""
     plot_sweep(report["rows"], out / "pefa.png")
     plot_shares(report["rows"], out / "pefa_shares.png")
 
 
 def plot_sweep(rows: Sequence[Row], path: Path) -> None:
-    """Recall over lambda, one panel per set and recall that decides: XS, and XL at the paper's three k."""
+    """Plot recall over lambda, one panel per set and deciding recall: XS, and XL at the paper's three k."""
     wanted = [(data, name) for data in _sets(rows) for name in DECIDED_BY[data]]
     with panels(path, 1, len(wanted), size=(4.2, 3.6)) as drawn:
         for panel, (data, name) in zip(drawn[0], wanted, strict=True):
@@ -76,7 +76,7 @@ def plot_sweep(rows: Sequence[Row], path: Path) -> None:
 
 
 def plot_shares(rows: Sequence[Row], path: Path) -> None:
-    """The paper's Figure 3: recall above, megabytes below, over the share of training pairs."""
+    """Plot the paper's Figure 3: recall above, megabytes below, over the share of training pairs."""
     with panels(path, 2, len(_sets(rows)), size=(5.5, 3)) as drawn:
         for column, data in enumerate(_sets(rows)):
             name = next(iter(DECIDED_BY[data]))
@@ -99,7 +99,7 @@ def _alone(panel: Any, rows: Sequence[Row], name: str) -> None:
 
 
 def _set_part(data: str, rows: Sequence[Row]) -> str:
-    # The two recalls that decide stand first, whichever they are.
+    # The two deciding recalls are first.
     a, b = DECIDED_BY[data]
     short = {"a": a, "b": b, "c": next(name for name in _RECALLS if name not in (a, b))}
     parts: dict[str, list[Row]] = {"chosen": [], "sweep": [], "serving": [], "share": []}
@@ -128,7 +128,7 @@ _CUT_NAMES = tuple(f"recall@{cut}" for cut in PAIR_CUTS)
 
 
 def run(request: Request, *, names: Sequence[str], source: EmbeddingSource | None = None) -> Report:
-    """Every table of each set; writes pefa.{md,json,png} and pefa_shares.png.
+    """Measure every table of each set; writes pefa.{md,json,png} and pefa_shares.png.
 
     Raises: ValueError for an unknown set, a missing file, or weights that are not installed, with what to do.
     """
@@ -167,7 +167,7 @@ def _rows_of(data: TextSet, request: Request) -> list[Row]:
 
 
 def _chosen_row(data: TextSet, setting: Setting, found: Mapping[Setting, Recalls]) -> Row:
-    """Recalls of all test queries and of those whose text is no training query's, with the gain and its interval."""
+    """Return recalls of all test queries and of those with a text unknown to training, with gain and interval."""
     own, alone = found[setting], found[ENCODER]
     row = {"table": "chosen", "data": data.name, "queries": len(data.test), **_described(setting), **_means(own)}
     row |= {"unseen_queries": int(data.unseen.sum())}
@@ -180,7 +180,9 @@ def _chosen_row(data: TextSet, setting: Setting, found: Mapping[Setting, Recalls
 
 
 def _share_rows(data: TextSet, settings: Mapping[str, Setting], *, seeds: Sequence[int], request: Request) -> list[Row]:
-    """Recall by the share of training pairs (Figure 3), mean and deviation over samples; lambda and k as chosen."""
+    """Return recall by the share of training pairs (Figure 3), mean and deviation over samples, for the chosen lambda
+    and k.
+    """
     out = []
     wanted = {"xs": settings["xs"], "xl": settings["xl"]}
     for share in SAMPLED_SHARES:
@@ -204,7 +206,7 @@ def _share_rows(data: TextSet, settings: Mapping[str, Setting], *, seeds: Sequen
 
 
 def _index_bytes(data: TextSet, method: str, pairs: int) -> int:
-    """What exact search holds: the documents' vectors, and with XL the memory's entries."""
+    """Return the bytes of exact search: the documents' vectors, and with XL the memory's entries."""
     width = data.documents.shape[1]
     remembered = pairs * bytes_per_entry(width) if method == "xl" else 0
     return int(data.documents.nbytes) + remembered

@@ -1,7 +1,7 @@
-"""PEFA on text as this library serves it, and over graph indexes: build time, bytes, latency and recall.
+"""PEFA on text in this library's indexes, and over graph indexes: build time, bytes, latency and recall.
 
-Ours are exact search, the integer codes with proof, and the same codes with only some cells visited (an approximate
-index); the memory is the one that candidates search while it changes.
+The library's are exact search, the proven integer codes, and the same codes with only some cells visited (an
+approximate index); the memory is the one that candidates search while it changes.
 
 Letters: n documents, m training queries, B queries, d width.
 """
@@ -36,9 +36,9 @@ _VISITED = 0.6  # of the cells, in the approximate row: these sets have a hundre
 def builds(
     data: TextSet, settings: Mapping[str, Setting], *, seed: int
 ) -> dict[tuple[str, str], Callable[[], Retriever]]:
-    """How each (index, method) is built from vectors and pairs, everything included; calling one builds it.
+    """Return a function per (index, method) that builds it completely from vectors and pairs.
 
-    `settings`: the chosen one of "xs" and "xl". hnswlib is left out where it is not installed.
+    `settings`: the chosen one of "xs" and "xl". hnswlib is omitted if it is not installed.
     """
     documents, train = data.documents, data.train
     xs, xl = settings["xs"], settings["xl"]
@@ -63,11 +63,11 @@ def builds(
 def rows(
     data: TextSet, settings: Mapping[str, Setting], *, seed: int, num_timed: int, say: Callable[[str], None]
 ) -> list[dict[str, Any]]:
-    """One row per index and method, as in the paper's Table 6, recall beside it.
+    """Return one row per index and method, as in the paper's Table 6, with recall.
 
-    Seconds and milliseconds are of CPU, all threads together: what a busy machine adds by making it wait is nobody's
-    cost. Builds use up to two threads; queries are asked one at a time on one thread, indexes in turns. Leaves one
-    thread to PyTorch.
+    Seconds and milliseconds are of processor time, over all threads, which excludes waits on a busy machine. Builds use
+    up to two threads; queries run one at a time on one thread, alternating between indexes. Leaves one thread to
+    PyTorch.
     """
     built: dict[tuple[str, str], Retriever] = {}
     building = Times()
@@ -79,7 +79,7 @@ def rows(
     say(f"{data.name}: queries one at a time")
     times = {key: Times() for key in built}
     for index in built.values():
-        index.answer(data.test.queries[:1])  # warm: first touches of memory, lazily made tables
+        index.answer(data.test.queries[:1])  # warm-up: first accesses to memory, tables made on demand
     for query in data.test.queries[:num_timed]:
         for key, index in built.items():
             times[key].call(index.answer, query[None])

@@ -1,8 +1,8 @@
 """lambda and k of PEFA on text: recall over a grid by exact search, and the choice on held-out training queries.
 
-All scores come from the library's transcription of the paper (paper.py). Two readings of equation 8
-for a document without feedback: as printed it keeps lambda of its vector, as served all of it. Test queries are never
-looked at here.
+All scores come from the library's transcription of the paper (paper.py). Equation 8 has two readings for a document
+without feedback: as printed its vector is multiplied by lambda, as served it does not change. Test queries are never
+used here.
 
 Letters: n documents, m training queries, B queries asked, d width, k neighbours.
 """
@@ -42,7 +42,7 @@ class Setting:
 
     @property
     def text(self) -> str:
-        """As tables show it."""
+        """The setting as tables show it."""
         if self.method == "encoder":
             return "encoder alone"
         form = ", as printed" if self.printed else ""
@@ -55,7 +55,7 @@ Recalls = dict[str, npt.NDArray[np.float64]]
 
 
 def grid(shares: Sequence[float] = SHARES, neighbours: Sequence[int] = NEIGHBOURS) -> list[Setting]:
-    """The encoder alone, XS in both readings and XL, over lambda and k."""
+    """Return the encoder alone, XS in both readings and XL, over lambda and k."""
     return [
         ENCODER,
         *(Setting(method="xs", share=share, printed=printed) for printed in (False, True) for share in shares),
@@ -64,12 +64,12 @@ def grid(shares: Sequence[float] = SHARES, neighbours: Sequence[int] = NEIGHBOUR
 
 
 def relevance(train: Judged, num_documents: int) -> Pairs:
-    """The training queries' Y."""
+    """Return the training queries' Y."""
     return Pairs.of(train.pairs[:, 0], train.pairs[:, 1], num_queries=len(train), num_passages=num_documents)
 
 
 def xs_vectors(documents: FloatArray, train: Judged, setting: Setting) -> FloatArray:
-    """Document vectors (n, d) that XS serves."""
+    """Return the document vectors (n, d) that XS serves."""
     vectors = xs_passages(documents, train.queries, relevance(train, len(documents)), setting.share)
     if setting.printed:
         untouched = ~np.isin(np.arange(len(documents)), train.pairs[:, 1])
@@ -80,7 +80,7 @@ def xs_vectors(documents: FloatArray, train: Judged, setting: Setting) -> FloatA
 def measured(
     documents: FloatArray, train: Judged, asked: Judged, settings: Iterable[Setting]
 ) -> dict[Setting, Recalls]:
-    """Each query's recalls under each setting, by exact search over all documents."""
+    """Return each query's recalls under each setting, by exact search over all documents."""
     settings = list(settings)
     pairs = relevance(train, len(documents))
     own = asked.queries @ documents.T
@@ -102,8 +102,8 @@ def measured(
 def chosen(
     data: TextSet, settings: Sequence[Setting], *, seed: int, say: Callable[[str], None] = lambda line: None
 ) -> dict[tuple[Method, bool], Setting]:
-    """The best setting of each method (and reading) on held-out training queries: the largest mean of the set's two
-    recalls, equal ones settled for the larger lambda and the smaller k. Test queries play no part.
+    """Return the best setting of each method (and reading) on held-out training queries: the largest mean of the set's
+    two recalls; of equals the larger lambda and the smaller k. Test queries play no part.
     """
     totals = dict.fromkeys(settings, 0.0)
     per_fold = len(data.train) / _FOLDS

@@ -1,1 +1,1 @@
-"""The quality of recommendations: what the models are compared with, and by which rules."""
+"""The quality of recommendations: the models' baselines, and the rules of the comparison."""

@@ -1,4 +1,4 @@
-"""The arms of the comparison: which encoder with which head, and what each arm tunes in how much processor time.
+"""The arms of the comparison: encoder and head of each, and the settings that it tunes in a given processor time.
 
 Six arms, as in the paper's Table 3 (arXiv:2407.15462) with two controls: a dot product at the mixture's bytes per item,
 and a mixture without its mutual-information loss. It trains and measures nothing.
@@ -17,9 +17,9 @@ _FIELDS = ("loss", "num_negatives", "groups_per_tile", "head_rate", "gate_rate",
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trial:
-    """One setting: what an arm may choose. `regularised` drops more: encoder .3, item .2.
+    """One setting of an arm. `regularised` drops more: encoder .3, item .2.
 
-    `component_width` is a mixture's; None keeps the preset's. `rate`, `head_rate` and `gate_rate` are factors of the
+    `component_width` is a mixture's; None: the preset's. `rate`, `head_rate` and `gate_rate` are factors of the
     learning rate: of all, of the head's projections, of the gate.
     """
 
@@ -37,14 +37,14 @@ class Trial:
 
     @property
     def text(self) -> str:
-        """For a table: the loss, its negatives if it draws some, and what is not the default."""
+        """The setting for a table: the loss, its negatives if it draws some, and other values than the default."""
         parts = [self.loss if self.loss == "full-softmax" else f"{self.loss}, {self.num_negatives} negatives"]
         parts += ["more dropout"] if self.regularised else []
         others = (one for one in fields(self)[3:] if getattr(self, one.name) != one.default)
         return ", ".join([*parts, *(f"{one.name.replace('_', ' ')} {getattr(self, one.name):g}" for one in others)])
 
     def applied(self, config: TrainConfig) -> TrainConfig:
-        """The configuration with this trial's settings. A dropout of the gate or of pairs replaces the preset's."""
+        """Return the configuration with this trial's settings. Its gate or pair dropout replaces the preset's."""
         kept = config.dropouts
         kept = replace(kept, gate=self.gate_dropout or kept.gate, pair=self.pair_dropout or kept.pair)
         return replace(
@@ -74,8 +74,8 @@ class Arm:
 
 
 # Every arm tries the paper's loss, and its log-Q correction with 64 and 256 negatives; then, one at a time on the best
-# so far, what its processor time allows. The full softmax would cost a mixture X / K times its sampled one. More
-# dropout of encoder and items is left out: it lost in 35 of 36 trials (docs/benchmarks/quality.json).
+# so far, as many changes as its processor time allows. The full softmax would cost a mixture X / K times its sampled
+# one. More dropout of encoder and items is omitted: it lost in 35 of 36 trials (docs/benchmarks/quality.json).
 EVERY_ARM: Changes = (
     {"loss": "sampled-softmax"},
     {"loss": "corrected-softmax"},
@@ -97,10 +97,10 @@ _MIXTURE_CHANGES: Changes = (
 
 
 def tune(changes: Changes, seconds: float, tried: Callable[[Trial, float], tuple[float, float] | None]) -> Trial:
-    """The setting that validates best of those that `seconds` of processor time allow.
+    """Return the setting with the best validation of those that fit into `seconds` of processor time.
 
-    Each change is made to the best setting so far. `tried(trial, left)` gives a trial's validation score and the
-    seconds that it took, None if it would take more than `left`; the settings of every arm are tried whatever is left.
+    Each change is made to the best setting so far. `tried(trial, left)` returns a trial's validation score and seconds,
+    None if it would take more than `left`; the settings of every arm are always tried.
     """
     scores: dict[Trial, float] = {}
     for number, change in enumerate(changes):
@@ -151,7 +151,7 @@ ARMS: Mapping[str, Arm] = {
 
 
 def bytes_per_item(config: TrainConfig) -> int:
-    """What an item's state takes in float32: its components and, of a mixture, its gate."""
+    """Return the bytes of an item's state in float32: its components and, of a mixture, its gate."""
     head = config.head
     floats = head.num_item_components * head.component_width + (head.num_pairs if head.is_mixture else 0)
     return 4 * floats

@@ -1,4 +1,4 @@
-"""The comparison as one run: what is finished and what it adds up to, as a page, and learning curves as a plot."""
+"""The comparison as one run: finished runs and their results, as a page, and learning curves as a plot."""
 
 import json
 import time
@@ -26,8 +26,9 @@ _FOLDER = Path(__file__).parent
 def quality(
     request: Request, *, data: Sequence[table.MeasuredData], store: Path, seeds: int | None, hours: float | None
 ) -> Report:
-    """Encoders and heads beside tuned baselines; writes quality.{md,json,png}. Finished runs in `store` are not done
-    again, nor splits that are whole in the quality.json that it writes over; no run begins after `hours`.
+    """Compare encoders and heads with tuned baselines; writes quality.{md,json,png}. It skips finished runs in `store`,
+    and splits that are complete in the quality.json that it overwrites; no run begins after `hours`.
+
     Raises: DatasetUnavailableError for a set that is not on this machine.
     """
     began = time.perf_counter()
@@ -49,7 +50,7 @@ def quality(
 
 
 def page(report: Mapping[str, Any]) -> str:
-    """quality.md of a report (see `table.report`), with `command` and `machine`."""
+    """Return quality.md of a report (see `table.report`), with `command` and `machine`."""
     sections = report["sections"]
     done = sum(section["finals"]["done"] for section in sections)
     expected = sum(section["finals"]["expected"] for section in sections)
@@ -66,7 +67,7 @@ _PANELS_IN_A_ROW = 4
 
 
 def plot_curves(report: Mapping[str, Any], path: Path) -> None:
-    """Validation NDCG@10 against processor seconds of training, one panel per split that has a curve."""
+    """Plot validation NDCG@10 against processor seconds of training, one panel per split with a curve."""
     sections = [section for section in report["sections"] if section["curves"]]
     rows = max(1, -(-len(sections) // _PANELS_IN_A_ROW))
     with panels(path, rows, _PANELS_IN_A_ROW, size=(4.2, 3.6), dpi=80) as drawn:

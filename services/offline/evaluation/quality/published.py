@@ -1,10 +1,11 @@
-"""Beside the published: what each difference of the authors' protocol adds to our leave-one-out on MovieLens-1M.
+"""Comparison with published figures: the effect of each difference of the authors' protocol on leave-one-out,
+MovieLens-1M.
 
-The authors' public code (github.com/bailuding/rails) tells the encoder when the event that it predicts happens, adds
-embeddings of absolute positions, keeps every film, trains on the validation events too, leaves the last 200 films of a
-user out of the ranking, and has no events to choose an epoch on but the test's. Both heads are trained at preset
-`quick` with these, alone and together. A model that knows the future can be made in this module alone: no command that
-trains for serving reaches it, and no bundle can hold it.
+The authors' public code (github.com/bailuding/rails) gives the encoder the time of the event to predict, adds
+embeddings of absolute positions, includes every film, trains on the validation events too, excludes a user's last 200
+films from the ranking, and can only choose an epoch on the test events. Both heads are trained at preset `quick` with
+these, alone and together. A model that knows the future can be made in this module alone: no training command for
+serving uses it, and no bundle can contain it.
 
 Letters: B histories, L events, E events to predict, X items.
 """
@@ -41,16 +42,17 @@ Row = dict[str, Any]
 
 _ARMS = ("hstu-dot", "hstu-mol")
 _SETTING = Trial(loss="corrected-softmax", num_negatives=256)
-# How many of a user's last films the authors leave out of the ranking: those of their window.
+# The number of a user's last films that the authors exclude from the ranking: their window.
 _RECENT = 200
 _GAP_BITS = 32
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Protocol:
-    """What is as published, each of it; with none of it the protocol is ours. `knows_absence`: ours has learnt a bucket
-    of the time since the last event, of which all below 1,024 s are one. `seeds`: trainings of the dot product and of
-    the mixture."""
+    """The published differences; without any it is this repository's protocol. `knows_absence`: its model has a bucket
+    of the time since the last event, one for all below 1,024 s. `seeds`: numbers of trainings of the dot product and of
+    the mixture.
+    """
 
     title: str
     seeds: tuple[int, int] = (1, 0)
@@ -81,7 +83,7 @@ PROTOCOLS = (
 
 
 class _PublishedEncoder(HstuEncoder):
-    """HSTU as published. Times are those of `with_next_times` where the protocol knows them."""
+    """HSTU as published. Times are those of `with_next_times` if the protocol knows them."""
 
     def __init__(self, shape: EncoderShape, *, dropout: float, protocol: Protocol) -> None:
         super().__init__(shape, dropout=dropout)
@@ -104,7 +106,7 @@ class _PublishedEncoder(HstuEncoder):
 
 
 class PublishedModel(SequentialModel):
-    """`SequentialModel` whose encoder is as the protocol says."""
+    """`SequentialModel` with the protocol's encoder."""
 
     def __init__(self, encoder: EncoderShape, head: HeadShape, *, protocol: Protocol, **settings: Any) -> None:
         super().__init__(encoder, head, **settings)
@@ -112,21 +114,22 @@ class PublishedModel(SequentialModel):
 
 
 def with_next_times(interactions: Interactions) -> Interactions:
-    """The same events, each user's in their order, whose timestamps hold the own time (upper 32 bits) and the seconds
-    until the user's next event (lower 32; 0 for the last)."""
+    """Return the same events, each user's in their order, with timestamps of their own time (upper 32 bits) and the
+    seconds until the user's next event (lower 32; 0 for the last).
+    """
     rows, offsets = interactions.by_user()
     times = interactions.timestamps[rows]
     gaps = np.diff(times, append=times[-1:])
     gaps[offsets[1:] - 1] = 0
     packed = np.empty_like(times)
     packed[rows] = (times << _GAP_BITS) | gaps
-    # Within a second a user's last event has the largest gap, so that a stable order keeps every user's.
+    # Within a second a user's last event has the largest gap, so that a stable order preserves every user's.
     order = np.argsort(packed, kind="stable")
     return replace(interactions.select(order), timestamps=packed[order])
 
 
 def _ranked(model: SequentialModel, interactions: Interactions, rows: IntArray) -> Row:
-    """The measures, and HR@10 where of what a user has had only the last 200 items, or none, are left out."""
+    """Return the measures, and HR@10 if only the user's last 200 items, or none, are excluded."""
     scorer, ranks = ModelScorer(model), []
     for batch in held_out_batches(interactions, rows):
         recent = np.zeros_like(batch.seen)
@@ -141,8 +144,8 @@ def _ranked(model: SequentialModel, interactions: Interactions, rows: IntArray) 
 
 
 def run(request: Request) -> Report:
-    """Rows by protocol and arm; writes published.{md,json} after every training. Trainings that the published.json has
-    which it writes over are not done again. Raises: DatasetUnavailableError for a set that is not on this machine.
+    """Return rows by protocol and arm; writes published.{md,json} after every training. It skips trainings in the
+    published.json that it overwrites. Raises: DatasetUnavailableError for a set that is not on this machine.
     """
     began, path = time.perf_counter(), request.out / "published.json"
     runs: list[Row] = json.loads(path.read_text(encoding="utf-8"))["runs"] if path.is_file() else []
@@ -158,14 +161,14 @@ def run(request: Request) -> Report:
 
 
 def _planned(*, quick: bool) -> Iterator[tuple[Protocol, str, int]]:
-    """By arm all protocols once, then the further seeds of those that have some."""
+    """Yield by arm all protocols once, then the further seeds of those with several."""
     for number, arm in enumerate(_ARMS):
         for seed in range(1 if quick else 3):
             yield from ((one, arm, seed) for one in PROTOCOLS if seed < one.seeds[number])
 
 
 def _trained(request: Request, data: MeasuredData, protocol: Protocol, arm: str, seed: int) -> Row:
-    """Train once; of every epoch what it finds on the validation and on the test events."""
+    """Train once; return the results of every epoch on the validation and on the test events."""
     interactions = load_dataset(data.name, download=False)
     interactions = interactions if protocol.keeps_all_items else interactions.keep_frequent(min_per_item=5)
     split = leave_one_out_split(with_next_times(interactions) if protocol.knows_next_time else interactions)
@@ -188,7 +191,7 @@ def _trained(request: Request, data: MeasuredData, protocol: Protocol, arm: str,
 
 
 def _rows(runs: Sequence[Row]) -> Iterator[Row]:
-    """Means over seeds: of the epoch that validates best, and of the one that is best on the test."""
+    """Yield means over seeds: of the epoch with the best validation, and of the one with the best test."""
     for arm in _ARMS:
         ours: list[float] = []
         for protocol in PROTOCOLS:
@@ -204,7 +207,7 @@ def _rows(runs: Sequence[Row]) -> Iterator[Row]:
                 "seeds": len(found),
                 "hr@10": float(np.mean(hits)),
                 "hr@10_sd": spread(hits),
-                # Of the same seeds, which come in order.
+                # Of the same seeds, in order.
                 "more": None if hits is ours else float(np.mean(hits) - np.mean(ours[: len(hits)])),
                 "ndcg@10": float(np.mean([one["seen"]["ndcg@10"] for one in best])),
                 "recent": float(np.mean([one["recent"] for one in best])),
@@ -214,7 +217,7 @@ def _rows(runs: Sequence[Row]) -> Iterator[Row]:
 
 
 def page(report: Report) -> str:
-    """published.md."""
+    """Return published.md."""
     rows = [row | {"title": ARMS[row["arm"]].title} for row in report["rows"]]
     missing = len(list(_planned(quick=report["quick"]))) - sum(row["seeds"] for row in rows)
     return filled(Path(__file__).with_name("published.template.md"), **report | {"rows": rows, "missing": missing})

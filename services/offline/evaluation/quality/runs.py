@@ -1,7 +1,7 @@
-"""One run of the comparison: train an arm or fit a baseline, rank the events, and keep the result on disk.
+"""One run of the comparison: train an arm or fit a baseline, rank the events, and store the result.
 
-A finished run is two files, a row and its ranks, so that a run is done once on a machine and an interrupted comparison
-goes on where it was (a training from its checkpoint). The test events are ranked by final runs alone, once each.
+A finished run is two files, a row and its ranks, so that a machine does a run once and an interrupted comparison
+continues (a training from its checkpoint). Only final runs rank the test events, once each.
 
 Letters: E events, X items.
 """
@@ -27,16 +27,17 @@ from services.offline.training.presets import TrainConfig
 
 Row = dict[str, Any]
 
-# What trials and the choice of an epoch maximise, on validation.
+# Trials and the choice of an epoch maximise this on validation.
 CHOSEN_BY = "ndcg@10"
-# Validation events that judge an epoch: enough to tell .05 from .055, few enough to cost little beside an epoch.
+# Validation events per epoch: enough to separate .05 from .055, few enough to cost little of an epoch.
 _EVENTS_PER_EPOCH = 4_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """How long trainings are: `trial_epochs` for trials, `final_epochs` for final runs; and the processor time that an
-    arm's trials may take, in seconds."""
+    """Lengths of trainings: `trial_epochs` for trials, `final_epochs` for final runs; and the processor time of an
+    arm's trials, in seconds.
+    """
 
     config: TrainConfig
     trial_epochs: int
@@ -59,7 +60,7 @@ class Store:
         self.folder = folder
 
     def get(self, name: str) -> Finished | None:
-        """A finished run, or None."""
+        """Return a finished run, or None."""
         path = self.folder / f"{name}.json"
         if not path.exists():
             return None
@@ -77,7 +78,7 @@ class Store:
         return Finished(row=row, ranked=ranked)
 
     def put(self, name: str, finished: Finished) -> Finished:
-        """Keep a run: its ranks first, its row last, so that a row is never without its ranks."""
+        """Store a run: its ranks first, its row last, so that a row is never without its ranks."""
         path = self.folder / f"{name}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         if finished.ranked is not None:
@@ -106,10 +107,10 @@ def run_arm(
     progress: Callable[[Step], None],
     with_neighbours: bool = False,
 ) -> Finished:
-    """Train one arm with one setting on the split's training rows; of its epochs the one that validates best counts.
+    """Train one arm with one setting on the split's training rows; the epoch with the best validation counts.
 
-    A trial ends with its validation score; a final run ranks the test events, once. `with_neighbours`: with the share
-    of the item neighbours that validates best; from a final run's checkpoints it trains nothing.
+    A trial ends with its validation score; a final run ranks the test events, once. `with_neighbours`: with the best
+    share of item neighbours on validation; from a final run's checkpoints it trains nothing.
     """
     config = trial.applied(arm.shaped(plan.config))
     config = replace(config, seed=seed, epochs=plan.final_epochs if is_final else plan.trial_epochs)

@@ -1,9 +1,9 @@
-"""The whole comparison: which data, splits and seeds, in which order, and what the finished runs add up to.
+"""The whole comparison: its data, splits and seeds, their order, and the results of the finished runs.
 
 Every arm tunes itself on validation in the same processor time, every baseline over its grid; then each ranks the test
-events once per seed. A time limit ends the work; the next call goes on, and what is missing is counted. Runs are kept
-on their machine; the sections of an earlier report, which may be another machine's, stand until there is more than they
-have.
+events once per seed. A time limit ends the work; the next call continues, and missing runs are counted. Runs are stored
+on their machine; the sections of an earlier report, possibly of another machine, are used until there are more runs
+than theirs.
 """
 
 import math
@@ -32,9 +32,9 @@ from services.offline.training.presets import preset
 from services.offline.training.sequences import Histories
 
 TIME, LAST, LAST_REVERSED = "global time", "leave-one-out", "leave-one-out, reversed ties"
-# The metrics that a verdict is about; Holm's correction is over the verdicts of a family and a metric.
+# The metrics of a verdict; Holm's correction is over the verdicts of a family and a metric.
 JUDGED = ("ndcg@10", "hr@10")
-# Holm multiplies the smallest p-value that they allow, 2 / (R + 1), by the comparisons of a family, 50 at most: .02.
+# Holm multiplies the smallest possible p-value, 2 / (R + 1), by the comparisons of a family, 50 at most: .02.
 _REPLICATES = 5_000
 # Processor time of an arm's trials on one split: a dozen of a dot product on ML-1M, half as many of a mixture.
 TUNING_SECONDS = 600.0
@@ -43,11 +43,12 @@ _SHORTER, _NEIGHBOURS = "short", "neighbours"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeasuredData:
-    """One data set of the table: its splits, the primary one first, how many seeds final runs have, what runs on it.
+    """One data set of the table: its splits, the primary one first, the number of seeds of final runs, and its arms and
+    baselines.
 
-    `variant` tells entries of one data set apart. With `setting` all arms have that one, and nothing is tuned;
-    `is_published`: they are the preset of the data's name, with its epochs. `settings_of`: arms and baselines take what
-    that set's trials chose. `epochs`: final runs take this many.
+    `variant` separates entries of one data set. With `setting` all arms have that one, and nothing is tuned;
+    `is_published`: they are the preset of the data's name, with its epochs. `settings_of`: arms and baselines use the
+    choices of that set's trials. `epochs`: of final runs.
     """
 
     name: str
@@ -63,23 +64,25 @@ class MeasuredData:
 
     @property
     def key(self) -> str:
-        """What it is asked for by."""
+        """The name by which it is requested."""
         return f"{self.name}-{self.variant}" if self.variant else self.name
 
     def tuned_on(self, split: str) -> tuple[str, str]:
-        """The data and split whose trials chose the settings; for its other order of ties, leave-one-out's."""
+        """Return the data and split of the trials that chose the settings; for its other order of ties,
+        leave-one-out's.
+        """
         return self.settings_of or self.key, LAST if split == LAST_REVERSED else split
 
     def arms_of(self, split: str) -> tuple[str, ...]:
-        """Another order of ties asks whether the verdict holds: the two arms that it is about."""
+        """Return the arms; for another order of ties the two arms of the verdict that it checks."""
         return ("hstu-dot", "hstu-mol") if split == LAST_REVERSED else self.arms
 
     def expected(self, split: str, seeds: int | None = None) -> int:
-        """How many final runs make it whole."""
+        """Return the number of final runs of a complete split."""
         return len(self.baselines) + (seeds or self.seeds) * len(self.arms_of(split))
 
     def load(self) -> Interactions:
-        """The events, rare items left out as published tables leave them out."""
+        """Return the events, without rare items as in published tables."""
         interactions = load_dataset(self.name, download=False)
         return interactions.keep_frequent(min_per_item=5) if self.name == "ml-1m" else interactions
 
@@ -132,14 +135,14 @@ DATA = (
 
 
 class OutOfTime(Exception):
-    """The time limit is over; everything finished is kept."""
+    """The time limit is over; all finished runs are stored."""
 
 
 def plan_for(data: MeasuredData, train: Interactions) -> Plan:
-    """Preset `quick`, or at full size the published one with its own epochs.
+    """Return preset `quick`, or at full size the published one with its own epochs.
 
-    `quick` goes through the data as often as makes a million positions for a trial and 2.5 million for a final run.
-    Short histories go into larger batches: at seven events each, 128 instead of 32 halve the processor time.
+    `quick` has as many epochs as make a million positions for a trial and 2.5 million for a final run. Short histories
+    use larger batches: at seven events each, 128 instead of 32 halve the processor time.
     """
     if data.is_published:
         config = preset(data.name)
@@ -158,8 +161,9 @@ def plan_for(data: MeasuredData, train: Interactions) -> Plan:
 
 @dataclass(kw_only=True, slots=True)
 class Work:
-    """Where results are, how to show progress, until when runs may begin (time.monotonic, None: for ever), how long
-    trainings on some training events are, an earlier report's sections, and the commit that rows name."""
+    """Where results are, how to show progress, until when runs may begin (time.monotonic, None: no limit), the plan of
+    trainings, an earlier report's sections, and the commit that rows name.
+    """
 
     store: Path
     say: Callable[[str], None]
@@ -169,7 +173,7 @@ class Work:
     commit: str | None = None
 
     def earlier_of(self, key: str, split: str) -> dict[str, Any] | None:
-        """The earlier section of this data's split, if any."""
+        """Return the earlier section of this data's split, if any."""
         return next((dict(one) for one in self.earlier if (one["data"], one["split"]) == (key, split)), None)
 
     def check_time(self) -> None:
@@ -178,11 +182,11 @@ class Work:
 
 
 def measure(work: Work, data: Sequence[MeasuredData], *, seeds: int | None = None) -> bool:
-    """Do what is not done. Returns whether everything is. `seeds`: fewer or more than each set's own."""
+    """Do the missing runs. Returns whether all are done. `seeds`: instead of each set's own number."""
     try:
         for one in data:
             open_splits = [split for split in one.splits if not _is_whole(work, one, split, seeds)]
-            # Final runs that another machine has begun are begun anew here: first splits of which nothing is known.
+            # Final runs that another machine began start again here: splits without any result come first.
             open_splits.sort(key=partial(_num_done, work, one))
             if not open_splits:
                 continue
@@ -251,11 +255,13 @@ class _Comparison:
         self._done(self.store, f"{name}/final-0", lambda: run(settings, is_final=True))
 
     def tuned(self, arm: Arm) -> Trial:
-        """The data's setting, or of those that the plan's time allows the one that validates best, one seed each."""
+        """Return the data's setting, or the one with the best validation of those that the plan's time allows, one seed
+        each.
+        """
         if self.data.setting is not None:
             return self.data.setting
         begun = self.store.get(f"{arm.name}/final-0")
-        if begun is not None:  # what a trial is expected to take varies: all seeds have one setting
+        if begun is not None:  # a trial's expected time varies: all seeds have one setting
             return Trial(**begun.row["trial"])
         known = {Trial(**one.row["trial"]): one for one in _stored(self.trials, arm.name, "trial")}
 
@@ -283,7 +289,7 @@ class _Comparison:
         self._trained(served_name, arm, trial, seed=seed, is_final=True, of=name)
 
     def shorter_mixture(self) -> None:
-        """The best mixture once more, alone and as served, in no more processor time than the best dot product took."""
+        """Train the best mixture again, alone and as served, in at most the processor time of the best dot product."""
         finals = finals_of(self.store)
         mixture, dot = best_arm(finals, mixtures=True), best_arm(finals, mixtures=False)
         if mixture is None or dot is None:
@@ -310,14 +316,14 @@ class _Comparison:
         plan: Plan | None = None,
         of: str | None = None,
     ) -> Finished:
-        """A run; where `of` names another, that one's model with item neighbours."""
+        """Do a run; if `of` names another, that one's model with item neighbours."""
         store = self.store if is_final else self.trials
-        # The next trial depends on a measured time: a call that goes on may choose another one.
+        # The next trial depends on a measured time: a later call may choose another one.
         checkpoints = of or (name if is_final else f"{name}, {trial.text}")
         title = f"{self.data.key}, {self.split.name}, {name}"
 
         def progress(step: Step) -> None:
-            # A long training is left at its last checkpoint, at most half a minute back.
+            # An interrupted training continues from its last checkpoint, at most half a minute earlier.
             self.work.check_time()
             share = step.positions / step.total_positions
             self.work.say(f"{title}: epoch {step.epoch + 1}, {share:.0%}, loss {step.loss:.3f}")
@@ -361,7 +367,7 @@ def _best(trials: Sequence[Finished]) -> int:
 
 
 def finals_of(store: Store) -> dict[str, list[Finished]]:
-    """The finished final runs by arm or baseline, by seed."""
+    """Return the finished final runs by arm or baseline, by seed."""
     return {name: found for name in (*GRIDS, *ARMS) if (found := list(_stored(store, name, "final")))}
 
 
@@ -373,18 +379,18 @@ def _stored(store: Store, name: str, kind: str) -> Iterator[Finished]:
 
 
 def best_arm(finals: Mapping[str, Sequence[Finished]], *, mixtures: bool) -> str | None:
-    """The mixture, or the dot product, that validates best over its seeds; None if none has finished."""
+    """Return the mixture, or the dot product, with the best validation over its seeds; None if none has finished."""
     names = [name for name in finals if name in ARMS and ARMS[name].is_mixture == mixtures]
     return max(names, key=lambda name: _mean(finals[name], "validation"), default=None)
 
 
 def _best_arms(finals: Mapping[str, Sequence[Finished]]) -> list[str]:
-    """The best mixture and the best dot product, as far as they are there."""
+    """Return the best mixture and the best dot product, if they have finished."""
     return [name for mixtures in (True, False) if (name := best_arm(finals, mixtures=mixtures)) is not None]
 
 
 def best_baseline(finals: Mapping[str, Sequence[Finished]]) -> str | None:
-    """The baseline that ranks the test events best: the strictest to be compared with."""
+    """Return the baseline that ranks the test events best: the strictest comparison."""
     names = [name for name in finals if name in GRIDS]
     return max(names, key=lambda name: finals[name][0].row["metrics"]["ndcg@10"], default=None)
 
@@ -394,14 +400,14 @@ def _mean(runs: Sequence[Finished], field: str) -> float:
 
 
 def values_of(runs: Sequence[Finished], metric: str) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
-    """A metric's value per seed and event, (S, E): hits, discounted gains or reciprocal ranks."""
+    """Return a metric's value per seed and event, (S, E): hits, discounted gains or reciprocal ranks."""
     return gains(np.stack([one.ranked.ranks for one in runs if one.ranked is not None]), metric)
 
 
 def report(work: Work, data: Sequence[MeasuredData], *, seeds: int | None = None) -> dict[str, Any]:
-    """What the finished runs add up to, as plain values: a section per split, earlier ones first.
+    """Return the results of the finished runs as plain values: a section per split, earlier ones first.
 
-    An earlier section stands where it has as many runs, or where its data was not asked for.
+    An earlier section is used if it has as many runs, or if its data was not requested.
     """
     measured: dict[tuple[str, str], dict[str, Any]] = {}
     for one in data:
@@ -418,7 +424,7 @@ def report(work: Work, data: Sequence[MeasuredData], *, seeds: int | None = None
 
 
 def _num_runs(section: Mapping[str, Any]) -> tuple[int, int]:
-    """Final runs, then trials: what more of is better."""
+    """Return the numbers of final runs and of trials, in order of importance."""
     return section["finals"]["done"], len(section["trials"])
 
 
@@ -454,7 +460,7 @@ def _commits(finals: Mapping[str, Sequence[Finished]]) -> list[str]:
 
 
 def _order(comparison: _Comparison) -> dict[str, Any] | None:
-    """The shuffle test of the data, beside its first split; what an earlier report found is not found again."""
+    """Return the data's shuffle test, for its first split; an earlier report's result is used."""
     data, split = comparison.data, comparison.split
     if data.key != data.name or split.name != data.splits[0]:
         return None
@@ -482,7 +488,7 @@ def _arm_row(name: str, runs: Sequence[Finished], trials: Sequence[Finished]) ->
 
 
 def _near(store: Store, finals: Mapping[str, Sequence[Finished]]) -> dict[str, list[Finished]]:
-    """The runs with item neighbours, by the arm that they are beside."""
+    """Return the runs with item neighbours, by their arm."""
     return {name: runs for name in _best_arms(finals) if (runs := list(_stored(store, name, _NEIGHBOURS)))}
 
 
@@ -495,7 +501,7 @@ def _near_row(name: str, runs: Sequence[Finished]) -> Row:
 def _verdicts(store: Store, finals: Mapping[str, Sequence[Finished]]) -> Iterator[dict[str, Any]]:
     mixture, dot, baseline = best_arm(finals, mixtures=True), best_arm(finals, mixtures=False), best_baseline(finals)
     near = _near(store, finals)
-    # A question, whose runs are compared with whose, and those runs.
+    # A question, the two compared arms, and their runs.
     pairs: list[tuple[str, str | None, str | None, Sequence[Finished], Mapping[str, Sequence[Finished]]]] = [
         (f"with item neighbours minus {than}", name, other, runs, finals)
         for name, runs in near.items()
@@ -528,8 +534,9 @@ def _verdicts(store: Store, finals: Mapping[str, Sequence[Finished]]) -> Iterato
 
 
 def difference(one: Sequence[Finished], other: Sequence[Finished], metric: str) -> Difference:
-    """How much higher a metric of one's runs is than of the other's, over users and seeds: by time a user has several
-    test events, which are alike."""
+    """Return how much higher a metric of one's runs is than of the other's, over users and seeds: in a time split a
+    user has several similar test events.
+    """
     ranked = one[0].ranked
     assert ranked is not None
     return paired_difference(
@@ -547,7 +554,7 @@ def _plain(found: Difference) -> dict[str, float]:
 
 
 def family(question: str) -> str:
-    """Which comparisons a verdict's p-value is corrected over: those that answer one question of the page."""
+    """Return the family of comparisons for the correction of a verdict's p-value: those of one question of the page."""
     if question.endswith("best baseline"):
         return "against the best baseline"
     return "item neighbours" if question.startswith("with item neighbours") else "mixture against dot product"
@@ -565,7 +572,7 @@ def correct(sections: Sequence[dict[str, Any]]) -> None:
 
 
 def _strata(split: MeasuredSplit, finals: Mapping[str, Sequence[Finished]]) -> list[Row]:
-    """HR@10 of the best mixture, the best dot product and the best baseline, by stratum."""
+    """Return HR@10 of the best mixture, the best dot product and the best baseline, by stratum."""
     names = {
         "mixture": best_arm(finals, mixtures=True),
         "dot": best_arm(finals, mixtures=False),

@@ -1,1 +1,1 @@
-"""Codes and quantized search beside other libraries."""
+"""Codes and quantized search next to other libraries."""

@@ -1,8 +1,8 @@
-"""`freshet bench quantization`: is the score-aware loss worth it? Our codes beside FAISS's, at equal bits.
+"""`freshet bench quantization`: is the score-aware loss worth it? This library's codes next to FAISS's, at equal bits.
 
 Per row: the score-aware loss, recall 1@N, and the relative error of the best inner product, on real embeddings with
 held-out queries; the paper's figures 3 and 4a and table 1 (arXiv:1908.10396). Scores are exact inner products with
-decoded vectors, so nothing of an index's scan takes part.
+decoded vectors, independent of an index's scan.
 
 Letters: X items, B queries, d width, m subspaces.
 """
@@ -32,7 +32,7 @@ OURS, UNROTATED = "freshet", "freshet without rotation"
 FAISS_PQ, FAISS_OPQ, FAISS_LSQ = "faiss pq", "faiss opq", "faiss lsq"
 METHODS = (OURS, UNROTATED, FAISS_PQ, FAISS_OPQ, FAISS_LSQ)
 _SWEEP = (0.0, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6)
-# LSQ encodes one point in about m^2 as many steps as product quantization: more than this takes minutes.
+# LSQ takes about m^2 as many steps per point as product quantization: more items take minutes.
 _LSQ_ITEMS = 10_000
 _OPQ_TRAINING_ITEMS = 8_192
 
@@ -50,9 +50,9 @@ class Rate:
 
 
 def run(request: Request) -> Report:
-    """Codes beside FAISS's at the same number of bits, and search end to end; writes quantization.{md,json}.
+    """Compare codes with FAISS's at the same number of bits, and search end to end; writes quantization.{md,json}.
 
-    Raises: ValueError naming a data set that is missing, with what to do.
+    Raises: ValueError naming a missing data set, with what to do.
     """
     began = perf_counter()
     found = rows(request.quick, request.seed, progress=request.say)
@@ -75,8 +75,8 @@ def compare(
     loss_threshold: float = DEFAULT_THRESHOLD,
     seed: int = 0,
 ) -> list[Row]:
-    """One row per method at one bit rate. `threshold` is what ours trains and encodes with; the loss in the rows is
-    at `loss_threshold` for every method, as a share of the loss of storing nothing (decoding to zero).
+    """Return one row per method at one bit rate. This library trains and encodes with `threshold`; the rows' loss is at
+    `loss_threshold` for every method, relative to the loss of storing nothing (decoding to zero).
 
     LSQ has 8-bit codes only; its m is the rate's bits / 8. Raises: ValueError for an unknown method.
     """
@@ -114,11 +114,11 @@ def compare(
 def rows(
     quick: bool, seed: int, *, source: EmbeddingSource | None = None, progress: Callable[[str], None] | None = None
 ) -> list[Row]:
-    """The benchmark's rows, each with `kind`: "rate" (several bit rates), "lsq" or "threshold" (a sweep of T).
+    """Return the benchmark's rows, each with `kind`: "rate" (several bit rates), "lsq" or "threshold" (a sweep of T).
 
-    quick: one seed, 4,000 to 10,000 items. Otherwise seeds `seed` to `seed + 2`, 20,000 MiniLM and MNIST items.
-    LSQ, which is slow, runs with one seed on at most 10,000 items, beside the others on the same ones (`kind` "lsq").
-    Raises: ValueError where a set's file or the embedding model is missing, with what to do.
+    quick: one seed, 4,000 to 10,000 items. Otherwise seeds `seed` to `seed + 2`, 20,000 MiniLM and MNIST items. LSQ,
+    which is slow, runs with one seed on at most 10,000 items, next to the others on the same ones (`kind` "lsq").
+    Raises: ValueError if a set's file or the embedding model is missing, with what to do.
     """
     source = source or EmbeddingSource()
     say = progress or (lambda name: None)
@@ -127,7 +127,7 @@ def rows(
         for embeddings, rates in _sets(source, quick, run):
             for rate in rates:
                 say(f"{embeddings.name}, {rate.bits} bits, seed {run}")
-                # FAISS's own rotation takes 50 alternations, which is longer than everything else of the quick table.
+                # FAISS's own rotation takes 50 alternations, longer than all else of the quick table.
                 methods = (OURS, UNROTATED, FAISS_PQ) if quick else (OURS, UNROTATED, FAISS_PQ, FAISS_OPQ)
                 found += [{"kind": "rate", **row} for row in compare(embeddings, rate, methods=methods, seed=run)]
     for embeddings, rate in _lsq_sets(source, quick, seed):
@@ -143,7 +143,7 @@ def rows(
 
 
 def summary(found: Iterable[Row]) -> list[Row]:
-    """Rows of equal set, items, bits and algorithm joined over seeds: means, and the spread (largest less smallest)."""
+    """Join rows of equal set, items, bits and algorithm over seeds: means, and the spread (largest minus smallest)."""
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in found:
         key = tuple(row[name] for name in ("kind", "set", "items", "bits", "code_bits", "algorithm", "threshold"))
@@ -161,7 +161,7 @@ def summary(found: Iterable[Row]) -> list[Row]:
 
 
 class _Truth:
-    """The best item of every query, and how near the top decoded vectors leave it."""
+    """The best item of every query, and its rank among decoded vectors."""
 
     def __init__(self, embeddings: EmbeddingSet) -> None:
         self._queries = np.ascontiguousarray(embeddings.queries)
@@ -170,11 +170,11 @@ class _Truth:
         self._score = np.take_along_axis(exact, self._best[:, None], axis=1)[:, 0]
 
     def measured(self, decoded: FloatArray) -> dict[str, float]:
-        # Equal vectors once: in one product, rows that are equal may get scores that are not, by their place.
+        # Equal vectors once: in one product, equal rows may get different scores, depending on their position.
         vectors, places = np.unique(decoded, axis=0, return_inverse=True)
         scores = (self._queries @ vectors.T)[:, places.ravel()]
         of_best = np.take_along_axis(scores, self._best[:, None], axis=1)
-        # Equal codes have equal scores; a coin would break such ties, so half of them stand above.
+        # Equal codes have equal scores; such ties are broken at random, so half of them count as above.
         above = (scores > of_best).sum(axis=1) + ((scores == of_best).sum(axis=1) - 1) / 2
         recall = {f"recall_1_at_{depth}": float((above < depth).mean()) for depth in RECALL_DEPTHS}
         errors = np.abs(self._score - of_best[:, 0]) / np.abs(self._score)
@@ -182,7 +182,7 @@ class _Truth:
 
 
 def _trained(method: str, items: FloatArray, rate: Rate, threshold: float, seed: int) -> Encoder:
-    """What maps vectors to their decoded codes, trained by one of the methods."""
+    """Return a function from vectors to their decoded codes, trained by one of the methods."""
     if method not in METHODS:
         raise ValueError(f"method is {method!r}; it must be one of {METHODS}")
     if method in (OURS, UNROTATED):
@@ -204,12 +204,12 @@ def _trained(method: str, items: FloatArray, rate: Rate, threshold: float, seed:
         return lambda vectors: local_search.decode(local_search.compute_codes(vectors))
     product: Any = faiss.ProductQuantizer(items.shape[1], rate.num_subspaces, rate.code_bits)
     product.cp.seed = seed + 1
-    # Below 39 points per codeword FAISS would warn on standard error; the row says how many items there were.
+    # Below 39 points per codeword FAISS would warn on standard error; the row has the number of items.
     product.cp.min_points_per_centroid = 1
     if method == FAISS_PQ:
         product.train(items)
         return lambda vectors: product.decode(product.compute_codes(vectors))
-    # As many points as ours trains 4-bit codes with; FAISS would take 65,536, which is many minutes on wide vectors.
+    # As many points as this library's training of 4-bit codes; FAISS would use 65,536, many minutes on wide vectors.
     sample = items[np.random.default_rng(seed).permutation(len(items))[:_OPQ_TRAINING_ITEMS]]
     turn: Any = faiss.OPQMatrix(items.shape[1], rate.num_subspaces)
     turn.pq = product

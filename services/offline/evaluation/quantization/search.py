@@ -1,8 +1,8 @@
-"""How fast quantized search answers at recall@100 of .99, beside Google's scann, FAISS and hnswlib, one thread each.
+"""Speed of quantized search at recall@100 of .99, next to Google's scann, FAISS and hnswlib, one thread each.
 
 Queries per second at equal recall, one query at a time (latency) and many at once (throughput). Every library is built
-once, swept over its own settings, and judged by its cheapest one that reaches the recall; then all chosen ones run in
-turns, so that a busy machine slows all alike. Libraries that are not installed are left out.
+once, swept over its own settings, and represented by its cheapest one with the recall; then all chosen ones run
+alternately, so that a busy machine slows all alike. Libraries that are not installed are omitted.
 
 Letters: X items, B queries, d width.
 """
@@ -64,7 +64,7 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Built:
-    """A built index: its settings in ladders from cheap to dear, and bytes per item, floats to re-evaluate included."""
+    """A built index: its settings in ladders from cheap to dear, and bytes per item with floats to re-evaluate."""
 
     algorithm: str
     ladders: Sequence[Sequence[Setting]]
@@ -73,10 +73,10 @@ class Built:
 
 
 def rows(quick: bool, seed: int, *, source: EmbeddingSource | None = None) -> list[dict[str, Any]]:
-    """One row per set, library and batch: queries per second at the cheapest setting with recall@100 >= .99.
+    """Return one row per set, library and batch: queries per second at the cheapest setting with recall@100 >= .99.
 
-    Leaves one thread to PyTorch and FAISS. `quick`: 100,000 items of either set, without what takes minutes to build:
-    hnswlib, and anisotropic codebooks of wide vectors.
+    Leaves one thread to PyTorch and FAISS. `quick`: 100,000 items of either set, without indexes that take minutes to
+    build: hnswlib, and anisotropic codebooks of wide vectors.
     """
     use_threads(1)
     results = []
@@ -112,7 +112,7 @@ def _time(table: list[dict[str, Any]], settings: Sequence[Setting], data: Vector
     rng = np.random.default_rng(0)
     for _ in range(rounds):
         for row, setting, taken in zip(table, settings, samples, strict=True):
-            # A library that needs milliseconds gives enough samples with a few queries.
+            # A few queries of a library that needs milliseconds are enough samples.
             queries = data.queries[rng.permutation(len(data.queries))]
             if row["batch"] == 1:
                 stop = time.perf_counter() + 0.5
@@ -131,12 +131,12 @@ def _time(table: list[dict[str, Any]], settings: Sequence[Setting], data: Vector
 
 
 def _candidates(built: Built, data: VectorSet) -> list[tuple[Setting, float]]:
-    """Of each ladder the first setting with the recall wanted; where none has it, the nearest there is."""
+    """Return each ladder's first setting with the wanted recall; if no ladder has one, the nearest setting."""
     found, short = [], []
     for ladder in built.ladders:
         for setting in ladder:
             share = recall(setting.many(data.queries[:_SWEEP_QUERIES]), data.exact[:_SWEEP_QUERIES])
-            if share >= RECALL - 0.002:  # near enough on a sample to ask all queries
+            if share >= RECALL - 0.002:  # near enough on a sample to run all queries
                 share = recall(setting.many(data.queries), data.exact)
             if share >= RECALL:
                 found.append((setting, share))
@@ -152,7 +152,7 @@ def _cheapest(candidates: Sequence[tuple[Setting, float]], data: VectorSet, batc
 
 
 def _seconds(setting: Setting, data: VectorSet, batch: int) -> float:
-    """Seconds per query, the median of a few."""
+    """Return seconds per query, the median of a few."""
     if batch == 1:
         return Times.of(setting.one, [query[None] for query in data.queries[:100]]).median_ms / 1e3
     return Times.of(setting.many, [data.queries] * 3).median_ms / 1e3 / len(data.queries)
@@ -230,7 +230,9 @@ def _of_index(text: str, index: Quantized) -> Setting:
 
 
 def _scann(items: FloatArray, seed: int) -> Built:
-    """As its authors advise: about sqrt(X) leaves, 4-bit codes of 2 dimensions with T = .2, exact reordering."""
+    """Build scann by its authors' advice: about sqrt(X) leaves, 4-bit codes of 2 dimensions with T = .2, exact
+    reordering.
+    """
     import scann
 
     num_leaves = round(len(items) ** 0.5)
@@ -256,7 +258,7 @@ def _scann(items: FloatArray, seed: int) -> Built:
 
 
 def _faiss_anisotropic(items: FloatArray, seed: int) -> Built:
-    """Our anisotropic codes of 4 bits per 2 dimensions, scanned by FAISS's fast scan and re-evaluated by it."""
+    """Build this library's anisotropic codes of 4 bits per 2 dimensions for FAISS's fast scan and re-evaluation."""
     num_cells = round(len(items) ** 0.5)
     codebooks = train_inverted_file(
         items, num_cells=num_cells, num_subspaces=items.shape[1] // 2, code_bits=4, seed=seed
@@ -266,7 +268,7 @@ def _faiss_anisotropic(items: FloatArray, seed: int) -> Built:
 
 
 def _faiss_plain(items: FloatArray, seed: int) -> Built:
-    """FAISS's own codes at the same bits."""
+    """Build FAISS's own codes at the same bits."""
     import faiss
 
     faiss.omp_set_num_threads(1)

@@ -1,11 +1,11 @@
 """`freshet bench quantization --bundle`: codes of trained items at equal bits, and the indexes that serve from them.
 
-Codes: every kind is asked with the same vectors, a query's tangents as `quantized_tangents` has them (a dot product is
-its own); the N / M best of each are a pool, and recall is what of the exact top 100 it holds. Scores are exact products
-with decoded vectors: no scan's rounding takes part. Cells, as many as the product has, are not counted among the bits.
-Indexes: end to end, one query a call, on the trained items and on many that look like them.
+Codes: every kind gets the same query vectors, a query's tangents as in `quantized_tangents` (a dot product has one);
+the N / M best of each are a pool, and recall is the pool's share of the exact top 100. Scores are exact products with
+decoded vectors, without a scan's rounding. Cells, as many as the product has, are not counted among the bits. Indexes:
+end to end, one query a call, on the trained items and on many similar ones.
 
-Letters: X items, B queries, M tangents of a query, w coordinates of an item as tangents see it, N pool size.
+Letters: X items, B queries, M tangents of a query, w coordinates of an item for tangents, N pool size.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -37,7 +37,7 @@ POOLS = (100, 200, 500, 1000, 2000)
 _KINDS = ((0.0, False), (0.0, True), (0.1, True), (0.2, False), (0.2, True), (0.4, True))  # T, rotated
 _INDEXES = ("quantized_tangents", "anisotropic")
 _SHOWN = ("product, T = 0, rotated", "product, T = 0.2, rotated")
-_BITS = (104, 216)  # an item, of a dot product and of a mixture: two bits a coordinate
+_BITS = (104, 216)  # of an item, for a dot product and for a mixture: two bits per coordinate
 _LARGE = 200_000
 _QUERIES = 200
 _SEEDS = 3
@@ -53,7 +53,9 @@ class Code:
 
 
 def run(request: Request, bundles: Sequence[Path]) -> Report:
-    """One thread; writes trained-codes.{md,json}. Raises: as `trained_scene`, and ValueError where FAISS is missing."""
+    """Measure with one thread; writes trained-codes.{md,json}. Raises: as `trained_scene`, and ValueError without
+    FAISS.
+    """
     began = perf_counter()
     use_threads(1)
     rows: list[dict[str, Any]] = []
@@ -77,7 +79,7 @@ def run(request: Request, bundles: Sequence[Path]) -> Report:
 
 
 def page(report: Report) -> str:
-    """trained-codes.md: some of the codes and pool sizes; the report has all of them."""
+    """Return trained-codes.md: some of the codes and pool sizes; the report has all of them."""
     codes = [row for row in report["rows"] if "codes" in row]
     indexes = [
         {name.replace("beside", "without"): value for name, value in row.items()}
@@ -93,10 +95,10 @@ def page(report: Report) -> str:
 
 
 def code_rows(scorer: MolScorer, queries: QueryStates, request: Request) -> Iterator[dict[str, Any]]:
-    """A row per kind of code: recall@100 of pools of N, the mean over codebook seeds and the largest range of them."""
+    """Yield a row per kind of code: recall@100 of pools of N, the mean over codebook seeds and its largest range."""
     exact = BruteForce(scorer).search(queries, K).item_indices
     index = QuantizedTangents(scorer, pool_size=1)
-    # Widened to whole codewords of the largest, by coordinates that are 0.
+    # Padded with zeros to whole codewords of the largest.
     asked, vectors = [_whole(vectors) for vectors, _ in index.tangents(queries)], _whole(Slopes(scorer).vectors())
     num_cells = default_cells(*vectors.shape).num_cells
     sizes = _sizes(len(vectors))
@@ -120,7 +122,9 @@ def code_rows(scorer: MolScorer, queries: QueryStates, request: Request) -> Iter
 
 
 def index_rows(scorer: MolScorer, queries: QueryStates, request: Request) -> Iterator[dict[str, Any]]:
-    """A row per index and N: recall@100, a query's median milliseconds, bytes an item beside its state, its build."""
+    """Yield a row per index and N: recall@100, median milliseconds per query, bytes per item besides its state, build
+    time.
+    """
     exact = BruteForce(scorer).search(queries, K).item_indices
     each = [queries.take([query]) for query in range(len(queries))]
     sizes = _sizes(scorer.num_items)[1:]
@@ -149,7 +153,7 @@ def index_rows(scorer: MolScorer, queries: QueryStates, request: Request) -> Ite
 
 
 def codes(width: int) -> Iterator[Code]:
-    """What is compared: no codes at all, then 4, 2 and 1 bits per coordinate."""
+    """Yield the compared codes: none at all, then 4, 2 and 1 bits per coordinate."""
     yield Code(name="none", bits=32, decoded=lambda vectors, num_cells, seed: vectors)
     for bits in (4, 2, 1):
         kept = width * bits // 4
@@ -160,7 +164,7 @@ def codes(width: int) -> Iterator[Code]:
 
 
 def _sizes(num_items: int) -> list[int]:
-    """The pools that are less than a third of all items."""
+    """Return the pools that are less than a third of all items."""
     return [size for size in POOLS if size < num_items / 3]
 
 
@@ -192,7 +196,7 @@ def _product(num_subspaces: int, threshold: float, rotate: bool) -> Callable[[Fl
 
 
 def values(codes: CellCodes) -> FloatArray:
-    """The vectors (X, w) that scalar codes stand for."""
+    """Return the vectors (X, w) of scalar codes."""
     cells, held = codes.cell_of_slots(), codes.rows >= 0
     coordinates = codes.integers().astype(np.float32) * codes.scales[cells][:, None]
     if codes.projection is not None:
@@ -203,7 +207,7 @@ def values(codes: CellCodes) -> FloatArray:
 
 
 def _pools(asked: Sequence[FloatArray], decoded: FloatArray, sizes: Sequence[int]) -> list[list[list[int]]]:
-    """Of each size the pools of B queries: the union of the N / M best of each of their vectors."""
+    """Return by size the pools of B queries: the union of the N / M best of each of their vectors."""
     result: list[list[list[int]]] = [[] for _ in sizes]
     for vectors in asked:
         scores = vectors @ decoded.T

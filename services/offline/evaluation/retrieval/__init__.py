@@ -1,1 +1,1 @@
-"""Retrieval over a mixture of logits: speed beside proof, recall and the roofline."""
+"""Retrieval over a mixture of logits: speed with proof, recall and the roofline."""

@@ -1,7 +1,7 @@
-"""Which algorithms a retrieval benchmark runs: how each is built, its roofline, and what it is transcribed as.
+"""The algorithms of a retrieval benchmark: their construction, roofline, and transcription.
 
-One list: a new algorithm is one row. Settings of one algorithm share what it holds for the items, so that a table of
-nine pool sizes prepares the catalogue three times. Nothing here measures anything.
+One list: a new algorithm is one row. Settings of one algorithm share its data of the items, so that a table of nine
+pool sizes prepares the catalogue three times. It measures nothing.
 
 Letters: X items, B queries, P component pairs, K results, N pool size.
 """
@@ -44,8 +44,8 @@ _PAIR_POOLS = (5, 10, 50, 100)
 _AVERAGE_POOLS = (200, 500, 1000, 2000, 4000)
 _TANGENT_POOLS = (500, 2000)
 _COMBINED_POOLS = ((5, 200), (50, 500), (100, 1000))
-# A proof that lets every item through costs more than brute force and says nothing new; two pool sizes each already
-# show the trade.
+# A proof that passes every item costs more than brute force and shows nothing new; two pool sizes each already show the
+# trade-off.
 _NOT_QUICK = ("exact_algorithm_1", "quantized_top_k_avg(2000)", "top_k_per_embedding(10)",
               "top_k_per_embedding(50)", "combined_top_k(50,500)")  # fmt: skip
 
@@ -60,7 +60,7 @@ class Bench:
     _held: dict[Any, Any] = field(default_factory=dict)
 
     def index(self, kind: Any, sizes: Mapping[str, int]) -> Any:
-        """The index of this kind at these pool sizes, which are read at search: the last kind built is shared."""
+        """Return the index of this kind at these pool sizes, read at search: the last kind built is shared."""
         if kind not in self._held:
             self._held.clear()
             options = {"codebooks": self._codebooks()} if kind is Anisotropic else {}
@@ -77,7 +77,7 @@ class Bench:
 
 @dataclass(frozen=True, kw_only=True)
 class Algorithm:
-    """One row per batch size. `scans`: first passes over all items, none where every item is scored.
+    """One row per batch size. `scans`: first passes over all items, none if every item is scored.
 
     `transcribed` answers (B, K) by the paper's formulas; `largest_pool` is the largest N among its sizes.
     """
@@ -89,14 +89,15 @@ class Algorithm:
     largest_pool: int = 0
 
     def work(self, shape: Shape, num_queries: int, num_items: int, touched: Mapping[str, float]) -> Work:
-        """What cannot be avoided; `touched`: mean items of each pass. Exact strategies are held against brute force's:
-        below 1 they beat it."""
+        """Return the unavoidable work; `touched`: mean items of each pass. Exact strategies are compared with brute
+        force's: a ratio below 1 beats it.
+        """
         pool = touched.get("full", 0.0)
         return searched(shape, self.scans, num_queries=num_queries, num_items=num_items, pool=pool)
 
 
 def algorithms(num_items: int, shape: Shape, *, quick: bool) -> list[Algorithm]:
-    """Every algorithm worth a row at `num_items`: pools that hold the catalogue are left out, and some when quick."""
+    """Return every useful algorithm at `num_items`: no pools of the whole catalogue, and fewer when quick."""
     found = [
         Algorithm(
             name="brute_force",
@@ -107,7 +108,7 @@ def algorithms(num_items: int, shape: Shape, *, quick: bool) -> list[Algorithm]:
         *(_pooled(TopKPerEmbedding, pair_scan, pool_size=size) for size in _PAIR_POOLS),
         *(_pooled(TopKAvg, average_scan, pool_size=size) for size in _AVERAGE_POOLS),
         *(_pooled(QuantizedTopKAvg, average_scan, pool_size=size) for size in _AVERAGE_POOLS[-2:]),
-        # How many tangents a query has is its own affair, so these are held against brute force's work.
+        # A query's number of tangents varies, so these are compared with brute force's work.
         *(_pooled(QuantizedTangents, pool_size=size) for size in _TANGENT_POOLS),
         *(_pooled(Anisotropic, pool_size=size) for size in _TANGENT_POOLS if find_spec("faiss")),
         *(
@@ -116,7 +117,7 @@ def algorithms(num_items: int, shape: Shape, *, quick: bool) -> list[Algorithm]:
         ),
     ]
     if quick:
-        # Coding wide vectors takes minutes.
+        # Encoding wide vectors takes minutes.
         slow = _NOT_QUICK + (("quantized", "anisotropic") if shape.component_width > 256 else ())
         found = [one for one in found if not one.name.startswith(slow)]
     return [one for one in found if one.largest_pool <= num_items // 2]

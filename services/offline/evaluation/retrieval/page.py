@@ -1,6 +1,6 @@
 """The page of `freshet bench retrieval`, from its report: trained bundles first, then synthetic rows.
 
-Of a generated catalogue the page shows neither recall nor hit rate: see `rows`.
+For a generated catalogue the page shows neither recall nor hit rate: see `rows`.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
 """Do exact answers equal the definition of exact, and do certificates hold? Many random catalogues, one at full size.
 
-Small catalogues are drawn to be awkward: copies, near ties, zero components, gates from none to huge, filters. Each
-answer is compared with the float64 formula over every item. Nothing here is timed: `retrieval` is for that.
+Small catalogues are drawn to be difficult: copies, near ties, zero components, gates from none to huge, filters. Each
+answer is compared with the float64 formula over every item. Nothing here is timed; `retrieval` times.
 
 Letters: B queries, X items, K results.
 """
@@ -35,17 +35,18 @@ from services.offline.evaluation.retrieval.algorithms import EXACT
 Rng = np.random.Generator
 Doubles = npt.NDArray[np.float64]
 
-# Scores that differ by less than the float64 formula's own error are one score.
+# Scores that differ by less than the float64 formula's own error are equal.
 _SAME = 1e-10
 _SHAPES = ((1, 1, 12), (2, 2, 8), (4, 2, 8), (3, 3, 5), (2, 5, 6))
-_SMALL_POOL = 50  # so that bounds have something to drop in a catalogue of a few hundred
+_SMALL_POOL = 50  # so that bounds can drop items in a catalogue of a few hundred
 _LARGEST_REFERENCE = 4_000_000  # numbers of (B, X, P) at a time
 
 
 @dataclass(kw_only=True, slots=True)
 class Proof:
-    """How many queries were compared, and per algorithm: wrong answers, certificates by kind, and the mean share of
-    items scored in full."""
+    """The number of compared queries, and per algorithm: wrong answers, certificates by kind, and the mean share of
+    items scored in full.
+    """
 
     seed: int
     catalogues: int = 0
@@ -60,7 +61,7 @@ class Proof:
         return self.queries > 0 and not any(self.wrong.values())
 
     def add(self, index: Index, answer: TopK, exact: Doubles, k: int, *, must_be_exact: bool) -> None:
-        """One more group of queries, with the scores (B, X) of all items."""
+        """Add one group of queries, with the scores (B, X) of all items."""
         kinds = self.certificates.setdefault(index.name, {})
         before, asked = sum(kinds.values()), len(answer.certificates)
         for certificate in answer.certificates:
@@ -73,8 +74,9 @@ class Proof:
 
 
 def prove(request: Request, *, at_scale: bool) -> dict[str, Any]:
-    """100,000 random queries (2,000 when quick) on small catalogues, and unless quick 100 at the Books shape if wanted:
-    `small` and `books` as plain values, and whether both hold."""
+    """Check 100,000 random queries (2,000 when quick) on small catalogues, and 100 at the Books shape if wanted and not
+    quick. Return `small` and `books` as plain values, and whether both hold.
+    """
     wanted = 2_000 if request.quick else 100_000
     small = prove_on_small_catalogues(
         num_queries=wanted,
@@ -95,8 +97,9 @@ def prove(request: Request, *, at_scale: bool) -> dict[str, Any]:
 def prove_on_small_catalogues(
     *, num_queries: int = 100_000, largest: int = 5_000, seed: int, report: Callable[[int], None] | None = None
 ) -> Proof:
-    """All exact strategies and the heuristics on `num_queries` random queries over catalogues of up to `largest` items;
-    `report` hears how many are done. Every catalogue is met by 500 queries, half of the searches are filtered."""
+    """Check all exact strategies and the heuristics on `num_queries` random queries over catalogues of up to `largest`
+    items; `report` is called with the number done. Every catalogue gets 500 queries, half of the searches are filtered.
+    """
     started = time.perf_counter()
     rng = np.random.default_rng(seed)
     proof = Proof(seed=seed)
@@ -126,7 +129,7 @@ def prove_on_small_catalogues(
 def prove_at_scale(
     scorer: MolScorer, queries: QueryStates, indexes: Sequence[Index], *, k: int = 100, seed: int
 ) -> Proof:
-    """`indexes` over one large catalogue against the float64 scores of every item, four queries at a time."""
+    """Check `indexes` over one large catalogue against the float64 scores of every item, four queries at a time."""
     started = time.perf_counter()
     proof = Proof(seed=seed, catalogues=1)
     everything = np.arange(scorer.num_items)
@@ -141,9 +144,9 @@ def prove_at_scale(
 
 
 def wrong_answers(answer: TopK, exact: Doubles, k: int, *, must_be_exact: bool) -> int:
-    """Answers whose scores or whose certificate are not true of the scores (B, X), -inf where not allowed.
+    """Return the number of answers whose scores or certificate contradict the scores (B, X), -inf if not allowed.
 
-    An answer called exact must be the top `k`; a gap must hold for everything left out; an estimate promises nothing.
+    An answer called exact must be the top `k`; a gap must hold for every omitted item; an estimate claims nothing.
     """
     wrong = 0
     for query, row in enumerate(exact):
@@ -176,7 +179,7 @@ def _heuristics(scorer: MolScorer) -> list[Index]:
 
 
 def _awkward(rng: Rng, count: int, batch: int) -> tuple[QueryStates, ItemStates, PairGate | None]:
-    """A catalogue with copies, near copies and zero components, and queries, some of them items themselves."""
+    """Return a catalogue with copies, near copies and zero components, and queries, some of them items themselves."""
     p_q, p_x, d = _SHAPES[rng.integers(len(_SHAPES))]
     pairs = p_q * p_x
     components = _unit(rng.normal(size=(count, 1, d)) + rng.choice([0.01, 0.3, 2.0]) * rng.normal(size=(count, p_x, d)))
@@ -198,7 +201,7 @@ def _awkward(rng: Rng, count: int, batch: int) -> tuple[QueryStates, ItemStates,
         out_weight=_floats(network * rng.normal(size=(pairs, hidden))),
         out_bias=_floats(network * rng.normal(size=pairs)),
     )
-    # Around SiLU's minimum, where weights turn, half of the time.
+    # Half of the time around SiLU's minimum, where weights change direction.
     shift = rng.choice([0.0, -1.2785])
     item_gate = _floats(shift + scale * rng.normal(size=(count, pairs)))
     query_gate = _floats(1 + 0.5 * rng.normal(size=(batch, pairs)))
@@ -210,7 +213,7 @@ def _awkward(rng: Rng, count: int, batch: int) -> tuple[QueryStates, ItemStates,
 
 
 def _reference(queries: QueryStates, items: ItemStates, gate: PairGate | None) -> Doubles:
-    """The float64 formula for all pairs (B, X), a bounded group of queries at a time."""
+    """Return the float64 formula for all pairs (B, X), a bounded group of queries at a time."""
     pairs = queries.components.shape[1] * items.components.shape[1]
     step = max(1, _LARGEST_REFERENCE // (len(items) * pairs))
     groups = (take_queries(queries, start, start + step) for start in range(0, len(queries), step))

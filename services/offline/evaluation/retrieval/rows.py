@@ -1,9 +1,9 @@
-"""`freshet bench retrieval`: the paper's Table 5 at its four shapes, beside a transcription and the roofline.
+"""`freshet bench retrieval`: the paper's Table 5 at its four shapes, next to a transcription and the roofline.
 
-Speed never stands alone: each row has its recall, how many answers were proven exact and what was touched. Recall and
-hit rate mean something on a trained bundle alone: a generated catalogue has no labels, and its constants were chosen
-near the paper's own table, so pages show neither for it. Every timed call gets queries that the call before did not
-have; on a shared machine trust the ratios more than the milliseconds.
+Each row has speed with recall, the number of answers proven exact, and touched items. Recall and hit rate are
+meaningful on a trained bundle alone: a generated catalogue has no labels, and its constants were chosen near the
+paper's own table, so pages show neither for it. Every timed call has other queries than the call before; on a shared
+machine ratios are more reliable than milliseconds.
 
 Letters: X items, B queries, K = 100 results, Q queries that quality is measured with.
 """
@@ -41,7 +41,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """One shape: its batch sizes, how many queries quality rests on, and seconds of timing per row."""
+    """One shape: its batch sizes, the number of queries for quality, and seconds of timing per row."""
 
     shape: Shape
     batches: tuple[int, ...]
@@ -57,10 +57,10 @@ def run(
     bundle: Path | None = None,
     with_proof: bool = False,
 ) -> Report:
-    """Table 5 at the shapes; writes retrieval.{md,json}.
+    """Measure Table 5 at the shapes; writes retrieval.{md,json}.
 
-    `bundle` takes the generator's place for ml-1m. `with_proof` first compares every answer and certificate with the
-    float64 formula. Raises: ValueError or BundleError for a bundle that does not fit.
+    `bundle` replaces the generator for ml-1m. `with_proof` first compares every answer and certificate with the float64
+    formula. Raises: ValueError or BundleError for a bundle that does not fit.
     """
     began = time.perf_counter()
     rates = measure_rates()
@@ -75,7 +75,7 @@ def run(
 
 
 def wrong_proofs(rows: list[Row]) -> list[str]:
-    """Algorithms whose answers were all called proven exact and yet missed something: there must be none."""
+    """Return algorithms whose answers were all called proven exact and yet missed an item: there must be none."""
     return [
         f"{row['algorithm']} at {row['shape']}, batch {row['batch']}: recall {row['recall_100']:.4f}"
         for row in rows
@@ -84,7 +84,9 @@ def wrong_proofs(rows: list[Row]) -> list[str]:
 
 
 def plans(names: list[str], *, batches: tuple[int, ...] | None, quick: bool) -> list[Plan]:
-    """What a run measures. Quick keeps every shape at full size, fewer queries, and B = 8 for 32 at the largest."""
+    """Return the plans of a run. Quick has every shape at full size, fewer queries, and B = 8 instead of 32 at the
+    largest.
+    """
     found = []
     for name in names:
         chosen = batches or ((1, 8) if quick and name in ("books", "nq320k") else (1, 32))
@@ -97,7 +99,7 @@ def plans(names: list[str], *, batches: tuple[int, ...] | None, quick: bool) -> 
 def rows(
     plan: Plan, *, seed: int, quick: bool, rates: Rates, bundle: Path | None = None, say: Say = lambda line: None
 ) -> list[Row]:
-    """Every algorithm's rows for one shape. `bundle` replaces the generated scene by a trained model's.
+    """Return every algorithm's rows for one shape. `bundle` replaces the generated scene by a trained model's.
 
     Raises: BundleError or ValueError for a bundle that cannot be read, or has no gate.
     """
@@ -197,12 +199,12 @@ class _Run:
 def _timed(
     search: Callable[[QueryStates, int], Any], queries: QueryStates, batch: int, seconds: float, *, every_query: bool
 ) -> tuple[Times, list[Any]]:
-    """Call with one batch after the other, round and round, for `seconds` and, if so wanted, all queries once.
+    """Call repeatedly with one batch after the other for `seconds` and, if wanted, until all queries ran once.
 
-    Also the answers to the first q queries, all different.
+    Also returns the answers to the first q queries, all different.
     """
     groups = [take_queries(queries, start, start + batch) for start in range(0, len(queries) - batch + 1, batch)]
-    search(take_queries(queries, 0, 1), RESULTS)  # warm: first touches of memory, lazily made tables
+    search(take_queries(queries, 0, 1), RESULTS)  # warm-up: first accesses to memory, tables made on demand
     times = Times()
     answers: list[Any] = []
     began = time.perf_counter()
@@ -216,7 +218,7 @@ def _timed(
 
 
 def _settle(index: Exact, queries: QueryStates, batch: int) -> None:
-    """Search until every strategy had its turns: what is measured is what a process serves with from then on."""
+    """Search until every strategy was tried, so that the measured strategy is the one that a process serves with."""
     starts = itertools.cycle(range(0, len(queries) - batch + 1, batch))
     while index.chosen(batch=batch, k=RESULTS) is None:
         start = next(starts)
@@ -224,7 +226,7 @@ def _settle(index: Exact, queries: QueryStates, batch: int) -> None:
 
 
 def _passes(answers: list[TopK]) -> tuple[dict[str, float], dict[str, float]]:
-    """Each pass's mean touched items per query and mean milliseconds per call; equal names of one answer add up."""
+    """Return each pass's mean touched items per query and mean milliseconds per call; equal names add up."""
     touched: dict[str, list[float]] = {}
     seconds: dict[str, float] = {}
     for one in itertools.chain.from_iterable(answer.passes for answer in answers):
@@ -235,7 +237,7 @@ def _passes(answers: list[TopK]) -> tuple[dict[str, float], dict[str, float]]:
 
 
 def _hits(found: IntArray, labels: npt.NDArray[np.int64]) -> float:
-    """Share of labels (Q, D) that their query's answer (Q, K) holds."""
+    """Return the share of labels (Q, D) in their query's answer (Q, K)."""
     return float(np.mean([np.isin(wanted, row).mean() for wanted, row in zip(labels, found, strict=True)]))
 
 

@@ -1,8 +1,8 @@
 """A straightforward PyTorch transcription of the paper's formulas: the baseline of every run.
 
-What a competent user would write from arXiv:2407.15462, sections 2 and 3.2, and the authors' code: batched tensor
-operations, torch.topk, whatever depends on items alone precomputed, chunks only where the intermediates would not fit.
-No certificates, no float64, none of our indexes. It uses as many threads as PyTorch is set to.
+A competent user's implementation of arXiv:2407.15462, sections 2 and 3.2, and the authors' code: batched tensor
+operations, torch.topk, precomputed values of items, chunks only if the intermediates would not fit. No certificates, no
+float64, none of this library's indexes. It uses PyTorch's number of threads.
 
 Letters: B queries, X items, P_q, P_x components, P = P_q * P_x, d width, G gate hidden width, K results, N pool size.
 """
@@ -23,8 +23,9 @@ class Transcription:
     """The catalogue as tensors, and the paper's four algorithms over it. Answers are item rows (B, K), best first."""
 
     def __init__(self, items: ItemStates, pair_gate: PairGate | None, *, chunk_floats: int = _CHUNK_FLOATS) -> None:
-        """Shares the items' arrays where they can be written to. Raises: ValueError without a pair gate: the paper's
-        gate always has one."""
+        """Shares the items' arrays if they are writable. Raises: ValueError without a pair gate: the paper's gate
+        always has one.
+        """
         if pair_gate is None:
             raise ValueError("pair_gate=None; the transcription is of the gated mixture alone")
         self._components = _tensor(items.components)
@@ -36,7 +37,7 @@ class Transcription:
 
     @torch.inference_mode()
     def scores(self, queries: QueryStates) -> Tensor:
-        """s of every pair: (B, X)."""
+        """Return s of every pair: (B, X)."""
         components, gate = _tensors(queries)
         num_items = len(self._components)
         widest = max(len(self._w1), len(self._w2))
@@ -73,12 +74,12 @@ class Transcription:
         return self._best_of(queries, k, torch.cat(pools, dim=1))
 
     def prepare_averages(self) -> None:
-        """Average every item's components, as the paper's line 12 may do beforehand."""
+        """Average every item's components in advance, as the paper's line 12 allows."""
         if self._means is None:
             self._means = self._components.mean(dim=1)
 
     def _per_embedding(self, components: Tensor, size: int) -> Tensor:
-        """Rows of the N best of each pair: (B, P N), with repetitions."""
+        """Return rows of the N best of each pair: (B, P N), with repetitions."""
         size = min(size, len(self._components))
         pools = []
         for p_x in range(self._components.shape[1]):
@@ -94,7 +95,7 @@ class Transcription:
         return (components.sum(dim=1) @ self._means.T).topk(size, dim=1, sorted=False).indices
 
     def _best_of(self, queries: QueryStates, k: int, pools: Tensor, *, distinct: bool = False) -> Tensor:
-        """The best by s of each query's pool (B, n); repetitions count once."""
+        """Return the best by s of each query's pool (B, n); repetitions count once."""
         components, gate = _tensors(queries)
         if not distinct:
             pools = pools.sort(dim=1).values
@@ -124,5 +125,5 @@ def _tensors(queries: QueryStates) -> tuple[Tensor, Tensor | None]:
 
 
 def _tensor(array: FloatArray) -> Tensor:
-    """The array's own memory; a copy where that may not be written to (a memory-mapped bundle), as PyTorch wants."""
+    """Return the array's own memory; a copy if it is read-only (a memory-mapped bundle), as PyTorch requires."""
     return torch.from_numpy(np.require(array, requirements=["C", "W"]))

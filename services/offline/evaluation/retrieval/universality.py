@@ -1,8 +1,8 @@
-"""Theorem 1 of arXiv:2407.15462 as something that runs: any score matrix is a mixture of two rank-1 logit matrices.
+"""Theorem 1 of arXiv:2407.15462 as a program: any score matrix is a mixture of two rank-1 logit matrices.
 
 The paper's own construction (its Lemma 2) rescales the first d of A's singular parts entry by entry and mixes the
-extreme scales; where those parts are zero its denominator is zero, and no scale helps: the identity with d = 1 is such
-a matrix. Mixing +c and -c with pi = (c - A) / 2c, c >= max |A|, always works, and exactly:
+extreme scales. If those parts are zero its denominator is zero, and no scale helps: the identity with d = 1 is such a
+matrix. Mixing +c and -c with pi = (c - A) / 2c, c >= max |A|, always works, and exactly:
 `docs/reference/universality.md`. `freshet bench universality` measures both constructions and draws its figure.
 
 Letters: n queries, m items, d rank of a part.
@@ -22,9 +22,9 @@ DoubleMatrix = npt.NDArray[np.float64]
 
 
 def mixture_of_constants(scores: DoubleMatrix) -> tuple[DoubleMatrix, DoubleMatrix]:
-    """Gates (2, n, m) and rank-1 logits (2, n, m) with sum_p gates_p * logits_p = scores (n, m), to rounding.
+    """Return gates (2, n, m) and rank-1 logits (2, n, m) with sum_p gates_p * logits_p = scores (n, m), to rounding.
 
-    Gates are a distribution at every entry. Raises: ValueError for scores that are no finite matrix.
+    Gates are a distribution at every entry. Raises: ValueError for scores that are not a finite matrix.
     """
     _check(scores)
     # All-zero scores need a scale above 0 for the gates to exist.
@@ -36,11 +36,11 @@ def mixture_of_constants(scores: DoubleMatrix) -> tuple[DoubleMatrix, DoubleMatr
 
 
 def mixture_of_scales(scores: DoubleMatrix, rank: int, *, epsilon: float = 1e-6) -> tuple[DoubleMatrix, DoubleMatrix]:
-    """The paper's Lemma 2 as printed: gates (2, n, m) over the least and the most scaled rank-d part (2, n, m).
+    """The paper's Lemma 2 as printed: return gates (2, n, m) over the least and the most scaled rank-d part (2, n, m).
 
-    `epsilon` is what the proof puts in place of a zero denominator. Entries of the rank-d part below 1e-12 of the
-    largest count as zero.
-    Raises: ValueError for scores that are no finite matrix, or a rank outside 1..min(n, m).
+    `epsilon` replaces a zero denominator, as in the proof. Entries of the rank-d part below 1e-12 of the largest count
+    as zero.
+    Raises: ValueError for scores that are not a finite matrix, or a rank outside 1..min(n, m).
     """
     _check(scores)
     if not 1 <= rank <= min(scores.shape):
@@ -61,20 +61,20 @@ def mix(gates: DoubleMatrix, logits: DoubleMatrix) -> DoubleMatrix:
 
 
 def run(request: Request) -> Report:
-    """The largest error of an entry by both constructions over d; writes universality.{md,json,png}."""
+    """Measure the largest error of an entry by both constructions over d; writes universality.{md,json,png}."""
     began = time.perf_counter()
     report = report_of("universality", request, rows(seed=request.seed), began)
     return written(request, report, page, lambda _, out: draw(out / "universality.png", seed=request.seed))
 
 
 def page(report: Report) -> str:
-    """universality.md; the report has every rank."""
+    """Return universality.md; the report has every rank."""
     shown = [row for row in report["rows"] if row["rank"] in (1, 2, 4, 8, 15, 16)]
     return plain_page(Path(__file__).with_name("universality.template.md"), report | {"rows": shown})
 
 
 def rows(*, size: int = 16, seed: int = 0) -> list[dict[str, Any]]:
-    """One row per matrix and rank: the largest error of an entry by the paper's construction and by constants."""
+    """Return one row per matrix and rank: the largest error of an entry by the paper's construction and constants."""
     return [
         {
             "matrix": name,

@@ -1,1 +1,1 @@
-"""What feedback without training is worth, event by event."""
+"""The value of feedback without training, event by event."""

@@ -1,7 +1,7 @@
-"""What needs no model: popularity and item-to-item neighbours, both learning from every event of the stream.
+"""Baselines without a model: popularity and item-to-item neighbours, both learning from every event of the stream.
 
-They start from the same past as a model's training and learn without delay, so that they are as strong as they can be
-made. Their settings are chosen on held-out time as PEFA's are.
+They start from the same past as a model's training and learn without delay, so that they are as strong as possible.
+Their settings are chosen on held-out time like PEFA's.
 
 Letters: B events of a batch, X items.
 """
@@ -17,7 +17,7 @@ from services.offline.evaluation.stream.walk import EventBatch, IntArray, Scores
 
 
 class StreamingPopularity:
-    """Interactions so far, an event counting half as much after `half_life_events` later ones (None: for ever)."""
+    """Interactions so far; an event's weight halves after `half_life_events` later ones (None: never)."""
 
     def __init__(self, setting: StreamSetting, *, half_life_events: float | None, name: str = "popularity") -> None:
         past = setting.interactions.items[: setting.split]
@@ -28,7 +28,8 @@ class StreamingPopularity:
         self._counts: npt.NDArray[np.float64] = counts.astype(np.float64)
 
     def step(self, batch: EventBatch) -> Mapping[str, Scores]:
-        # Relative to the batch's start, where an event to come weighs fading^-(its place + 1): only ratios rank.
+        # Relative to the batch's start, where a coming event weighs fading^-(its place + 1): only ratios matter for the
+        # rank.
         scores = np.repeat(self._counts[None], len(batch.chosen), axis=0)
         gains = self._fading ** -(np.arange(len(batch), dtype=np.float64) + 1)
         for place, item in enumerate(batch.items):
@@ -40,7 +41,7 @@ class StreamingPopularity:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NeighbourSettings:
-    """Each of a user's last `window` items votes for items that people had within `window` events of it.
+    """Each of a user's last `window` items votes for items that users had within `window` events of it.
 
     score(x) = sum over those items y, r events ago, of recency^r * c_xy / (sqrt(n_y) * (n_x + shrink)^damping).
     """
@@ -52,7 +53,7 @@ class NeighbourSettings:
 
     @property
     def text(self) -> str:
-        """In words, for a table."""
+        """The settings in words, for a table."""
         return f"window {self.window}, recency {self.recency:g}, damping {self.damping:g}, shrink {self.shrink:g}"
 
 
@@ -70,7 +71,7 @@ class StreamingItemNeighbours:
         self._weights = settings.recency ** np.arange(settings.window, dtype=np.float32)
         self._recent: dict[int, deque[int]] = {}
         self._learn_past(setting)
-        # (n_x + shrink)^damping: one item's changes with an event, and powers of all of them take most of a score.
+        # (n_x + shrink)^damping: an event changes one item's, and computing all powers would be most of a score's cost.
         self._raised = (self._counts + np.float32(settings.shrink)) ** np.float32(settings.damping)
 
     def step(self, batch: EventBatch) -> Mapping[str, Scores]:
@@ -81,7 +82,7 @@ class StreamingItemNeighbours:
             if place in rows:
                 self._score(recent, scores[rows[place]])
             earlier = np.fromiter(recent, dtype=np.int64)
-            # A window holds distinct items (nobody rates twice), and repeats would only weaken this baseline.
+            # A window has distinct items (nobody rates twice), and repeats would only weaken this baseline.
             self._together[item, earlier] += 1
             self._together[earlier, item] += 1
             self._counts[item] += 1
@@ -91,7 +92,7 @@ class StreamingItemNeighbours:
         return {self.name: scores}
 
     def _score(self, recent: deque[int], out: npt.NDArray[np.float32]) -> None:
-        """`recent` holds the newest first."""
+        """`recent`: newest first."""
         known = self._counts > 0
         if not recent:
             out[known] = self._counts[known] * np.float32(1e-9)
@@ -99,7 +100,7 @@ class StreamingItemNeighbours:
         items = np.fromiter(recent, dtype=np.int64)
         weights = self._weights[: len(items)] / np.sqrt(self._counts[items])
         found = weights @ self._together[items]
-        # Popularity breaks the ties of what has no neighbour among them.
+        # Popularity orders items without a neighbour among them.
         out[known] = (found[known] + 1e-9 * self._counts[known]) / self._raised[known]
 
     def _learn_past(self, setting: StreamSetting) -> None:

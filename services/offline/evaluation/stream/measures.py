@@ -1,7 +1,7 @@
-"""How well rankers predicted a stream: rates by kind of event, with intervals clustered by item.
+"""Prediction quality of rankers over a stream: rates by kind of event, with intervals clustered by item.
 
-Events of one item share its luck, so the bootstrap draws items, all events of an item with it, in all seeds at once.
-It takes ranks and columns; it knows nothing of models.
+Events of one item are correlated, so the bootstrap draws items, with all events of an item, in all seeds at once. It
+takes ranks and columns; it knows nothing of models.
 
 Letters: N predicted events (of all seeds together), X items.
 """
@@ -18,7 +18,7 @@ from services.offline.evaluation.engine.metrics import summary
 from services.offline.evaluation.stream.walk import BoolArray, IntArray, StreamSetting
 
 _NO_END = 10**9
-# Age of a new item in its own interactions, the predicted one included, and in days since its first: (from, up to).
+# Age of a new item in its own interactions, including the predicted one, and in days since its first: (from, up to).
 _INTERACTION_AGES = ((1, 2), (3, 5), (6, 10), (11, 30), (31, _NO_END))
 _DAY_AGES = ((0, 1), (1, 7), (7, 30), (30, _NO_END))
 _SECONDS_PER_DAY = 86_400
@@ -28,9 +28,9 @@ METRICS = ("hr@10", "hr@50", "mrr")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EventColumns:
-    """What is known of each predicted event before it happens. All arrays are (N,).
+    """Known facts of each predicted event before it happens. All arrays are (N,).
 
-    places in the stream; nth counts the item's streamed interactions, this one included; age_seconds since the item's
+    places in the stream; nth counts the item's streamed interactions, including this one; age_seconds since the item's
     first one ever; past_events of the item and past_of_user of the user before the split; predictable: the user has a
     state. Without one no ranker's prediction is counted.
     """
@@ -45,7 +45,7 @@ class EventColumns:
 
 
 def columns(setting: StreamSetting, places: IntArray, predictable: BoolArray) -> EventColumns:
-    """Columns of the events at these places of the stream."""
+    """Return columns of the events at these places of the stream."""
     events, split = setting.interactions, setting.split
     streamed = events.items[split:].astype(np.int64)
     items, users = streamed[places], events.users[split:][places]
@@ -64,13 +64,13 @@ def columns(setting: StreamSetting, places: IntArray, predictable: BoolArray) ->
 
 
 def joined(parts: list[EventColumns]) -> EventColumns:
-    """The columns of several seeds, one after the other."""
+    """Return the columns of several seeds, one after the other."""
     names = EventColumns.__dataclass_fields__
     return EventColumns(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
 
 
 def kinds(table: EventColumns) -> dict[str, BoolArray]:
-    """Events by kind, each a mask (N,): overall, by item age and popularity, by who was there before training."""
+    """Return events by kind, each a mask (N,): overall, by item age and popularity, by presence in training."""
     every = table.predictable
     known = every & (table.past_events > 0)
     new = every & (table.past_events == 0)
@@ -102,18 +102,18 @@ def kinds(table: EventColumns) -> dict[str, BoolArray]:
 def estimates(
     table: EventColumns, ranks: Mapping[str, IntArray], mask: BoolArray, *, minus: str | None = None, seed: int = 0
 ) -> dict[str, dict[str, Estimate]]:
-    """By ranker and metric, `minus` another where asked for. Where `mask` leaves no event, empty."""
+    """Return estimates by ranker and metric, `minus` another if given; empty if `mask` selects no event."""
     kept = {name: found[mask] for name, found in ranks.items()}
     return intervals.estimates(kept, table.items[mask], METRICS, minus=minus, seed=seed)
 
 
 def own_rates(ranks: IntArray, mask: BoolArray) -> dict[str, float]:
-    """Means of one seed's ranks; empty where `mask` leaves no event."""
+    """Return means of one seed's ranks; empty if `mask` selects no event."""
     return {name: round(mean, 5) for name, mean in summary(ranks[mask], METRICS).items()} if mask.any() else {}
 
 
 def _running_count(items: IntArray) -> IntArray:
-    """For each event, how many earlier ones have its item."""
+    """Return, for each event, the number of earlier ones with its item."""
     order = np.argsort(items, kind="stable")
     starts = np.flatnonzero(np.concatenate([[True], np.diff(items[order]) != 0]))
     within = np.arange(len(items)) - np.repeat(starts, np.diff(np.concatenate([starts, [len(items)]])))

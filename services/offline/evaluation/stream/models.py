@@ -1,7 +1,6 @@
-"""Trained models in a stream: the frozen one, and one that is trained again at intervals.
+"""Trained models in a stream: the frozen one, and one that is retrained at intervals.
 
-Both encode every event as it comes, so a user's state is always fresh; what stands still between trainings is the
-items.
+Both encode every event at once, so a user's state is always fresh; between trainings only the items do not change.
 
 Letters: C predicted events of a batch, X items of the whole vocabulary, K items of a model.
 """
@@ -36,8 +35,9 @@ _WINDOWS_PER_BATCH = 64
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EventStates:
-    """`states` are S distinct states; rows (n,) say which preceded each event, -1 where the user had no history, and
-    gaps (n,) how many seconds before it the last event of that history was."""
+    """`states` are S distinct states; rows (n,) is the one before each event, -1 if the user had no history, and gaps
+    (n,) the seconds from that history's last event.
+    """
 
     states: QueryStates
     rows: IntArray
@@ -45,7 +45,7 @@ class EventStates:
     absence: AbsenceRows | None
 
     def of(self, events: IntArray) -> QueryStates:
-        """States before the events at these places, which must have one, as of the events' times."""
+        """Return states before the events at these places, which must have one, as of the events' times."""
         states = self.states.take(self.rows[events])
         if self.absence is None:
             return states
@@ -55,9 +55,9 @@ class EventStates:
 def states_before(
     model: SequentialModel, part: TrainingPart, interactions: Interactions, *, first: int, end: int | None = None
 ) -> EventStates:
-    """States before the events in rows [first, end) of `interactions`, from everything its user did before.
+    """Return states before the events in rows [first, end) of `interactions`, from all earlier events of their users.
 
-    `part` is what the model was trained on: its vocabularies are the model's. Place 0 of the result is row `first`.
+    `part` is the model's training data: its vocabularies are the model's. Place 0 of the result is row `first`.
     """
     end = len(interactions) if end is None else end
     item_rows = _history_rows(model, part, interactions)[interactions.items[:end]]
@@ -87,7 +87,7 @@ def states_before(
 
 
 def _history_rows(model: SequentialModel, part: TrainingPart, interactions: Interactions) -> IntArray:
-    """What stands for each item inside a history (X,): its row, else its bucket where the model has some, else -1."""
+    """Return each item's row inside a history (X,): its own, else its bucket's if the model has buckets, else -1."""
     num_buckets = model.encoder_shape.num_item_buckets
     if not num_buckets:
         return part.item_rows
@@ -97,7 +97,7 @@ def _history_rows(model: SequentialModel, part: TrainingPart, interactions: Inte
 
 
 def _read_before(users: npt.NDArray[np.int32], is_read: BoolArray) -> IntArray:
-    """For each event, how many earlier ones of its user the encoder reads."""
+    """Return, for each event, how many earlier ones of its user the encoder reads."""
     order = np.argsort(users, kind="stable")
     running: IntArray = np.cumsum(is_read[order]) - is_read[order]
     sorted_users = users[order]
@@ -156,7 +156,7 @@ def _encode(
 
 
 def _stretches(offsets: IntArray, wanted: IntArray, max_history: int) -> list[_Stretch]:
-    """Windows, by the window rule, that give the states after the places `wanted` (increasing)."""
+    """Return windows, by the window rule, that give the states after the places `wanted` (increasing)."""
     owners = np.searchsorted(offsets, wanted, side="right") - 1
     starts = np.flatnonzero(np.concatenate([[True], owners[1:] != owners[:-1]])) if len(wanted) else np.zeros(0, int)
     found = []
@@ -186,7 +186,7 @@ class Fit(Protocol):
 
 
 def quick_fit(epochs: int) -> Fit:
-    """Preset quick; small data is trained for more epochs, as `freshet train` does."""
+    """Return a fit with preset quick; small data gets more epochs, as in `freshet train`."""
     from services.offline.training import preset, train
     from services.offline.training.presets import default_epochs
     from services.offline.training.sequences import Histories
@@ -201,7 +201,7 @@ def quick_fit(epochs: int) -> Fit:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StreamModel:
-    """A model, and what it says of a stretch of the stream: items (K), and states before the events from `first` on."""
+    """A model on a section of the stream: items (K), and states before the events from `first` on."""
 
     part: TrainingPart
     items: ItemStates
@@ -213,15 +213,15 @@ class StreamModel:
 
     @property
     def codes(self) -> IntArray:
-        """The model's items as codes of the whole vocabulary (K,)."""
+        """Return the model's items as codes of the whole vocabulary (K,)."""
         return np.flatnonzero(self.part.item_rows >= 0)
 
     def predictable(self, places: IntArray) -> BoolArray:
-        """Which of the events at these stream places have a state (N,)."""
+        """Return which of the events at these stream places have a state (N,)."""
         return self.before.rows[places - self.first] >= 0
 
     def queries(self, places: IntArray) -> tuple[IntArray, QueryStates]:
-        """Which of the events at these stream places have a state, and those states."""
+        """Return which of the events at these stream places have a state, and those states."""
         rows = places - self.first
         able = np.flatnonzero(self.before.rows[rows] >= 0)
         return able, self.before.of(rows[able])
@@ -250,7 +250,7 @@ class TrainedModels:
     """Scores of frozen items; of several models, each from its `first` on."""
 
     def __init__(self, setting: StreamSetting, models: Sequence[StreamModel], *, name: str) -> None:
-        """`models` in the order of their stretches. Raises: ValueError without any."""
+        """`models` in the order of their sections. Raises: ValueError without any."""
         if not models:
             raise ValueError("models is empty; allowed: at least one")
         self.name, self._models = name, list(models)

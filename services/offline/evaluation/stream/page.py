@@ -17,7 +17,7 @@ Row = dict[str, Any]
 
 ALL, NEW, KNOWN = "all", "new items, from their 3rd interaction", "items of the training"
 _FOLDER = Path(__file__).parent
-# What is compared, in the page's order; one colour each, the same in every plot.
+# The compared rankers, in the page's order; one colour each, the same in every plot.
 _COLOURS = {
     "frozen": "#4d4d4d",
     "XS": "#0b6e4f",
@@ -43,7 +43,7 @@ class WalkedSet:
 
 
 def page(report: Row) -> str:
-    """The whole page."""
+    """Return the whole page."""
     sets = [
         _set_part(settings, [row for row in report["rows"] if row["dataset"] == settings["dataset"]])
         for settings in report["settings"]
@@ -75,7 +75,7 @@ def _set_part(settings: Row, rows: Sequence[Row]) -> str:
 
 
 def _verdict(row: Row) -> Row:
-    """Whether a ranker helps, does no harm that can be shown, or harms."""
+    """Return whether a ranker improves, does not measurably harm, or harms."""
     found: Row = {"name": row["name"]}
     for metric, (mean, low, high) in row["all"]["minus frozen"].items():
         found[metric] = "above" if low > 0 else "below" if high < 0 else "not distinguishable from"
@@ -95,7 +95,7 @@ def _by_kind(names: Sequence[str], by_kind: Mapping[tuple[str, str], Row]) -> li
 
 
 def plot_stream(sets: Sequence[WalkedSet], path: Path) -> None:
-    """Sliding hit rates over the stream, overall and for new items: one line of panels per data set."""
+    """Plot sliding hit rates over the stream, overall and for new items: one line of panels per data set."""
     with panels(path, len(sets), 2, size=(6.5, 4.2)) as drawn:
         for line, walked in enumerate(sets):
             table = walked.table
@@ -105,7 +105,7 @@ def plot_stream(sets: Sequence[WalkedSet], path: Path) -> None:
 
 
 def plot_new_items(sets: Sequence[WalkedSet], path: Path) -> None:
-    """Hit rate@50 of new items by their own interactions so far; three neighbours together, being few."""
+    """Plot hit rate@50 of new items by their own interactions so far, in groups of three, since they are few."""
     with panels(path, 1, len(sets), size=(6.5, 4.2)) as drawn:
         for panel, walked in zip(drawn[0], sets, strict=True):
             mask = walked.table.predictable & (walked.table.past_events == 0)
@@ -119,7 +119,7 @@ def plot_new_items(sets: Sequence[WalkedSet], path: Path) -> None:
 def sliding_rate(
     places: IntArray, hits: BoolArray, *, centres: npt.NDArray[np.number[Any]], width: float
 ) -> npt.NDArray[np.float64]:
-    """Mean of hits within `width` / 2 of each centre; NaN where there are fewer than 30."""
+    """Return the mean of hits within `width` / 2 of each centre; NaN if there are fewer than 30."""
     order = np.argsort(places, kind="stable")
     running = np.concatenate([[0.0], np.cumsum(hits[order])])
     low = np.searchsorted(places[order], centres - width / 2, side="left")

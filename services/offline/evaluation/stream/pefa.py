@@ -1,11 +1,11 @@
-"""PEFA in a stream: the code that serves (algorithms/pefa), fed event by event and asked before each.
+"""PEFA in a stream: the serving code (algorithms/pefa), which predicts each event before learning from it.
 
-`RefreshedItems` is XS: sums grow with every event, states follow at once. `WithVotes` adds XL to whatever it wraps.
-Within a batch both give each event exactly what the events before it left, as a system without delay would; only ages
-are read when a batch begins.
+`RefreshedItems` is XS: sums grow with every event, states follow at once. `WithVotes` adds XL to a wrapped ranker.
+Within a batch both predict each event from exactly the events before it, like a system without delay; only ages are
+those of the batch's beginning.
 
-Letters: B events of a batch, C predicted ones, X items of the whole vocabulary, P_q, P_x components, d their width,
-k neighbours.
+Letters: B events of a batch, C predicted ones, X items of the whole vocabulary, P_q, P_x components, d their width, k
+neighbours.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ _ENOUGH_INTERACTIONS = 10
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VoteSettings:
-    """XL: how many neighbours vote, and the model's share lambda (equation 6)."""
+    """XL: number of voting neighbours, and the model's share lambda (equation 6)."""
 
     k: int
     share: float
@@ -38,12 +38,12 @@ class VoteSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Feedback:
-    """Which interactions of the stream count for how much, by type and value; those before it do not."""
+    """Weights of the stream's interactions, by type and value; earlier interactions have none."""
 
     policy: FeedbackPolicy
 
     def weights(self, setting: StreamSetting, rows: IntArray) -> npt.NDArray[np.float64]:
-        """The weights of interactions (n,)."""
+        """Return the weights of interactions (n,)."""
         events = setting.interactions
         types = [events.type_names[code] for code in events.types[rows].tolist()]
         return self.policy.weights(types, events.values[rows])
@@ -51,7 +51,9 @@ class Feedback:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Refreshing:
-    """XS: lambda of the model's items; of new ones, whose state is 1 - lambda long; and the users a new one needs."""
+    """XS: lambda of the model's items; of new ones, whose state has length 1 - lambda; and a new one's least number of
+    users.
+    """
 
     share: SharePolicy
     min_users: int
@@ -59,7 +61,7 @@ class Refreshing:
 
 
 class RefreshedItems:
-    """Frozen items moved toward those who took them, and new items made of nothing else (PEFA-XS)."""
+    """Frozen items moved toward their users' query states, and new items made of these alone (PEFA-XS)."""
 
     def __init__(
         self, setting: StreamSetting, model: StreamModel, feedback: Feedback, variants: Mapping[str, Refreshing]
@@ -102,7 +104,7 @@ class RefreshedItems:
         return found
 
     def _learn_within(self, batch: EventBatch, asked: "_Asked", found: Mapping[str, Scores]) -> None:
-        """Learn the batch event by event, and put each one's effect into the scores of the events after it."""
+        """Learn the batch event by event, and add each one's effect to the scores of the events after it."""
         learnt = self._to_learn(self._setting.split + batch.places)
         if not len(learnt):
             return
@@ -131,7 +133,7 @@ class RefreshedItems:
                             found[name][firsts[row] :, learnt.codes[row]] = effects[firsts[row] :, column]
 
     def _scores(self, asked: "_Asked", codes: IntArray, said: SumsOf, now: IntArray, share: SharePolicy) -> Scores:
-        """Scores (C, n) of items as everybody is served from them at `now` (n,); -inf without a query state."""
+        """Return scores (C, n) of items as served at `now` (n,); -inf without a query state."""
         scores = np.full((asked.num_rows, len(codes)), -np.inf, dtype=np.float32)
         if len(asked.rows) and len(codes):
             age = np.where(said.counts > 0, now - np.where(said.counts > 0, said.last_seconds, 0), 0)
@@ -141,10 +143,11 @@ class RefreshedItems:
         return scores
 
     def behind(self, queries: QueryStates) -> dict[str, float]:
-        """Why XS moves items as it does, as means over items with enough interactions; empty without any.
+        """Return facts that explain XS's changes of items, as means over items with enough interactions; empty without
+        any.
 
-        An average of queries is nearer to any query than a trained item is, the more so the less queries differ: how
-        much nearer says how short a new item's state has to be.
+        An average of queries is nearer to any query than a trained item is, the more so the less queries differ; the
+        difference determines how short a new item's state must be.
         """
         said = self._sums.of(self._ids)
         enough = said.counts >= _ENOUGH_INTERACTIONS
@@ -168,7 +171,7 @@ class RefreshedItems:
         return ItemStates(components=self._base.components[codes], gate=gate)
 
     def _to_learn(self, rows: IntArray) -> "_Learnt":
-        """What interactions (rows of the setting) say; one without a state or of weight 0 says nothing."""
+        """Return the contributions of interactions (rows of the setting); none without a state or with weight 0."""
         events, weights = self._setting.interactions, self._feedback.weights(self._setting, rows)
         able, queries = self._model.queries(rows - self._setting.split)
         able_rows, able_weights = rows[able], weights[able]
@@ -193,7 +196,7 @@ class RefreshedItems:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Learnt:
-    """Interactions as sums take them; `rows` says where each stands in what was asked for."""
+    """Interactions as input of sums; `rows`: their positions in the requested rows."""
 
     rows: IntArray
     codes: IntArray
@@ -209,7 +212,7 @@ class _Learnt:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Asked:
-    """The query states of a batch's predicted events, and which of its `num_rows` they belong to."""
+    """The query states of a batch's predicted events, and their rows among its `num_rows`."""
 
     rows: IntArray
     queries: QueryStates
@@ -221,7 +224,7 @@ def _mean_score(items: ItemStates, pair_gate: PairGate | None, queries: QuerySta
 
 
 def _by_share(shares: Mapping[str, SharePolicy]) -> dict[SharePolicy, list[str]]:
-    """Names by policy: what is scored once for all of them."""
+    """Return names by policy: one scoring serves all of them."""
     found: dict[SharePolicy, list[str]] = {}
     for name, share in shares.items():
         found.setdefault(share, []).append(name)
@@ -229,7 +232,7 @@ def _by_share(shares: Mapping[str, SharePolicy]) -> dict[SharePolicy, list[str]]
 
 
 def _joined(parts: Sequence[SumsOf]) -> SumsOf:
-    """What sums say of items, one after the other."""
+    """Return the items' sums, one part after the other."""
     names = ("sums", "evidence", "coherence", "counts", "last_seconds")
     return SumsOf(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
 
@@ -237,8 +240,8 @@ def _joined(parts: Sequence[SumsOf]) -> SumsOf:
 class WithVotes:
     """Scores of other rankers, each also with the votes of remembered interactions (PEFA-XL, equation 6).
 
-    An item that the inner ranker cannot answer with has no similarity: it enters with s = 0 once `min_users`
-    distinct users stand behind it. What a full memory turns out leaves it when a batch ends.
+    An item without a score of the inner ranker has no similarity: it enters with s = 0 once it has `min_users`
+    contributors. Entries that a full memory evicts leave it when a batch ends.
     """
 
     def __init__(
@@ -281,11 +284,11 @@ class WithVotes:
 
     @property
     def share_on_seen(self) -> float:
-        """The share of voters so far whose item the user has had: they change no answer."""
+        """The share of voters so far whose item the user has seen: they change no answer."""
         return self._num_on_seen / max(1, self._num_voters)
 
     def _cast(self, batch: EventBatch) -> dict[str, npt.NDArray[np.float32]]:
-        """Votes (C, X) by variant: the k nearest of the memory and of the batch's own earlier interactions."""
+        """Return votes (C, X) by variant: of the k nearest of the memory and of the batch's earlier interactions."""
         votes = {name: np.zeros((len(batch.chosen), self._num_items), dtype=np.float32) for name in self._votes}
         able, queries = self._model.queries(batch.places[batch.chosen])
         if not len(able):
@@ -311,7 +314,7 @@ class WithVotes:
         return votes
 
     def _similarities(self, queries: QueryStates, entries: Sequence[MemoryEntry]) -> npt.NDArray[np.float64]:
-        """Mean cosine over the components (C, n), as the index has it."""
+        """Return the mean cosine over the components (C, n), as in the index."""
         if not entries:
             return np.zeros((len(queries), 0))
         there = unit(np.stack([entry.components for entry in entries])[:, self._kept])
@@ -319,7 +322,7 @@ class WithVotes:
         return np.asarray(cosines / len(self._kept))
 
     def _answerable(self, batch: EventBatch) -> BoolArray:
-        """New items with enough users behind them, as of each predicted event (C, X). Counts the batch's users."""
+        """Return new items with enough contributors at each predicted event (C, X). Counts the batch's users."""
         enough = np.array([len(self._users.get(code, ())) >= self._min_users for code in range(self._num_items)])
         answerable = np.repeat(enough[None], len(batch.chosen), axis=0)
         for place, (code, user) in enumerate(zip(batch.items.tolist(), batch.users.tolist(), strict=True)):
@@ -330,7 +333,7 @@ class WithVotes:
         return answerable
 
     def _to_remember(self, rows: IntArray) -> list[MemoryEntry]:
-        """Entries of interactions (rows of the setting) that the memory admits."""
+        """Return entries of interactions (rows of the setting) that the memory admits."""
         able, queries = self._model.queries(rows - self._setting.split)
         events, weights = self._setting.interactions, self._feedback.weights(self._setting, rows)
         return [
@@ -354,5 +357,5 @@ class WithVotes:
 
 
 def _entry_id(row: int) -> str:
-    """Ids in the order of their rows."""
+    """Return ids in the order of their rows."""
     return f"{row:010d}"

@@ -1,7 +1,7 @@
-"""`freshet bench stream`: what feedback without training is worth, event by event; one page, its plots, one report.
+"""`freshet bench stream`: the value of feedback without training, event by event; one page, its plots, one report.
 
-Per data set and seed a model is trained on the first four fifths of the events with a tenth of the catalogue withheld,
-and the rest is walked through. Who trains is handed in.
+Per data set and seed a model is trained on the first four fifths of the events without a tenth of the catalogue, and
+the rest is the stream. The caller passes the training.
 """
 
 import time
@@ -31,7 +31,7 @@ from services.offline.evaluation.stream.walk import IntArray, StreamSetting, str
 Row = dict[str, Any]
 
 DATASETS = ("ml-1m", "ml-latest-small")
-# Nothing is withheld where time itself brings many new items.
+# Nothing is withheld if time itself brings many new items.
 _WITHHELD_SHARES = {"ml-latest-small": 0.0}
 _WITHHELD_SHARE = 0.1
 _SAMPLED_QUERIES = 1000
@@ -42,7 +42,7 @@ XS, ALONE, FROZEN, RETRAINED = "XS", "XS, m = 1", "frozen", "retrained"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Policies:
-    """How each ranker is set up."""
+    """Settings of each ranker."""
 
     share: SharePolicy
     new_share: SharePolicy
@@ -51,7 +51,7 @@ class Policies:
     neighbours: NeighbourSettings
 
     def as_plain(self) -> Row:
-        """As plain values, policies as `parse` reads them."""
+        """Return plain values, policies as `parse` reads them."""
         return {
             "feedback": _FEEDBACK.policy.text,
             "XS share": self.share.text,
@@ -63,7 +63,7 @@ class Policies:
         }
 
 
-# Chosen on the last fifth of each set's training part, every ranker's alike, by the command of commit 507ecdf7.
+# Chosen on the last fifth of each set's training part, for all rankers alike, by the command of commit 507ecdf7.
 _CHOSEN = {
     "ml-1m": Policies(
         share=SharePolicy.parse("evidence(prior=30)"),
@@ -84,7 +84,7 @@ _CHOSEN = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Plan:
-    """How one data set is walked."""
+    """Settings of one data set's walk."""
 
     request: Request
     interactions: Interactions
@@ -99,7 +99,7 @@ class _Plan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Seed:
-    """What one seed's walk left; `trainings` are stream places."""
+    """Result of one seed's walk; `trainings` are stream places."""
 
     seed: int
     setting: StreamSetting
@@ -120,9 +120,9 @@ def run(
 ) -> Report:
     """Walk each data set once per seed; write freshness.{md,json}, freshness.png and new_items.png to `request.out`.
 
-    `retrainings`: how often the retrained ranker is trained again, evenly over the stream. Of the events every
-    `predict_every`-th is predicted; all are learnt from.
-    Raises: ValueError for no data set, no seed, negative retrainings, predict_every below 1 or data that cannot be had.
+    `retrainings`: number of trainings of the retrained ranker, evenly over the stream. Every `predict_every`-th event
+    is predicted; all are learnt from.
+    Raises: ValueError for no data set, no seed, negative retrainings, predict_every below 1 or unavailable data.
     """
     for name, value in (("datasets", datasets), ("seeds", seeds)):
         if not len(value):

@@ -1,8 +1,8 @@
-"""The walk: every streamed event is predicted from what happened before it, and only then learnt from.
+"""The walk: every streamed event is predicted from the events before it, and only then learnt from.
 
-Events come in batches for speed alone: a ranker scores an event of a batch as if the earlier ones of the same batch
-had been learnt, so the batch size changes no number. What a user has had before leaves the ranking, for all rankers
-alike; a target that a ranker cannot answer with is missed.
+Events come in batches for speed alone: a ranker scores an event of a batch as if the earlier ones of the same batch had
+been learnt, so the batch size changes no number. A user's seen items are excluded from the ranking, for all rankers
+alike; a target without a score is missed.
 
 Letters: B events of a batch, C of them predicted, N events predicted in all, X items of the whole vocabulary.
 """
@@ -23,7 +23,7 @@ BoolArray = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StreamSetting:
-    """`interactions`: every event that happened, oldest first; rows from `split` on are streamed.
+    """`interactions`: all events, oldest first; rows from `split` on are streamed.
 
     Shapes: withheld (X,) drawn to be withheld; known (X,) items with an event before the split.
     """
@@ -35,19 +35,19 @@ class StreamSetting:
 
     @property
     def num_streamed(self) -> int:
-        """Events to predict, one after the other."""
+        """Number of events to predict, one after the other."""
         return len(self.interactions) - self.split
 
     @property
     def new_items(self) -> BoolArray:
-        """Items that occur in the stream and not before it (X,): the withheld ones, and those that time brought."""
+        """Items that occur in the stream and not before it (X,): the withheld ones, and those new at that time."""
         streamed = np.bincount(self.interactions.items[self.split :], minlength=self.interactions.num_items) > 0
         return streamed & ~self.known
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingPart:
-    """What a training at some moment sees: vocabularies of what has occurred by then.
+    """Training data at some moment, with the vocabularies of earlier events.
 
     Shapes: item_rows (X,) and user_rows (U,) map codes of the whole vocabulary to this part's, -1 for none.
     """
@@ -82,7 +82,7 @@ def stream_setting(
 
 
 def training_part(interactions: Interactions, end: int) -> TrainingPart:
-    """The first `end` events as training data of their own."""
+    """Return the first `end` events as training data of their own."""
     past = interactions.select(slice(0, end))
     return TrainingPart(
         interactions=past.keep_frequent(), item_rows=_rows(past.item_counts()), user_rows=_rows(past.user_counts())
@@ -100,9 +100,9 @@ BATCH_EVENTS = 256
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EventBatch:
-    """Streamed events in order; `places` (B,) count from the split, `chosen` (C,) says which rows to predict.
+    """Streamed events in order; `places` (B,) count from the split, `chosen` (C,): rows to predict.
 
-    excluded (C, X): what the user of each predicted event had before it, and is not to be answered with.
+    excluded (C, X): the seen items of each predicted event's user, not to be answered.
     """
 
     places: IntArray
@@ -118,10 +118,11 @@ class EventBatch:
 
 
 class Ranker(Protocol):
-    """Something that ranks items for the next event of a user."""
+    """A ranker of items for a user's next event."""
 
     def step(self, batch: EventBatch) -> Mapping[str, Scores]:
-        """Scores (C, X) by name, each row from what came before its event, -inf for what cannot be answered with.
+        """Return scores (C, X) by name, each row from the events before its event, -inf for items that it cannot answer
+        with.
 
         Afterwards the whole batch has been learnt. Variants that share work have a name each.
         """
@@ -144,9 +145,9 @@ def walk(
     batch_events: int = BATCH_EVENTS,
     progress: Callable[[int], None] = lambda done: None,
 ) -> Walked:
-    """Predict the streamed events that `predicted` (N,) chooses, by default all; learn from all.
+    """Predict the streamed events in `predicted` (N,), by default all; learn from all.
 
-    Raises: ValueError if two share a name.
+    Raises: ValueError if two rankers share a name.
     """
     predicted = np.ones(setting.num_streamed, dtype=bool) if predicted is None else predicted
     places: list[IntArray] = []
@@ -166,7 +167,7 @@ def walk(
 
 
 def _batches(setting: StreamSetting, batch_events: int, predicted: BoolArray) -> Iterator[EventBatch]:
-    """The stream, cut into batches."""
+    """Yield the stream in batches."""
     events = setting.interactions
     rows, offsets = events.select(slice(0, setting.split)).by_user()
     past = np.split(events.items[: setting.split][rows], offsets[1:-1])
@@ -194,7 +195,7 @@ def _batches(setting: StreamSetting, batch_events: int, predicted: BoolArray) ->
 
 
 def ranks_of(scores: Scores, targets: IntArray, excluded: BoolArray) -> IntArray:
-    """0-based ranks (C,), the number of items X for a target that scores -inf or is excluded."""
+    """Return 0-based ranks (C,), the number of items X for a target that scores -inf or is excluded."""
     ranks, rows = target_ranks(scores, targets, excluded), np.arange(len(targets))
     missed = np.isneginf(scores[rows, targets]) | excluded[rows, targets]
     return np.where(missed, scores.shape[1], ranks)
