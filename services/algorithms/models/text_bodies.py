@@ -1,7 +1,7 @@
-"""BERT's encoder (MiniLM is one) in plain PyTorch.
+"""BERT's encoder (such as MiniLM's) in plain PyTorch.
 
-Layers are run by range, so that training may keep what the lower ones gave, and so that aggregation tokens may join at
-any of them. It knows neither files nor tokenizers (text_model_folder.py) nor what is made of the outputs.
+Layers run by range, so that training may cache the outputs of the lower ones, and aggregation tokens may join at any
+layer. Files, tokenizers (text_model_folder.py) and the use of the outputs are not known here.
 
 Letters: B texts, L positions, D width.
 """
@@ -15,7 +15,7 @@ from torch.nn import functional
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BodyShape:
-    """What fixes a body's weights."""
+    """The shape of a body's weights."""
 
     vocabulary: int
     width: int
@@ -58,9 +58,9 @@ class _BertLayer(nn.Module):
 
 
 class BertBody(nn.Module):
-    """BERT, whose layers can be run by range: learned positions, a norm behind every sum.
+    """BERT with layers that run by range: learned positions, a norm after every sum.
 
-    With `half_precision` layers multiply in bfloat16 (training on a processor made for it); what they give is float32.
+    half_precision: layers multiply in bfloat16 (training on a processor made for it); outputs are float32.
     """
 
     half_precision: bool = False
@@ -70,19 +70,19 @@ class BertBody(nn.Module):
         self.shape = shape
         self.words = nn.Embedding(shape.vocabulary, shape.width)
         self.positions = nn.Embedding(shape.max_positions, shape.width)
-        # Of the two segment rows a single text has the first.
+        # A single text uses the first of the two segment rows.
         self.segment = nn.Parameter(torch.zeros(shape.width))
         self.norm = nn.LayerNorm(shape.width, eps=shape.epsilon)
         self.layers = nn.ModuleList(_BertLayer(shape) for _ in range(shape.layers))
 
     def embed(self, ids: Tensor) -> Tensor:
-        """ids (B, L) -> what the first layer reads (B, L, D)."""
+        """ids (B, L) -> input of the first layer (B, L, D)."""
         positions = torch.arange(ids.shape[1], device=ids.device)
         out: Tensor = self.norm(self.words(ids) + self.positions(positions) + self.segment)
         return out
 
     def run(self, hidden: Tensor, mask: Tensor, first: int, last: int) -> Tensor:
-        """Layers first .. last - 1 over hidden (B, L, D), mask (B, L) true at tokens -> (B, L, D)."""
+        """Run layers first .. last - 1 over hidden (B, L, D), mask (B, L) true at tokens -> (B, L, D)."""
         if not self.half_precision:
             return self._run(hidden, mask, first, last)
         with torch.autocast(hidden.device.type, torch.bfloat16):
@@ -95,7 +95,7 @@ class BertBody(nn.Module):
         return hidden
 
     def layers_from(self, first: int) -> list[nn.Parameter]:
-        """The parameters that `run(..., first, all)` reads, those of the embedding only where `first` is 0."""
+        """Return the parameters of `run(..., first, all)`, with the embedding's only if `first` is 0."""
         if first == 0:
             return list(self.parameters())
         return [parameter for layer in self.layers[first:] for parameter in layer.parameters()]
