@@ -84,6 +84,19 @@ def wait_for_cards(page: Page, wanted: list[str]) -> None:
     expect(page.locator(".card .title")).to_have_text(wanted, timeout=WAIT_MS)
 
 
+def wait_for_answer(page: Page, ask: Callable[[], list[str]]) -> list[str]:
+    """Reload until the cards are what the gateway answers, which changes while events arrive; the titles."""
+    for _ in range(20):
+        wanted = ask()
+        try:
+            expect(page.locator(".card .title")).to_have_text(wanted, timeout=1_000)
+        except AssertionError:
+            page.reload()
+        else:
+            return wanted
+    raise AssertionError(f"wanted {ask()}, found {titles(page)}")
+
+
 def act(page: Page, kind: str, place: int) -> str:
     """Press a card's button; the title on the card. Returns when the list reflects it."""
     card = page.locator(".card").nth(place)
@@ -114,17 +127,22 @@ def test_pages_filters_words_and_similar_items_are_the_gateways(open_page: OpenP
     user = f"u-{uuid4().hex}"
     client.session(user).record(client.recommend(user, k=1).item_ids[0], "like")
     page = open_page(f"/?user={user}")
-    ranked = [one.title for one in client.recommend(user, k=24, with_details=True).items]
-    wait_for_cards(page, ranked[:12])
+
+    def ranked(k: int, **more: Filter) -> list[str]:
+        return [one.title for one in client.recommend(user, k=k, with_details=True, **more).items]
+
+    first = wait_for_answer(page, lambda: ranked(12))
     page.get_by_role("button", name="Show more").click()
-    wait_for_cards(page, ranked)
+    expect(page.locator(".card")).to_have_count(24)
+    assert titles(page)[:12] == first
+    assert len(set(titles(page))) == 24
     category = client.catalogue().categories[0].name
     page.locator(".chip", has_text=category).first.click()
     allowed = Filter(allow_categories=[category])
-    wait_for_cards(page, [one.title for one in client.recommend(user, 24, filter=allowed, with_details=True).items])
+    wait_for_answer(page, lambda: ranked(len(titles(page)), filter=allowed))
     assert f"category={category.replace(' ', '+')}" in page.url
     expect(page.locator(f'.chip[aria-pressed="true"] >> text="{category}"')).to_have_count(1)
-    words = ranked[0].split()[0]
+    words = first[0].split()[0]
     page.get_by_label("Words").fill(words)
     page.get_by_label("Words").press("Enter")
     wait_for_cards(page, [one.title for one in client.search(words, 12, user_id=user, filter=allowed).results])

@@ -36,7 +36,10 @@ def test_it_answers_reflects_an_event_and_prints_lines_that_work(state: Path) ->
     asked = ("quickstart", "--state", str(state), "--port-offset", str(offset))
     told = json.loads(run(*asked, "--json"))
     assert [len(told["before"]), len(told["after"])] == [5, 5]
-    assert all(row["title"] and row["source"] == "mol" for row in told["before"] + told["after"])
+    assert all(row["title"] for row in told["before"] + told["after"])
+    # Candidates come from the index and from popular items; the model scores both.
+    assert [told["before"][0]["source"], told["after"][0]["source"]] == ["mol", "mol"]
+    assert {row["source"] for row in told["before"] + told["after"]} <= {"mol", "popular"}
     assert told["token_honoured"]
     assert told["before"] != told["after"]
     assert not {*told["liked"], told["liked_next"]} & {row["title"] for row in told["after"]}

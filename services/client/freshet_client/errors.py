@@ -190,4 +190,4 @@ def _of_grpc(status: str, details: str, target: str) -> FreshetError:
         if any(sign in lowered for sign in _CONNECTING):
             return Unreachable(f"nothing answers at {target}: {details}")
         return Unavailable(f"the connection to {target} was lost: {details}")
-    return _BY_STATUS.get(status, InternalError)(f"{target}: {details}")
+    return _BY_STATUS.get(status, InternalError)(details)

@@ -157,7 +157,7 @@ class MemoryStore:
             )
         self.store_states(beside, epoch)
         if lost:
-            raise Conflict(f"{lost} of {len(updates)} users were changed by another writer, or the store went back")
+            raise Conflict(f"{lost} of {len(updates)} users were changed by another writer, or the store lost progress")
 
     def store_states(self, states: Sequence[ModelState], epoch: str) -> int:
         written = 0

@@ -55,8 +55,8 @@ def test_a_manifest_has_every_field_and_comes_back(manifest: Manifest, tmp_path:
 
 def test_a_manifest_of_another_format_is_refused_by_its_format_whatever_its_fields(tmp_path: Path) -> None:
     path = tmp_path / "manifest.json"
-    path.write_text(json.dumps({"format": 3, "shapes": []}))
-    with pytest.raises(BundleError, match=rf"{path}: format=3; this program reads format 2"):
+    path.write_text(json.dumps({"format": 9, "shapes": []}))
+    with pytest.raises(BundleError, match=rf"{path}: format=9; this program reads format 3"):
         Manifest.read(path)
 
 

@@ -296,7 +296,12 @@ def options_of(command: Any, path: str = "freshet") -> Iterator[tuple[str, Any]]
 
 
 def test_the_state_folder_is_one_option_with_one_variable_and_one_help_text() -> None:
-    state = [(path, option) for path, option in options_of(typer.main.get_command(app)) if "--state" in option.opts]
+    # The quick start has a folder of its own, so that it never meets a stack of yours.
+    state = [
+        (path, option)
+        for path, option in options_of(typer.main.get_command(app))
+        if "--state" in option.opts and path != "freshet quickstart"
+    ]
     assert len(state) >= 10
     assert {(tuple(option.opts), option.envvar, str(option.default)) for _, option in state} == {
         (("--state",), "FRESHET_STATE", ".freshet")

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.algorithms.rules.attributes import Condition
-from services.contracts.attributes import Said, condition_message
+from services.contracts.attributes import ParsedCondition, condition_message
 from services.contracts.conditions import parse_condition, parse_value
 from services.contracts.wire import conditions_of
 from services.platform.errors import InvalidRequest
@@ -33,7 +33,7 @@ DAY_MS = int(datetime(2026, 1, 1, tzinfo=UTC).timestamp() * 1000)
         ("has = x", ("has", "one of", ("x",))),
     ],
 )
-def test_a_condition_means_what_it_says(text: str, said: Said) -> None:
+def test_a_condition_means_what_it_says(text: str, said: ParsedCondition) -> None:
     assert parse_condition(text) == said
     assert conditions_of([condition_message(*said)]) == (Condition(*said),)
 

@@ -94,7 +94,10 @@ def test_writers_at_the_same_time_lose_none_of_their_keys(file: Path) -> None:
         ({"id": "a b"}, r"keys\.0\.id='a b' allowed: .*\[A-Za-z0-9\._-\]\{1,64\}"),
         ({"id": 7}, r"keys\.0\.id='7' allowed: .*string"),
         ({"roles": []}, r"keys\.0\.roles='\[\]' allowed: .*at least 1"),
-        ({"roles": ["boss"]}, r"keys\.0\.roles\.0='boss' allowed: .*'recommend', 'ingest', 'operator' or 'eraser'"),
+        (
+            {"roles": ["boss"]},
+            r"keys\.0\.roles\.0='boss' allowed: .*'recommend', 'ingest', 'operator', 'eraser' or 'support'",
+        ),
         ({"expires": "2027-01-31T00:00:00"}, r"keys\.0\.expires='2027-01-31T00:00:00' allowed: .*timezone"),
         ({"expires": "soon"}, r"keys\.0\.expires='soon' allowed: "),
         ({"requests_per_second": 0}, r"keys\.0\.requests_per_second='0' allowed: .*0\.001"),
