@@ -59,6 +59,6 @@ def test_a_part_and_a_topic_that_are_missing_are_named(stack: Stack) -> None:
     stack.kill("reranker")
     found = errors(stack)
     assert found["reranker"].found == "not running"
-    assert found["reranker"].advice == "freshet up --only reranker"
+    assert found["reranker"].advice == f"freshet up --state {stack.place.state.root} --only reranker"
     stack.start("reranker")
     assert errors(stack) == {}

@@ -3,6 +3,7 @@
 A part counts if it answers at the stack's address, whoever started it: containers publish the same ports.
 """
 
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ from services.cli.doctor.findings import Finding, error, fine, warning
 from services.cli.output import CommandError, duration
 from services.contracts.processes import PROCESSES
 from services.platform.turn_clock import STUCK_S
+from services.stack.folders import DEFAULT_STATE
 from services.stack.launcher import PartStatus, Stack
 
 # The effect of a part that is down.
@@ -19,7 +21,7 @@ COSTS: Mapping[str, str] = {
     "redis": "everybody gets popular items, and the stream waits",
     "inference-server": "where it encodes (FRESHET_ENCODER_ENGINE=inference-server) the stream waits",
     "encoder": "users' states stand still, and who has none gets popular items",
-    "refresher": "items learn nothing: the index stays as it is",
+    "refresher": "items learn nothing: the index does not change",
     "candidates": "everybody gets popular items",
     "reranker": "answers with words, a category limit or diversity keep the first stage's order",
     "generator": "Search fails",
@@ -66,6 +68,17 @@ class Running:
         """Whether the part runs and is ready."""
         return self.answers.get(name, "absent") is None
 
+    def command(self, verb: str, *options: str) -> str:
+        """Return `freshet VERB` for this stack: it names the state folder unless that is the default."""
+        root = self.stack.place.state.root
+        where = () if root == DEFAULT_STATE.resolve() else ("--state", shlex.quote(str(root)))
+        return " ".join(("freshet", verb, *where, *options))
+
+    @property
+    def restart_command(self) -> str:
+        """Return the command that stops this stack and starts it again."""
+        return f"{self.command('down')} && {self.command('up')}"
+
     def log_command(self, name: str) -> str:
         """Return the command that shows the end of a part's log."""
         ours = self.statuses[name].running
@@ -79,7 +92,7 @@ def look_at_parts(running: Running) -> Iterator[Finding]:
         return
     for name, status in running.statuses.items():
         if name not in running.answers:
-            yield error(name, "not running", COSTS[name], f"freshet up --only {name}")
+            yield error(name, "not running", COSTS[name], running.command("up", f"--only {name}"))
         elif (problem := running.answers[name]) is not None:
             yield error(name, problem, COSTS[name], running.log_command(name))
         else:
@@ -108,13 +121,13 @@ def _versions(running: Running) -> Iterator[Finding]:
     found = ", ".join(f"{name}: {version}" for name, version in told.items())
     if len(set(told.values())) > 1:
         why = "a process refuses what another model made: popular items for everybody"
-        yield error("model", found, why, "freshet down && freshet up")
+        yield error("model", found, why, running.restart_command)
         return
     (version,) = set(told.values())
     noted = _bundle_version(running.stack)
     if noted not in (None, version):
         why = "what was trained since is served by nobody"
-        yield warning("model", f"{version} runs, {noted} is in the bundle", why, "freshet down && freshet up")
+        yield warning("model", f"{version} runs, {noted} is in the bundle", why, running.restart_command)
         return
     yield fine("model", f"{version} in {', '.join(told)}")
 
@@ -179,7 +192,7 @@ def _topics(running: Running) -> Iterator[Finding]:
         raise OSError(f"Kafka does not list its topics: {exc}") from exc
     if missing:
         why = "who writes to them waits; processes make them when they start"
-        yield error("topics", f"not there: {', '.join(missing)}", why, "freshet down && freshet up")
+        yield error("topics", f"not there: {', '.join(missing)}", why, running.restart_command)
     else:
         yield fine("topics", f"all {len(TOPICS)} are there")
 

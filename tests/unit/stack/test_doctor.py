@@ -140,7 +140,7 @@ async def test_parts_that_are_away_or_not_ready_say_what_that_costs(stack: Stack
     assert found["candidates"].why == "everybody gets popular items"
     assert found["candidates"].advice == "docker compose logs --tail 20 candidates"
     assert set(PARTS) <= set(found) | {"candidates", CONSOLE}
-    assert found["redis"].advice == "freshet up --only redis"
+    assert found["redis"].advice == f"freshet up --state {stack.place.state.root} --only redis"
     # It answers, so its port is not somebody else's.
     assert f"port {stack.ports['candidates']}" not in found
 
@@ -177,7 +177,8 @@ async def test_two_models_side_by_side_are_named(stack: Stack) -> None:
         found = troubles(await asyncio.to_thread(examine, stack))["model"]
     assert [finding.found for finding in alike if finding.about == "model"] == ["m1 in candidates, reranker"]
     assert (found.severity, found.found) == ("error", "candidates: m1, reranker: m2")
-    assert found.advice == "freshet down && freshet up"
+    where = f"--state {stack.place.state.root}"
+    assert found.advice == f"freshet down {where} && freshet up {where}"
 
 
 async def test_a_stream_that_fails_or_is_behind_is_told(stack: Stack) -> None:
