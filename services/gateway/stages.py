@@ -193,7 +193,7 @@ class Stages:
         return await self.read_user(work, with_seen=False, partition=partition)
 
     async def encode(self, work: Work[Any], history: Sequence[HistoryEvent]) -> Encoded | None:
-        """Return the query state of a history whose events all have times."""
+        """Return the query state of a history. Every event needs a time."""
         encoded = await self._attempt(
             work,
             "encoder",

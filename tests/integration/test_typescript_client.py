@@ -18,7 +18,7 @@ _HERE = Path("services", "client", "typescript")
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A project that has the package; the checkout stays as it is."""
+    """A project that has the package; the checkout is not changed."""
     copy, project = tmp_path_factory.mktemp("checkout"), tmp_path_factory.mktemp("project")
     built = shutil.ignore_patterns("node_modules", "dist", "gen", "*.tgz")
     shutil.copytree(REPOSITORY / _HERE, copy / _HERE, ignore=built)

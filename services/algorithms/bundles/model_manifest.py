@@ -212,7 +212,7 @@ class Manifest:
             raw["format"] = FORMAT  # the formats are equal without attributes
         if raw.get("format") != FORMAT:
             allowed = (
-                f"format {FORMAT}, and 2 without {_OLD_ATTRIBUTES}; `freshet train` or `freshet index` writes it anew"
+                f"format {FORMAT}, and 2 without {_OLD_ATTRIBUTES}; `freshet train` or `freshet index` writes it again"
             )
             raise BundleError(f"{path}: format={raw.get('format')!r:.80}; this program reads {allowed}")
         check_names(path, "manifest", raw, cls)

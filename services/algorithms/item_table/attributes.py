@@ -137,9 +137,9 @@ class AttributeRows:
         self._num_rows = max(self._num_rows, row + 1)
 
     def mask(self, where: Sequence[Condition], rows: Rows | None = None) -> Mask:
-        """Return the items that meet all conditions, of which there is at least one: of all, or of m rows (m,); a row
-        without
-        an item meets none. Raises: ValueError as `Condition.check`.
+        """Return which items meet all conditions (at least one): of all rows, or of the given m (m,).
+
+        A row without an item meets none. Raises: ValueError as `Condition.check`.
         """
         for one in where:
             one.check(self.kinds)

@@ -218,15 +218,15 @@ class QueryFeedback:
 
     def _refill(self) -> None:
         """Offer the surviving clicks to a new memory in order of their hashes; encode only those that it stores."""
-        anew = self._memory.emptied()
+        refilled = self._memory.emptied()
         for click in sorted(self._clicks.values(), key=lambda click: hash_of(_entry_id(click.source_position))):
             state = self._state(click.query)
             if state is None:
                 continue
-            if not anew.admits(_entry_id(click.source_position)):  # the memory notes the rejection
+            if not refilled.admits(_entry_id(click.source_position)):  # the memory notes the rejection
                 break
-            anew.add([_entry(click, state)])
-        self._memory, self._refilled = anew, True
+            refilled.add([_entry(click, state)])
+        self._memory, self._refilled = refilled, True
 
     def _with_states(self, clicks: Sequence[Click]) -> list[tuple[Click, FloatArray | None]]:
         return [(click, self._state(click.query)) for click in clicks]

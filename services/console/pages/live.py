@@ -67,7 +67,7 @@ class Watch:
         self._asked_s = 0.0
 
     async def look(self) -> Sequence[Sample]:
-        """What there is, with the newest. Raises: FreshetError."""
+        """Return the samples so far; ask for a new one if the last is old enough. Raises: FreshetError."""
         async with self._lock:
             if time.monotonic() - self._asked_s >= 0.9 * EVERY_S:
                 self._asked_s = time.monotonic()

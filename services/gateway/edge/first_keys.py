@@ -15,7 +15,7 @@ from services.gateway.edge.roles import Role
 
 
 def make_first_keys(keys: Path, secret: Path) -> None:
-    """Make them; one that is there stays as it is. A key of pseudonyms that is lost cannot be made again."""
+    """Create both files; an existing key is not changed. A key of pseudonyms that is lost cannot be made again."""
     keys.mkdir(exist_ok=True)
     if not (pseudonyms := secret / "pseudonym-key").exists():
         write_private(pseudonyms, secrets.token_urlsafe(32))

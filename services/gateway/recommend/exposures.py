@@ -44,7 +44,7 @@ class Exposures:
         assignments: Sequence[Assignment] = (),
         teams: Sequence[int] = (),
     ) -> str:
-        """Return the exposure id of an answer sent now (see `Exposure`); the empty user id is nobody's."""
+        """Return the exposure id of an answer sent now (see `Exposure`); an empty user id is a visitor without one."""
         shown_ms = self._clock_ms()
         exposure_id = self._signer.sign(shown_ms.to_bytes(_TIME_BYTES, "big") + os.urandom(_NONCE_BYTES), user_id)
         if self._log is not None:

@@ -1,4 +1,4 @@
-"""Kafka as it is in production, of several brokers: every record on more than one."""
+"""Kafka with several brokers, as in production: every record has replicas."""
 
 from typing import Any
 

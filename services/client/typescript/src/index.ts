@@ -24,7 +24,7 @@ export interface ClientOptions {
 
 /** The gateway's methods, and sessions. A failed call rejects with a `ConnectError`: its code, and a message that names field, value and what is allowed. */
 export interface Client extends ConnectClient<typeof GatewayService> {
-  /** One visit of a user; without an id, of a visitor of whom nothing is written. */
+  /** One visit of a user. Without an id it is a visitor's, and the session writes no events. */
   session(userId?: string, options?: SessionOptions): Session;
 }
 
