@@ -13,6 +13,7 @@ from nicegui.element import Element
 from nicegui.elements.mixins.text_element import TextElement
 
 from services.console.access import SIGN_IN, Access
+from services.console.snippets import in_script
 
 # Path and name, in the order of the header.
 PAGES = (("/", "Try it"), ("/user", "User"), ("/why", "Why"), ("/live", "Live"))
@@ -52,12 +53,19 @@ def button(label: str, act: Handler, *, icon: str = "", classes: str = "button",
 
 
 def entry(label: str, act: Callable[[str], Any], *, value: str = "", hint: str = "", kind: str = "text") -> Element:
-    """A text field with its label; `act` is called with the text on Enter."""
+    """A text field with its label; `act` is called with the text on Enter. value: the text at first."""
     with box("label", "field"):
         text("span", label, "field-name")
-        made = box("input", "input", type=kind, value=value, placeholder=hint, autocomplete="off", spellcheck="false")
+        made = box("input", "input", type=kind, placeholder=hint, autocomplete="off", spellcheck="false")
+    # The attribute. Vue sets the property `value` at each update of the page, which would erase what somebody types.
+    made.props["^value"] = value
     made.on("keydown.enter", lambda event: act(str(event.args or "")), js_handler="(e) => emit(e.target.value)")
     return made
+
+
+def fill(field: Element, value: str) -> None:
+    """Replace the text of an `entry`."""
+    ui.run_javascript(f"getElement({field.id}).value = {in_script(value)}")
 
 
 class Notice:

@@ -9,8 +9,8 @@ from nicegui import ui
 from nicegui.element import Element
 
 from services.console.access import Access
-from services.console.frame import box, button, entry, text
-from services.console.snippets import curl, in_script, python
+from services.console.frame import box, button, entry, fill, text
+from services.console.snippets import curl, python
 from services.console.wanted import Wanted, call_of
 
 MAX_CHIPS, MAX_DONE = 16, 8
@@ -45,13 +45,17 @@ class Who:
             with box("div", "row"):
                 button("Somebody new", invent, icon="person_add")
                 button("A visitor", lambda: become(""), icon="no_accounts", about="A visitor without an id")
-            self._said = text("p", "", "hint isolated")
+            self._said = text("p", self._sentence(user_id), "hint isolated")
 
     def say(self, user_id: str) -> None:
-        """Who it is by now."""
+        """Somebody else begins."""
+        self._said.set_text(self._sentence(user_id))
+        fill(self._field, user_id)
+
+    @staticmethod
+    def _sentence(user_id: str) -> str:
         visitor = "Nothing is written of a visitor: what happens here stays in this tab."
-        self._said.set_text(f"You are {user_id}." if user_id else visitor)
-        ui.run_javascript(f"getElement({self._field.id}).value = {in_script(user_id)}")
+        return f"You are {user_id}." if user_id else visitor
 
 
 class Filters:
@@ -68,10 +72,15 @@ class Filters:
         """The fields, with the categories of the catalogue; once."""
         with self._panel:
             text("h2", "What to answer")
-            entry("Words", self._search, value=self._wanted.words, hint="find by words, then Enter", kind="search")
+            hint = "find by words, then Enter"
+            self._words = entry("Words", self._search, value=self._wanted.words, hint=hint, kind="search")
             self._categories(catalogue)
             self._range("At most of one category", "per_category", "5", "1", "0 is no limit")
             self._range("Variety", "variety", "0.9", "0.1", "0 orders by score alone")
+
+    def clear_words(self) -> None:
+        """The list is no longer what was found by words."""
+        fill(self._words, "")
 
     def _categories(self, catalogue: CatalogueDescription | None) -> None:
         found = catalogue.categories[:MAX_CHIPS] if catalogue else ()
@@ -114,8 +123,9 @@ class Filters:
         with box("label", "field"):
             with box("span", "field-name"):
                 text("span", label)
-                shown = text("output", value)
-            slider = box("input", "range", type="range", min="0", max=most, step=step, value=value, title=hint)
+                shown = text("span", value)
+            slider = box("input", "range", type="range", min="0", max=most, step=step, title=hint)
+            slider.props["^value"] = value  # As `entry` does.
 
         async def moved(said: str) -> None:
             setattr(self._wanted, name, int(said) if step == "1" else float(said))

@@ -10,7 +10,7 @@ from uuid import uuid4
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from freshet_client import Client, Filter, Interaction, Item
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, WebSocketRoute, expect, sync_playwright
 
 from services.gateway.edge.api_keys import create_key
 from services.gateway.edge.roles import Role
@@ -56,8 +56,9 @@ def opened(browser: Browser, running: Stack, **context: object) -> Iterator[Open
     tab = browser.new_context(viewport={"width": 1280, "height": 900}, **context)
     tab.set_default_timeout(WAIT_MS)
 
-    def open_page(path: str = "/") -> Page:
+    def open_page(path: str = "/", prepare: Callable[[Page], None] = lambda page: None) -> Page:
         page = tab.new_page()
+        prepare(page)
         page.on("console", lambda said: problems.append(said.text) if said.type == "error" else None)
         page.on("pageerror", lambda error: problems.append(str(error)))
         page.on("dialog", lambda dialog: problems.append(f"a dialog: {dialog.message}"))
@@ -146,11 +147,13 @@ def test_pages_filters_words_and_similar_items_are_the_gateways(open_page: OpenP
     page.get_by_label("Words").fill(words)
     page.get_by_label("Words").press("Enter")
     wait_for_cards(page, [one.title for one in client.search(words, 12, user_id=user, filter=allowed).results])
+    expect(page.get_by_label("Words")).to_have_value(words)
     page.get_by_role("button", name=re.compile("^Similar: ")).last.click()
     expect(page.locator(".said h2")).to_have_text(re.compile("^Like "))
     page.wait_for_url(re.compile("like="))
     like = page.url.partition("like=")[2].partition("&")[0]
     wait_for_cards(page, [one.title for one in client.similar(like, 12, user_id=user, filter=allowed).items])
+    expect(page.get_by_label("Words")).to_have_value("")
     code = page.locator(".snippet pre")
     page.get_by_text("This list as curl and Python").click()
     expect(code.first).to_contain_text("GatewayService/Similar")
@@ -234,6 +237,29 @@ def test_an_event_is_on_the_live_page_within_two_seconds(open_page: OpenPage, cl
     expect(page.get_by_text(f"{written + 1_500:,} events are in the stream.")).to_be_visible(timeout=2_000)
     expect(page.get_by_text("Every event that was written is applied.")).to_be_visible(timeout=WAIT_MS)
     expect(page.locator(".plot canvas")).to_have_count(3)
+
+
+def test_what_is_typed_stays_while_the_page_connects_and_changes(open_page: OpenPage) -> None:
+    connections: list[WebSocketRoute] = []
+
+    def delay(page: Page) -> None:
+        page.route_web_socket(re.compile("_nicegui_ws"), lambda route: connections.append(route))
+
+    page = open_page("/?user=", prepare=delay)
+    user, words = page.get_by_label("User id"), page.get_by_label("Words")
+    user.fill("typed early")
+    words.fill("half a wo")
+    while not connections:
+        page.wait_for_timeout(10)
+    connections[0].connect_to_server()
+    expect(page).to_have_url(re.compile("/$"))  # The page's scripts ran: the last one shortens the address.
+    user.press("Enter")
+    expect(page.locator(".said h2")).to_have_text("For typed early")
+    variety = page.get_by_label("Variety")
+    variety.fill("0.3")
+    page.wait_for_url(re.compile("variety=0.3"))
+    act(page, "like", 0)
+    assert [field.input_value() for field in (user, words, variety)] == ["typed early", "half a wo", "0.3"]
 
 
 def test_markup_in_ids_titles_and_categories_is_shown_as_text(open_page: OpenPage, client: Client) -> None:

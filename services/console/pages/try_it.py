@@ -65,7 +65,6 @@ class TryIt:
             known = {one.type for one in catalogue.event_types}
             self._cards.actions = [(kind, ICONS[kind]) for kind in ICONS if kind in known]
             self._filters.show(catalogue)
-        self._who.say(self.wanted.user)
         await self._show()
 
     async def _become(self, user_id: str) -> None:
@@ -85,6 +84,7 @@ class TryIt:
 
     async def _similar(self, item_id: str) -> None:
         self.wanted.words, self.wanted.like = "", item_id
+        self._filters.clear_words()
         await self._show(is_new=True)
 
     async def _act(self, item: Shown, kind: str) -> None:
