@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,9 +23,9 @@ from freshet_client.answers import (
     SimilarAnswer,
 )
 from freshet_client.channel import Endpoint, Tls
-from freshet_client.client import TIMEOUT_S
+from freshet_client.client import RECONNECT_S, TIMEOUT_S
 from freshet_client.described import CatalogueDescription, UserReport
-from freshet_client.errors import FreshetError, of_call
+from freshet_client.errors import FreshetError, Unreachable, of_call
 from freshet_client.requests import (
     Filter,
     HistoryEvent,
@@ -53,6 +56,18 @@ class AsyncGrpcTransport:
 
     async def call(self, method: str, request: Any, timeout_s: float) -> Any:
         """The answer's message. Raises: FreshetError."""
+        deadline = time.monotonic() + timeout_s
+        try:
+            return await self._send(method, request, timeout_s, timeout_s)
+        except Unreachable as error:
+            if error.why != "nothing":
+                raise
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._channel.channel_ready(), min(RECONNECT_S, deadline - time.monotonic()))
+                return await self._send(method, request, deadline - time.monotonic(), timeout_s)
+            raise
+
+    async def _send(self, method: str, request: Any, left_s: float, timeout_s: float) -> Any:
         endpoint = self._endpoint
         if self._channel is None:
             self._channel = (
@@ -62,7 +77,7 @@ class AsyncGrpcTransport:
             )
             self._stub = gateway_pb2_grpc.GatewayServiceStub(self._channel)  # type: ignore[no-untyped-call]
         try:
-            return await getattr(self._stub, method)(request, timeout=timeout_s, metadata=tuple(endpoint.metadata))
+            return await getattr(self._stub, method)(request, timeout=left_s, metadata=tuple(endpoint.metadata))
         except grpc.RpcError as error:
             raise of_call(error, target=endpoint.target, timeout_s=timeout_s) from error
         except grpc.aio.UsageError as error:

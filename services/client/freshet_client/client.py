@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -21,7 +22,7 @@ from freshet_client.answers import (
 )
 from freshet_client.channel import Endpoint, Tls
 from freshet_client.described import CatalogueDescription, UserReport
-from freshet_client.errors import FreshetError, of_call
+from freshet_client.errors import FreshetError, Unreachable, of_call
 from freshet_client.requests import (
     Filter,
     HistoryEvent,
@@ -41,6 +42,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 TIMEOUT_S = 5.0
+# After a refused connection, gRPC answers that error to every call until it connects again, half a second later: longer
+# than the service config's repeats take. A call waits this long for a connection, within its deadline, before it fails.
+RECONNECT_S = 1.0
 
 
 class GrpcTransport:
@@ -58,9 +62,27 @@ class GrpcTransport:
 
     def call(self, method: str, request: Any, timeout_s: float) -> Any:
         """The answer's message. Raises: FreshetError."""
+        deadline = time.monotonic() + timeout_s
+        try:
+            return self._send(method, request, timeout_s, timeout_s)
+        except Unreachable as error:
+            if error.why != "nothing" or not self._connects(min(RECONNECT_S, deadline - time.monotonic())):
+                raise
+        return self._send(method, request, deadline - time.monotonic(), timeout_s)
+
+    def _connects(self, within_s: float) -> bool:
+        ready = grpc.channel_ready_future(self._channel)
+        try:
+            ready.result(within_s)
+        except grpc.FutureTimeoutError:
+            ready.cancel()
+            return False
+        return True
+
+    def _send(self, method: str, request: Any, left_s: float, timeout_s: float) -> Any:
         endpoint = self._endpoint
         try:
-            return getattr(self._stub, method)(request, timeout=timeout_s, metadata=endpoint.metadata)
+            return getattr(self._stub, method)(request, timeout=left_s, metadata=endpoint.metadata)
         except grpc.RpcError as error:
             raise of_call(error, target=endpoint.target, timeout_s=timeout_s) from error
         except ValueError as error:

@@ -25,6 +25,7 @@ from freshet_client import (
     TooLarge,
     Unauthenticated,
     Unavailable,
+    Unreachable,
     Unsupported,
 )
 
@@ -133,6 +134,32 @@ def test_a_read_that_found_no_gateway_for_a_moment_is_repeated_by_the_service_co
 def test_nothing_that_listens_is_unavailable_and_names_the_address() -> None:
     with Client(NOBODY, timeout_s=2) as client, pytest.raises(Unavailable, match=f"^nothing answers at {NOBODY}: "):
         client.recommend("ann")
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_gateway_that_restarted_is_found_by_the_next_call(is_async: bool) -> None:
+    with serving(Scripted(ANSWER)) as target:
+        pass
+
+    async def visit() -> None:
+        async with AsyncClient(target) as client:
+            for _ in range(3):
+                for _ in range(4):
+                    with pytest.raises(Unreachable, match=f"^nothing answers at {target}: "):
+                        await client.recommend("ann", timeout_s=0.3)
+                with serving(Scripted(ANSWER), target):
+                    assert (await client.recommend("ann")).item_ids == ["7"]
+
+    def visit_blocking() -> None:
+        with Client(target) as client:
+            for _ in range(3):
+                for _ in range(4):
+                    with pytest.raises(Unreachable, match=f"^nothing answers at {target}: "):
+                        client.recommend("ann", timeout_s=0.3)
+                with serving(Scripted(ANSWER), target):
+                    assert client.recommend("ann").item_ids == ["7"]
+
+    asyncio.run(visit()) if is_async else visit_blocking()
 
 
 def test_a_slow_answer_ends_with_the_deadline() -> None:
