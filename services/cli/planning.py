@@ -61,8 +61,8 @@ CODES_FROM = 100_000
 _HISTORY_EVERY_S = 120.0
 # The refreshers' ledger: bytes per interaction that counts (services/refresher).
 _LEDGER_BYTES = 36
-# Besides the bundle's item states (services/refresher, README): P_x d sums of 8 bytes instead of 4, and 456.
-_SUMS_TIMES, _SUMS_BYTES = 3, 456
+# Besides the bundle's item states (services/refresher, README): P_x d sums of 8 bytes instead of 4, and 232.
+_SUMS_TIMES, _SUMS_BYTES = 3, 232
 _GIB, _MIB, _MB = 2.0**30, 2.0**20, 1e6
 
 

@@ -12,7 +12,6 @@ from freshet.v1 import refresher_pb2_grpc
 from services.algorithms.bundles.model_bundle import Bundle, load_bundle
 from services.algorithms.bundles.tensor_file import changed_in_place
 from services.algorithms.pefa.content import TextStates
-from services.algorithms.pefa.decay import ForwardDecay
 from services.algorithms.pefa.policy import SharePolicy
 from services.algorithms.pefa.share_choice import share_of_length
 from services.contracts.topic_reader import TopicReader
@@ -77,7 +76,6 @@ def fold_rules(settings: RefresherSettings, bundle: Bundle) -> Rules:
         items=model_items(bundle),
         feedback=bundle.event_schema.feedback,
         # Interactions weigh the same at any age.
-        decay=ForwardDecay(half_life_seconds=0),
         max_remembered=settings.max_remembered,
         max_pending=_MAX_PENDING,
     )

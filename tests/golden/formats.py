@@ -33,7 +33,6 @@ from services.algorithms.indexes.mutable.snapshot import Snapshot
 from services.algorithms.item_table.ids import ItemIds
 from services.algorithms.items.catalogue import catalogue_from_bundle
 from services.algorithms.items.live_catalogue import LiveCatalogue
-from services.algorithms.pefa.decay import ForwardDecay
 from services.algorithms.rules.filters import ItemFilter
 from services.algorithms.rules.ranking_rules import Rule
 from services.algorithms.scoring.neighbours import ItemNeighbours
@@ -511,7 +510,6 @@ def rules() -> Rules:
             pair_gate=PAIR_GATE,
         ),
         feedback=default_schema().feedback,
-        decay=ForwardDecay(half_life_seconds=86_400),
         max_remembered=4,
         max_pending=4,
     )

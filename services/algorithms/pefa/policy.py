@@ -39,8 +39,8 @@ class TypeWeight:
     def __post_init__(self) -> None:
         if not (math.isfinite(self.slope) and (self.centre is None or math.isfinite(self.centre))):
             raise ValueError(f"slope={self.slope}, centre={self.centre}; allowed: finite numbers")
-        if not 0 < self.limit <= MAX_WEIGHT / 2**8:  # decay multiplies a weight by up to 2**8
-            raise ValueError(f"limit={self.limit} allowed: more than 0, at most {MAX_WEIGHT / 2**8}")
+        if not 0 < self.limit <= MAX_WEIGHT:
+            raise ValueError(f"limit={self.limit} allowed: more than 0, at most {MAX_WEIGHT}")
 
 
 @dataclass(frozen=True, slots=True)

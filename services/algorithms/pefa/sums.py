@@ -16,19 +16,18 @@ import numpy as np
 import numpy.typing as npt
 
 from services.algorithms.pefa.contribution import SCALE, SCALE_BITS, FixedPoint
-from services.algorithms.pefa.decay import SEGMENT_HALF_LIVES, ForwardDecay
 from services.algorithms.pefa.exact_floats import Doubles
 
 Arrays = dict[str, npt.NDArray[np.generic]]
 
 MAX_TOTAL_WEIGHT = 2**31
-"""Limit of the sum of |weights| of one item and segment: 2 billion interactions of weight 1."""
+"""Limit of the sum of |weights| of one item: 2 billion interactions of weight 1."""
 NEVER = np.iinfo(np.int64).min
 """The last time of an item without interactions."""
 
 _GROWTH = 2
 _FIRST_ROWS = 64
-_ROW_OBJECT_BYTES = 440  # the id, two dictionary entries and the times' array as Python objects, measured 433
+_ROW_OBJECT_BYTES = 216  # the id, a dictionary entry, the item and its (empty) array of times as Python objects
 _BYTES_PER_TIME = 8
 _WORD = 1 << 64
 _MOST = 1 << 62  # a weight, or a batch's sum, as an integer: twice the limit
@@ -40,12 +39,12 @@ Times = Callable[[str], npt.NDArray[np.int64]]
 
 @dataclass(slots=True)
 class _Item:
-    """An item's rows by segment, the time of its newest interaction, and an order-independent hash of all times.
+    """An item's row, the time of its newest interaction, and an order-independent hash of all times.
     seconds: those times, ascending, unless another object has them. hash: its last computed part of the digest, 0
     before.
     """
 
-    rows: dict[int, int] = field(default_factory=dict)
+    row: int
     last: int = int(np.iinfo(np.int64).min)
     times_mix: int = 0
     seconds: "array[int]" = field(default_factory=lambda: array("q"))
@@ -56,7 +55,7 @@ class _Item:
 class SumsOf:
     """The sums of n items, all zero (and `last_seconds` NEVER) for one without interactions.
 
-    Shapes: sums (n, P_x, d), with decay relative to the item's newest interaction; evidence (n,) = sum |w|, likewise;
+    Shapes: sums (n, P_x, d); evidence (n,) = sum |w|;
     coherence (n,) = sum_px ||sum_px|| / evidence in [0, 1]: 1 when all interactions point in one direction, 0 when they
     cancel; counts (n,) interactions; last_seconds (n,) the newest event time.
     """
@@ -97,9 +96,7 @@ class _Delta:
 class ItemSums:
     """Fixed-point sums of P_x components of width d by item id. Not safe for concurrent writers."""
 
-    def __init__(
-        self, *, num_components: int, width: int, decay: ForwardDecay | None = None, times: Times | None = None
-    ) -> None:
+    def __init__(self, *, num_components: int, width: int, times: Times | None = None) -> None:
         """times: for a caller that has the interactions; called after an item's newest interaction was removed, without
         that
         one. None: the times are stored here, 8 bytes each.
@@ -108,7 +105,6 @@ class ItemSums:
             if value < 1:
                 raise ValueError(f"{name}={value} allowed: at least 1")
         self.num_components, self.width = num_components, width
-        self.decay = decay or ForwardDecay()
         self._times = times
         self._items: dict[str, _Item] = {}
         self._sums = np.zeros((_FIRST_ROWS, num_components, width), dtype=np.int64)
@@ -135,7 +131,7 @@ class ItemSums:
 
     @property
     def bytes_per_item(self) -> int:
-        """Bytes of one item and segment, plus 8 for each of its interactions: 8 P_x d + 456."""
+        """Bytes of one item, plus 8 for each of its interactions: 8 P_x d + 232."""
         return 8 * self.num_components * self.width + 16 + _ROW_OBJECT_BYTES
 
     @property
@@ -154,21 +150,16 @@ class ItemSums:
     ) -> None:
         """Add n interactions, all or none.
 
-        contributions (n, P_x, d): made by `contributions(...)` with these weights (n,): with decay, the policy's
-        weights
-        times `decay.factors(event_seconds)`.
+        contributions (n, P_x, d): made by `contributions(...)` with these weights (n,).
         Raises: ValueError for shapes that disagree, or an item whose total weight would exceed `MAX_TOTAL_WEIGHT`.
         """
         fixed, seconds = self._checked(item_ids, contributions, weights, event_seconds)
-        segments = self.decay.segments(seconds).tolist()
-        rows = np.empty(len(item_ids), dtype=np.int64)
-        for position, (item_id, segment) in enumerate(zip(item_ids, segments, strict=True)):
-            rows[position] = self._row(item_id, segment)
+        rows = np.fromiter(map(self._row, item_ids), np.int64, len(item_ids))
         delta = _Delta.of(rows, contributions, fixed)
         full = self._weights[delta.rows] > MAX_TOTAL_WEIGHT * SCALE - delta.weights
         if full.any():
             item_id = item_ids[int(np.flatnonzero(rows == delta.rows[full][0])[0])]
-            self._release(dict.fromkeys(zip(item_ids, segments, strict=True)))
+            self._release(item_ids)
             raise ValueError(f"item {item_id!r}: weights add up to more than {MAX_TOTAL_WEIGHT}")
         self._sums[delta.rows] += delta.sums
         self._weights[delta.rows] += delta.weights
@@ -200,19 +191,14 @@ class ItemSums:
         stores the times; then its owner guarantees it).
         """
         fixed, seconds = self._checked(item_ids, contributions, weights, event_seconds)
-        segments = self.decay.segments(seconds).tolist()
         rows = np.empty(len(item_ids), dtype=np.int64)
         leaving: dict[tuple[str, int], int] = {}
-        for position, (item_id, segment, second) in enumerate(zip(item_ids, segments, seconds.tolist(), strict=True)):
+        for position, (item_id, second) in enumerate(zip(item_ids, seconds.tolist(), strict=True)):
             leaving[item_id, second] = leaving.get((item_id, second), 0) + 1
             item = self._items.get(item_id)
-            if (
-                item is None
-                or segment not in item.rows
-                or (not self._times and _count(item.seconds, second) < leaving[item_id, second])
-            ):
+            if item is None or (not self._times and _count(item.seconds, second) < leaving[item_id, second]):
                 raise ValueError(f"item {item_id!r} has no (further) interaction at {second} to remove")
-            rows[position] = item.rows[segment]
+            rows[position] = item.row
         delta = _Delta.of(rows, contributions, fixed)
         sums, total = self._sums[delta.rows] - delta.sums, self._weights[delta.rows] - delta.weights
         counts = self._counts[delta.rows] - delta.counts
@@ -230,18 +216,16 @@ class ItemSums:
                 older[item_id] = None
             if not self._times:
                 del item.seconds[bisect.bisect_left(item.seconds, second)]
-        self._release(dict.fromkeys(zip(item_ids, segments, strict=True)))
+        self._release(item_ids)
         for item_id in older:
             if item_id in self._items:
                 self._items[item_id].last = int(self._seconds(item_id)[-1])
 
     def drop(self, item_id: str) -> None:
         """Remove everything of an item, as if it had never been seen."""
-        rows = self._items[item_id].rows
-        self._counts[list(rows.values())] = 0
-        self._sums[list(rows.values())] = 0
-        self._weights[list(rows.values())] = 0
-        self._release(dict.fromkeys((item_id, segment) for segment in list(rows)))
+        row = self._items[item_id].row
+        self._counts[row] = self._sums[row] = self._weights[row] = 0
+        self._release([item_id])
 
     def of(self, item_ids: Sequence[str]) -> SumsOf:
         """Return the sums of these items (n,), known or not."""
@@ -249,28 +233,14 @@ class ItemSums:
         sums, weights = np.zeros((num, self.num_components, self.width)), np.zeros(num)
         counts, last = np.zeros(num, dtype=np.int64), np.full(num, NEVER, dtype=np.int64)
         found = [self._items.get(item_id) for item_id in item_ids]
-        positions = [position for position, item in enumerate(found) if item is not None and len(item.rows) == 1]
-        rows = [next(iter(item.rows.values())) for item in found if item is not None and len(item.rows) == 1]
+        positions = [position for position, item in enumerate(found) if item is not None]
+        rows = [item.row for item in found if item is not None]
+        last[positions] = [item.last for item in found if item is not None]
         sums[positions], weights[positions], counts[positions] = (
             self._sums[rows],
             self._weights[rows],
             self._counts[rows],
         )
-        for position, item in enumerate(found):
-            if item is None:
-                continue
-            last[position] = item.last
-            if len(item.rows) > 1:
-                newest = max(item.rows)
-                for segment in sorted(item.rows):  # one order, so that equal states read equal
-                    row, shift = item.rows[segment], SEGMENT_HALF_LIVES * max(segment - newest, -128)
-                    sums[position] += np.ldexp(self._sums[row].astype(np.float64), shift)
-                    weights[position] += np.ldexp(float(self._weights[row]), shift)
-                    counts[position] += self._counts[row]
-        if self.decay.half_life_seconds and num:
-            factors = np.where(counts > 0, self.decay.factors(np.where(counts > 0, last, self.decay.epoch_seconds)), 1)
-            sums /= factors[:, None, None]
-            weights /= factors
         sums, weights = np.ldexp(sums, -SCALE_BITS), np.ldexp(weights, -SCALE_BITS)
         lengths = np.sqrt((sums * sums).sum(axis=2)).sum(axis=1)
         coherence = np.divide(lengths, weights, out=np.zeros(num), where=weights > 0)
@@ -278,8 +248,7 @@ class ItemSums:
 
     def counts(self, item_ids: Sequence[str]) -> list[int]:
         """Return the interactions of each of these items, all of which are here."""
-        counts = self._counts
-        return [sum(int(counts[row]) for row in self._items[item_id].rows.values()) for item_id in item_ids]
+        return [int(self._counts[self._items[item_id].row]) for item_id in item_ids]
 
     def digest(self) -> str:
         """32 hex digits of the content, whatever the order of additions.
@@ -288,7 +257,7 @@ class ItemSums:
         """
         while not self.hash_some():
             pass
-        digest = hashlib.blake2b(repr((self.num_components, self.width, self.decay)).encode(), digest_size=16)
+        digest = hashlib.blake2b(repr((self.num_components, self.width)).encode(), digest_size=16)
         digest.update((self._mix % (1 << 128)).to_bytes(16, "little"))
         return digest.hexdigest()
 
@@ -302,27 +271,22 @@ class ItemSums:
             if item is not None:
                 before, item.hash = item.hash, self._hash(item_id, item)
                 self._mix += item.hash - before
-                num_bytes -= 8 * self.num_components * self.width * len(item.rows)
+                num_bytes -= 8 * self.num_components * self.width
         return not self._unhashed
 
     def _hash(self, item_id: str, item: _Item) -> int:
-        segments = sorted(item.rows)
-        rows = [item.rows[segment] for segment in segments]
         encoded = item_id.encode()
-        head = np.array([len(encoded), len(rows), item.last, *segments], dtype=np.int64)
-        digest = hashlib.blake2b(head.tobytes() + encoded, digest_size=16)
-        for values in (self._sums[rows], self._weights[rows], self._counts[rows]):
-            digest.update(values.data)
+        numbers = (len(encoded), item.last, int(self._weights[item.row]), int(self._counts[item.row]))
+        digest = hashlib.blake2b(np.array(numbers, dtype=np.int64).tobytes() + encoded, digest_size=16)
+        digest.update(self._sums[item.row].data)
         digest.update(item.times_mix.to_bytes(8, "little"))
         return int.from_bytes(digest.digest(), "little")
 
     def pick(self, item_ids: Sequence[str]) -> Arrays:
         """Return copies of some items, all of which are here, without ids and times, for a checkpoint of parts."""
         items = [self._items[item_id] for item_id in item_ids]
-        rows = [row for item in items for row in item.rows.values()]
+        rows = [item.row for item in items]
         return {
-            "num_segments": np.array([len(item.rows) for item in items], dtype=np.int64),
-            "segments": np.array([segment for item in items for segment in item.rows], dtype=np.int64),
             "sums": self._sums[rows],
             "weights": self._weights[rows],
             "counts": self._counts[rows],
@@ -333,9 +297,8 @@ class ItemSums:
     def put(self, item_ids: Sequence[str], arrays: Mapping[str, npt.NDArray[np.generic]]) -> None:
         """Insert new items from `pick`. Raises: ValueError for inconsistent arrays."""
         counts, sums = np.asarray(arrays["counts"], dtype=np.int64), np.asarray(arrays["sums"], dtype=np.int64)
-        own = arrays["num_segments"].tolist()
-        if len({len(counts), len(sums), len(arrays["weights"]), len(arrays["segments"]), sum(own)}) > 1:
-            raise ValueError(f"arrays disagree on the number of rows: {len(counts)} counts, {len(sums)} sums")
+        if len({len(item_ids), *map(len, (counts, sums, arrays["weights"], arrays["last"], arrays["times_mix"]))}) > 1:
+            raise ValueError(f"arrays disagree on the number of items: {len(counts)} counts, {len(sums)} sums")
         if (counts < 1).any() or sums.shape[1:] != (self.num_components, self.width):
             raise ValueError(f"sums has shape {sums.shape}, and counts begin at {counts.min(initial=1)}")
         start = self._used
@@ -344,13 +307,9 @@ class ItemSums:
         self._used += len(sums)
         into = slice(start, self._used)
         self._sums[into], self._weights[into], self._counts[into] = sums, arrays["weights"], counts
-        segments, at = arrays["segments"].tolist(), 0
-        for item_id, count, last, mix in zip(
-            item_ids, own, arrays["last"].tolist(), arrays["times_mix"].tolist(), strict=True
-        ):
-            rows = {int(segments[row]): start + row for row in range(at, at + count)}
-            self._items[item_id] = _Item(rows, int(last), int(mix))
-            at += count
+        of_items = zip(item_ids, arrays["last"].tolist(), arrays["times_mix"].tolist(), strict=True)
+        for row, (item_id, last, mix) in enumerate(of_items, start):
+            self._items[item_id] = _Item(row, int(last), int(mix))
         self._unhashed.update(item_ids)
 
     def _seconds(self, item_id: str) -> npt.NDArray[np.int64]:
@@ -380,21 +339,17 @@ class ItemSums:
             raise ValueError(f"event_seconds has dtype {seconds.dtype}; expected whole seconds")
         return np.rint(np.minimum(np.abs(weights), _MOST / SCALE) * SCALE).astype(np.int64), seconds.astype(np.int64)
 
-    def _row(self, item_id: str, segment: int) -> int:
-        """Return the row of an item's segment, a new one if it has none."""
+    def _row(self, item_id: str) -> int:
+        """Return the row of an item, a new one if it has none."""
         item = self._items.get(item_id)
         if item is None:
-            item = self._items[item_id] = _Item()
-        row = item.rows.get(segment)
-        if row is None:
-            if self._free:
-                row = self._free.pop()
-            else:
+            if not self._free:
                 if self._used == len(self._counts):
                     self._grow()
-                row, self._used = self._used, self._used + 1
-            item.rows[segment] = row
-        return row
+                self._free.append(self._used)
+                self._used += 1
+            item = self._items[item_id] = _Item(self._free.pop())
+        return item.row
 
     def _grow(self, least: int = 0) -> None:
         size = max(_FIRST_ROWS, _GROWTH * self._used, least)
@@ -404,17 +359,14 @@ class ItemSums:
             new[: self._used] = old[: self._used]
             setattr(self, name, new)
 
-    def _release(self, segments: Mapping[tuple[str, int], None]) -> None:
-        """Drop rows without interactions, so that they leave no trace."""
-        for item_id, segment in segments:
+    def _release(self, item_ids: Sequence[str]) -> None:
+        """Drop items without interactions, so that they leave no trace."""
+        for item_id in dict.fromkeys(item_ids):
             item = self._items[item_id]
-            row = item.rows[segment]
-            if not self._counts[row]:
-                del item.rows[segment]
-                self._free.append(row)
-                if not item.rows:
-                    self._mix -= item.hash
-                    del self._items[item_id]
+            if not self._counts[item.row]:
+                self._free.append(item.row)
+                self._mix -= item.hash
+                del self._items[item_id]
 
 
 def _mix(second: int) -> int:

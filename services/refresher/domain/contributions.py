@@ -1,4 +1,4 @@
-"""Compute what interactions add to their items' sums: weights by feedback and age, gates, contributions.
+"""Compute what interactions add to their items' sums: weights by feedback, gates, contributions.
 
 Letters: n rows, P_x item components, d component width.
 """
@@ -29,7 +29,7 @@ class ContributionRows:
 
 
 def weights_of(rules: Rules, interactions: Sequence[Interaction]) -> list[float]:
-    """Return the weight of each interaction (n,), without its age; 0: no feedback."""
+    """Return the weight of each interaction (n,); 0: no feedback."""
     weight = rules.feedback.weight
     return [weight(interaction.type, interaction.value) for interaction in interactions]
 
@@ -43,11 +43,11 @@ def contributions_of(
 
 
 def _rows_of(rules: Rules, pairs: Sequence[tuple[Interaction, float]]) -> ContributionRows:
-    items, decay = rules.items, rules.decay
+    items = rules.items
     interactions = [interaction for interaction, _ in pairs]
     item_ids = [interaction.item_id for interaction in interactions]
     seconds = np.array([interaction.moment_ms // 1000 for interaction in interactions], np.int64)
-    weights = np.array([weight for _, weight in pairs], np.float64) * decay.factors(seconds)
+    weights = np.array([weight for _, weight in pairs], np.float64)
     components = _halves([interaction.query.components for interaction in interactions])
     gates = None
     if items.states.gate is not None:

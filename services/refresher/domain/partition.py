@@ -95,9 +95,7 @@ class Partition:
         self.folded_offset = -1
         self.time, self.numbers = StreamTime(), ItemNumbers()
         self.outgoing, self.remembered = Outgoing(), Remembered(rules)
-        self.sums = ItemSums(
-            num_components=rules.items.num_components, width=rules.items.width, decay=rules.decay, times=self.times_of
-        )
+        self.sums = ItemSums(num_components=rules.items.num_components, width=rules.items.width, times=self.times_of)
         self.ledger, self.pending = Ledger(), Pending(rules.max_pending)
         # Per new item in the sums, the user's hash of each interaction.
         self.contributor_hashes: dict[str, array[int]] = {}

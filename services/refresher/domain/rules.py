@@ -15,7 +15,6 @@ import numpy.typing as npt
 
 from services.algorithms.item_table.ids import ItemIds
 from services.algorithms.pefa.contribution import Contributions, cold_start_items, mean_gate
-from services.algorithms.pefa.decay import ForwardDecay
 from services.algorithms.pefa.policy import FeedbackPolicy
 from services.algorithms.scoring.states import FloatArray, ItemStates, PairGate
 
@@ -89,7 +88,6 @@ class Rules:
 
     items: ModelItems
     feedback: FeedbackPolicy
-    decay: ForwardDecay
     max_remembered: int
     max_pending: int
 
@@ -98,6 +96,5 @@ class Rules:
         """Everything that the state depends on."""
         return (
             f"model={self.items.model_version} feedback={self.feedback.text} "
-            f"half_life={self.decay.half_life_seconds}s epoch={self.decay.epoch_seconds}s "
             f"remembered={self.max_remembered} parked={self.max_pending}"
         )

@@ -38,7 +38,7 @@ from services.refresher.domain.rules import Rules
 Rows = Mapping[str, npt.NDArray[Any]]
 Versions = Mapping[str, object]
 
-FORMAT = 2
+FORMAT = 3
 _NEVER = -1
 _SOURCE_SHIFT = MAX_OFFSET.bit_length()
 _IDS_CHUNK = 4096

@@ -6,27 +6,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pefa_scene import Scene, make_scene
 
-from services.algorithms.pefa.contribution import SCALE, Contributions
-from services.algorithms.pefa.decay import ForwardDecay
+from services.algorithms.pefa.contribution import SCALE
 from services.algorithms.pefa.sums import MAX_TOTAL_WEIGHT, NEVER, ItemSums
 
-DAY = 86400
-DECAYS = [ForwardDecay(), ForwardDecay(half_life_seconds=DAY, epoch_seconds=10 * DAY)]
 
-
-def empty(scene: Scene, decay: ForwardDecay) -> ItemSums:
-    return ItemSums(num_components=scene.contributions.shape[1], width=scene.contributions.shape[2], decay=decay)
+def empty(scene: Scene) -> ItemSums:
+    return ItemSums(num_components=scene.contributions.shape[1], width=scene.contributions.shape[2])
 
 
 class Fold:
-    """The scene's interactions as a fold sees them, with decayed weights."""
+    """The scene's interactions as a fold sees them."""
 
-    def __init__(self, scene: Scene, decay: ForwardDecay) -> None:
-        self.scene, self.decay = scene, decay
-        self.weights = scene.weights * decay.factors(scene.seconds)
-        self.contributions = Contributions(scene.pair_gate, leave_out=scene.leave_out)(
-            scene.queries, self.weights, scene.items
-        )
+    def __init__(self, scene: Scene) -> None:
+        self.scene, self.weights, self.contributions = scene, scene.weights, scene.contributions
 
     def columns(self, rows: list[int]) -> tuple[list[str], np.ndarray, np.ndarray, np.ndarray]:
         item_ids = [self.scene.item_ids[row] for row in rows]
@@ -34,7 +26,7 @@ class Fold:
 
     def batch(self, rows: list[int]) -> ItemSums:
         """All of them at once, in order."""
-        sums = empty(self.scene, self.decay)
+        sums = empty(self.scene)
         if rows:
             sums.add(*self.columns(sorted(rows)))
         return sums
@@ -46,16 +38,16 @@ def random_batches(rng: np.random.Generator, rows: list[int]) -> list[list[int]]
     return [[int(row) for row in part] for part in np.split(np.array(order, dtype=int), cuts)]
 
 
-@given(st.integers(0, 2**32 - 1), st.integers(0, 60), st.sampled_from(DECAYS), st.booleans())
+@given(st.integers(0, 2**32 - 1), st.integers(0, 60), st.booleans())
 @settings(max_examples=60, deadline=None, derandomize=True)
 def test_any_order_with_undone_interactions_has_the_bits_of_the_survivors_batch(
-    seed: int, count: int, decay: ForwardDecay, mixture: bool
+    seed: int, count: int, mixture: bool
 ) -> None:
     p_q, p_x = (3, 2) if mixture else (1, 1)
-    fold = Fold(make_scene(seed, count, p_q=p_q, p_x=p_x), decay)
+    fold = Fold(make_scene(seed, count, p_q=p_q, p_x=p_x))
     rng = np.random.default_rng(seed)
     undone = [row for row in range(count) if rng.random() < 0.4]
-    sums = empty(fold.scene, decay)
+    sums = empty(fold.scene)
     added: list[int] = []
     for batch in random_batches(rng, list(range(count))):
         sums.add(*fold.columns(batch))
@@ -79,13 +71,13 @@ def test_any_order_with_undone_interactions_has_the_bits_of_the_survivors_batch(
         assert getattr(got, name).tobytes() == getattr(expected, name).tobytes()
 
 
-@given(st.integers(0, 2**32 - 1), st.integers(1, 60), st.sampled_from(DECAYS))
+@given(st.integers(0, 2**32 - 1), st.integers(1, 60))
 @settings(max_examples=40, deadline=None, derandomize=True)
-def test_a_forgotten_user_leaves_the_bits_of_never_having_been_seen(seed: int, count: int, decay: ForwardDecay) -> None:
-    fold = Fold(make_scene(seed, count), decay)
+def test_a_forgotten_user_leaves_the_bits_of_never_having_been_seen(seed: int, count: int) -> None:
+    fold = Fold(make_scene(seed, count))
     user = fold.scene.users[seed % count]
     rng = np.random.default_rng(seed)
-    seen, never = empty(fold.scene, decay), empty(fold.scene, decay)
+    seen, never = empty(fold.scene), empty(fold.scene)
     for batch in random_batches(rng, list(range(count))):
         seen.add(*fold.columns(batch))
     theirs = [row for row in range(count) if fold.scene.users[row] == user]
@@ -100,13 +92,13 @@ def test_a_forgotten_user_leaves_the_bits_of_never_having_been_seen(seed: int, c
         np.testing.assert_array_equal(getattr(seen_of, name), getattr(never_of, name), err_msg=name)
 
 
-@given(st.integers(0, 2**32 - 1), st.integers(0, 30), st.sampled_from(DECAYS))
+@given(st.integers(0, 2**32 - 1), st.integers(0, 30))
 @settings(max_examples=25, deadline=None, derandomize=True)
-def test_a_checkpoint_restores_the_same_state_and_goes_on_the_same(seed: int, count: int, decay: ForwardDecay) -> None:
-    fold = Fold(make_scene(seed, count + 10), decay)
+def test_a_checkpoint_restores_the_same_state_and_goes_on_the_same(seed: int, count: int) -> None:
+    fold = Fold(make_scene(seed, count + 10))
     sums = fold.batch(list(range(count)))
     item_ids = sorted(sums)
-    restored = empty(fold.scene, decay)
+    restored = empty(fold.scene)
     restored.put(item_ids, sums.pick(item_ids))
     assert restored.digest() == sums.digest()
     more = fold.columns(list(range(count, count + 10)))
@@ -116,7 +108,7 @@ def test_a_checkpoint_restores_the_same_state_and_goes_on_the_same(seed: int, co
 
 
 def test_a_digest_can_be_prepared_in_slices_and_costs_what_changed_since() -> None:
-    fold = Fold(make_scene(3, 40), DECAYS[0])
+    fold = Fold(make_scene(3, 40))
     sums = fold.batch(list(range(40)))
     slices = 1
     while not sums.hash_some(1):
@@ -130,7 +122,7 @@ def test_a_digest_can_be_prepared_in_slices_and_costs_what_changed_since() -> No
 
 def test_what_is_read_is_the_weighted_sum() -> None:
     scene = make_scene(1, 300)
-    sums = Fold(scene, DECAYS[0]).batch(list(range(300)))
+    sums = Fold(scene).batch(list(range(300)))
     read = sums.of(["item-1", "unknown"])
     rows = [row for row in range(300) if scene.item_ids[row] == "item-1"]
     assert np.array_equal(read.sums[0], scene.contributions[rows].sum(axis=0) / SCALE)
@@ -140,30 +132,6 @@ def test_what_is_read_is_the_weighted_sum() -> None:
     assert (read.counts[0], read.last_seconds[0]) == (len(rows), scene.seconds[rows].max())
     assert (read.counts[1], read.last_seconds[1], read.evidence[1], read.coherence[1]) == (0, NEVER, 0, 0)
     assert not read.sums[1].any()
-
-
-def test_forward_decay_halves_an_interactions_say_per_half_life() -> None:
-    decay = ForwardDecay(half_life_seconds=DAY, epoch_seconds=5)
-    scene = make_scene(2, 60, num_items=1)
-    sums = Fold(scene, decay).batch(list(range(60)))  # over 40 days: five segments
-    read = sums.of(["item-0"])
-    ages = scene.seconds.max() - scene.seconds
-    halved = scene.weights * 0.5 ** (ages / DAY)
-    wanted = Contributions(scene.pair_gate)(scene.queries, halved, scene.items).sum(axis=0) / SCALE
-    assert np.abs(read.sums[0] - wanted).max() < 1e-6
-    assert read.evidence[0] == pytest.approx(np.abs(halved).sum(), abs=1e-6)
-    assert len(np.unique(decay.segments(scene.seconds))) > 3
-
-
-def test_decay_factors_double_with_each_half_life_and_begin_anew_with_a_segment() -> None:
-    decay = ForwardDecay(half_life_seconds=100, epoch_seconds=1000)
-    times = np.array([1000, 1100, 1150, 1799, 1800, 999, -5])
-    assert decay.segments(times).tolist() == [0, 0, 0, 0, 1, -1, -2]
-    into = (times - 1000) % 800
-    assert np.allclose(decay.factors(times), 2.0 ** (into / 100), rtol=1e-14)
-    assert decay.factors(times)[[0, 4]] == pytest.approx([1.0, 1.0], rel=1e-15)
-    with pytest.raises(ValueError, match="half_life_seconds=-1 allowed: 0"):
-        ForwardDecay(half_life_seconds=-1)
 
 
 def test_coherence_is_one_when_all_point_one_way_and_zero_when_they_cancel() -> None:
@@ -212,7 +180,7 @@ def test_what_does_not_fit_changes_nothing(columns: tuple[object, ...], message:
 
 
 def test_removing_what_is_not_there_changes_nothing() -> None:
-    fold = Fold(make_scene(14, 20), DECAYS[0])
+    fold = Fold(make_scene(14, 20))
     sums = fold.batch(list(range(10)))
     before = sums.digest()
     item_ids, contributions, weights, seconds = fold.columns([0])
@@ -226,7 +194,7 @@ def test_removing_what_is_not_there_changes_nothing() -> None:
 
 
 def test_removing_something_else_than_was_added_is_noticed_when_the_item_would_end() -> None:
-    fold = Fold(make_scene(15, 1), DECAYS[0])
+    fold = Fold(make_scene(15, 1))
     sums = fold.batch([0])
     before = sums.digest()
     item_ids, contributions, weights, seconds = fold.columns([0])
@@ -267,13 +235,13 @@ def test_sums_refuse_to_overflow() -> None:
     assert "b" not in sums
 
 
-@pytest.mark.parametrize("name", ["num_segments", "segments", "sums", "weights", "counts"])
+@pytest.mark.parametrize("name", ["last", "times_mix", "sums", "weights", "counts"])
 def test_torn_parts_of_a_checkpoint_are_refused(name: str) -> None:
     scene = make_scene(16, 20)
-    sums = Fold(scene, DECAYS[0]).batch(list(range(20)))
+    sums = Fold(scene).batch(list(range(20)))
     arrays = sums.pick(sorted(sums))
     with pytest.raises(ValueError, match="disagree"):
-        empty(scene, DECAYS[0]).put(sorted(sums), {**arrays, name: arrays[name][:-1]})
+        empty(scene).put(sorted(sums), {**arrays, name: arrays[name][:-1]})
 
 
 def test_shapes_below_one_are_refused() -> None:

@@ -12,7 +12,6 @@ from prometheus_client import CollectorRegistry
 
 from services.algorithms.bundles.event_schema import default_schema
 from services.algorithms.item_table.ids import ItemIds
-from services.algorithms.pefa.decay import ForwardDecay
 from services.algorithms.pefa.policy import DEFAULT_SHARE, SharePolicy
 from services.algorithms.scoring.packed_state import pack_query_state
 from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
@@ -47,7 +46,6 @@ def make_rules(
     seed: int = 0,
     max_remembered: int = 16,
     max_pending: int = 1000,
-    half_life_s: int = 0,
     leave_out: int | None = None,
 ) -> Rules:
     rng = np.random.default_rng(seed)
@@ -72,7 +70,6 @@ def make_rules(
             leave_out=leave_out,
         ),
         feedback=default_schema().feedback,
-        decay=ForwardDecay(half_life_seconds=half_life_s),
         max_remembered=max_remembered,
         max_pending=max_pending,
     )

@@ -11,7 +11,6 @@ from services.algorithms.bundles.event_schema import default_schema
 from services.algorithms.bundles.model_bundle import load_bundle, write_bundle
 from services.algorithms.item_table.ids import ItemIds
 from services.algorithms.ops.mol_scores import mol_scores
-from services.algorithms.pefa.decay import ForwardDecay
 from services.algorithms.pefa.policy import SharePolicy
 from services.algorithms.scoring.packed_state import pack_query_state
 from services.algorithms.scoring.states import ItemStates, QueryStates
@@ -53,7 +52,6 @@ def test_after_three_interactions_a_new_item_is_found_by_people_like_those_who_t
             pair_gate=None,
         ),
         feedback=default_schema().feedback,
-        decay=ForwardDecay(half_life_seconds=0),
         max_remembered=16,
         max_pending=16,
     )

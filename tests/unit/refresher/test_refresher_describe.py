@@ -46,7 +46,7 @@ def click(place: int, item: str, user: str) -> Interaction:
 
 def folded(clicks: list[Interaction]) -> Partition:
     state = Partition(0, RULES, {f"new-{number}": True for number in range(NUM_NEW)})
-    state.sums = SmallSlices(num_components=P_X, width=D, decay=RULES.decay)
+    state.sums = SmallSlices(num_components=P_X, width=D)
     state.fold(clicks)
     return state
 
