@@ -33,7 +33,7 @@ from services.refresher.ports import Checkpoints, Log, Outbox
 
 log = structlog.get_logger()
 
-# The longest wait between two slices of background work: forgotten users, sweeps.
+# The longest wait between two slices of a forget.
 _SLICE_MS = 100
 
 
@@ -43,7 +43,6 @@ class RefresherLimits:
 
     publish_s: float = 0.2
     checkpoint_s: float = 30.0
-    sweep_s: float = 30.0
     snapshot_s: float = 3600.0
     # Records end a wait at once. Other work of a turn (leases) waits until the next one.
     poll_ms: int = 500
@@ -128,7 +127,7 @@ class Refresher(Follower):
         self._in_step = False
         # Partitions reset to their beginning in this turn.
         self._rebuilding: set[int] = set()
-        self._sweep_due, self._snapshot_due = Due(limits.sweep_s), Due(limits.snapshot_s, after_s=limits.snapshot_s)
+        self._snapshot_due = Due(limits.snapshot_s, after_s=limits.snapshot_s)
 
     def finish(self) -> None:
         """Publish, save checkpoints, release all partitions."""
@@ -170,10 +169,7 @@ class Refresher(Follower):
     def _wait_ms(self) -> int:
         """Return how long to wait for records: at most until the next publication."""
         if not self._publication.has_news:
-            goes_on = any(
-                state.leaving or state.returning or state.outgoing.to_sweep
-                for state in self._registry.partitions.values()
-            )
+            goes_on = any(state.leaving or state.returning for state in self._registry.partitions.values())
             return min(self._limits.poll_ms, _SLICE_MS) if goes_on else self._limits.poll_ms
         return int(max(0.0, min(self._limits.poll_ms, 1000 * (self._publication.at_s - time.monotonic()))))
 
@@ -301,15 +297,7 @@ class Refresher(Follower):
             self._rebuild(state, "the log has lost records")
 
     def _keep_house(self, *, idle: bool) -> None:
-        now = time.monotonic()
-        if self._sweep_due(now):
-            for state in self._registry.partitions.values():
-                state.outgoing.to_sweep = state.outgoing.to_sweep or list(state.outgoing.published)
-        for state in self._registry.partitions.values():
-            if state.outgoing.to_sweep:
-                with self._registry.lock:
-                    self._publisher.sweep(state)
-        if self._snapshot_due(now):
+        if self._snapshot_due(time.monotonic()):
             with self._registry.lock:
                 for state in self._registry.partitions.values():
                     state.mark_everything()

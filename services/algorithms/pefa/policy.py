@@ -1,7 +1,7 @@
 """The weight of feedback, and its share in an item's state.
 
-`FeedbackPolicy` turns an interaction's type and value into a weight. `SharePolicy` turns an item's evidence, coherence
-and age into lambda, the model's share (1 = model only). Both have a text form, for pasting a benchmark's row into a
+`FeedbackPolicy` turns an interaction's type and value into a weight. `SharePolicy` turns an item's evidence and
+coherence into lambda, the model's share (1 = model only). Both have a text form, for pasting a benchmark's row into a
 setting. Policies are evaluated elsewhere, on held-out time (closed forms: share_choice.py).
 """
 
@@ -20,9 +20,7 @@ from services.algorithms.pefa.contribution import MAX_WEIGHT
 Floats = npt.NDArray[np.float64]
 
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?"
-_BOTH = {"least": "least", "half_life": "half_life_seconds"}
-_SETTINGS = {"evidence": _BOTH | {"prior": "prior"}, "fixed": _BOTH | {"min_coherence": "min_coherence"}}
-_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_SETTINGS = {"evidence": ("prior", "least"), "fixed": ("least",)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,66 +88,47 @@ class FeedbackPolicy:
 class SharePolicy:
     """lambda from an item's evidence.
 
-    "evidence": lambda = least + (1 - least) prior / (prior + m), with m = evidence * coherence * 2^(-age / half-life):
+    "evidence": lambda = least + (1 - least) prior / (prior + m), with m = evidence * coherence:
     the posterior mean direction under a von Mises-Fisher prior around the model's, with concentration `prior` in units
     of weight. As m is the length of the sum, refreshed components are a smooth function of it, so feedback that nearly
     cancels moves nothing.
-    "fixed": lambda = least, the paper's constant, for items with a coherence of at least `min_coherence`. Below that it
-    rises to 1 in proportion, because normalising a nearly cancelled sum would amplify noise to full length.
+    "fixed": lambda = least, the paper's constant.
     """
 
     kind: Literal["evidence", "fixed"] = "evidence"
     least: float = 0.0
     prior: float = 10.0
-    half_life_seconds: float = math.inf
-    min_coherence: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("least", "min_coherence"):
-            value = getattr(self, name)
-            if not 0 <= value <= 1:  # NaN too
-                raise ValueError(f"{name}={value} allowed: 0 to 1")
-        if self.kind == "evidence" and self.min_coherence:
-            raise ValueError(f"min_coherence={self.min_coherence} allowed: 0, as evidence counts coherence already")
+        if not 0 <= self.least <= 1:  # NaN too
+            raise ValueError(f"least={self.least} allowed: 0 to 1")
         if not self.prior > 0 or math.isinf(self.prior):
             raise ValueError(f"prior={self.prior} allowed: more than 0")
-        if not self.half_life_seconds > 0:
-            raise ValueError(f"half_life_seconds={self.half_life_seconds} allowed: more than 0")
 
-    def model_share(
-        self, evidence: npt.ArrayLike, coherence: npt.ArrayLike, age_seconds: npt.ArrayLike
-    ) -> npt.NDArray[np.float64]:
+    def model_share(self, evidence: npt.ArrayLike, coherence: npt.ArrayLike) -> npt.NDArray[np.float64]:
         """Return lambda in [0, 1], elementwise; 1 without evidence, or if the evidence cancels.
 
-        age_seconds: stream time since the last interaction; below 0 (clocks differ) counts as 0.
-        Raises: ValueError with the argument that has NaN, or negative evidence or coherence.
+        Raises: ValueError with the argument that has NaN or negative values.
         """
         evidence, coherence = np.asarray(evidence, dtype=np.float64), np.asarray(coherence, dtype=np.float64)
-        age = np.maximum(np.asarray(age_seconds, dtype=np.float64), 0.0)
-        for name, values in (("evidence", evidence), ("coherence", coherence), ("age_seconds", age)):
+        for name, values in (("evidence", evidence), ("coherence", coherence)):
             if np.isnan(values).any() or (values < 0).any():
                 raise ValueError(f"{name} holds NaN or negative values; allowed: at least 0")
-        fading = np.exp2(-age / self.half_life_seconds)
         if self.kind == "fixed":
-            ramp = np.ones_like(coherence)
-            if self.min_coherence:
-                ramp = np.minimum(coherence, self.min_coherence) / self.min_coherence
-            strength = np.where((evidence > 0) & (coherence > 0), ramp * fading, 0.0)
+            strength = np.where((evidence > 0) & (coherence > 0), 1.0, 0.0)
         else:
-            net = evidence * np.minimum(coherence, 1.0) * fading
+            net = evidence * np.minimum(coherence, 1.0)
             strength = net / (self.prior + net)
         return np.asarray(1.0 - (1.0 - self.least) * strength)
 
     @property
     def text(self) -> str:
-        """Return the text that `parse` reads: "evidence(prior=10,least=0,half_life=30d)"."""
+        """Return the text that `parse` reads: "evidence(prior=10,least=0)"."""
         if self == FROZEN:
             return "frozen"
-        half_life = "" if math.isinf(self.half_life_seconds) else f",half_life={self.half_life_seconds:.17g}s"
         if self.kind == "fixed":
-            ramp = f",min_coherence={self.min_coherence:.17g}" if self.min_coherence else ""
-            return f"fixed(least={self.least:.17g}{ramp}{half_life})"
-        return f"evidence(prior={self.prior:.17g},least={self.least:.17g}{half_life})"
+            return f"fixed(least={self.least:.17g})"
+        return f"evidence(prior={self.prior:.17g},least={self.least:.17g})"
 
     @classmethod
     def parse(cls, text: str) -> "SharePolicy":
@@ -160,28 +139,19 @@ class SharePolicy:
         if text in NAMED_SHARES:
             return NAMED_SHARES[text]
         match = re.fullmatch(r"(evidence|fixed)\(([^()]*)\)", text.replace(" ", ""))
-        allowed = (
-            f"allowed: {', '.join(NAMED_SHARES)}, evidence(prior=10,least=0,half_life=30d) or "
-            "fixed(least=0.5,min_coherence=0.05,half_life=30d)"
-        )
+        allowed = f"allowed: {', '.join(NAMED_SHARES)}, evidence(prior=10,least=0) or fixed(least=0.5)"
         if match is None:
             raise ValueError(f"share={text!r}; {allowed}")
         values: dict[str, float] = {}
         for part in filter(None, match[2].split(",")):
-            setting = re.fullmatch(rf"(\w+)=({_NUMBER}|inf)([smhd]?)", part)
-            if setting is None or setting[1] not in _SETTINGS[match[1]] or (setting[3] and setting[1] != "half_life"):
+            setting = re.fullmatch(rf"(\w+)=({_NUMBER})", part)
+            if setting is None or setting[1] not in _SETTINGS[match[1]]:
                 raise ValueError(f"share={text!r}: {part!r}; {allowed}")
-            values[_SETTINGS[match[1]][setting[1]]] = float(setting[2]) * _UNITS[setting[3]]
+            values[setting[1]] = float(setting[2])
         kind: Literal["evidence", "fixed"] = "fixed" if match[1] == "fixed" else "evidence"
         if kind == "fixed" and "least" not in values:
             raise ValueError(f"share={text!r} without least; {allowed}")
-        return cls(
-            kind=kind,
-            prior=values.get("prior", 10.0),
-            least=values.get("least", 0.0),
-            half_life_seconds=values.get("half_life_seconds", math.inf),
-            min_coherence=values.get("min_coherence", 0.0),
-        )
+        return cls(kind=kind, **values)
 
 
 FROZEN = SharePolicy(kind="fixed", least=1.0)

@@ -174,9 +174,9 @@ class QueryFeedback:
 
         An item without clicks has the model's state, or zero components. Source: arXiv:2312.02429, equation 8.
         """
-        sums, age = self._sums.of(item_ids), np.zeros(len(item_ids))
+        sums = self._sums.of(item_ids)
         known = np.array([item_id in self._index for item_id in item_ids], dtype=bool)
-        shares = [policy.model_share(sums.evidence, sums.coherence, age) for policy in (share, new_share)]
+        shares = [policy.model_share(sums.evidence, sums.coherence) for policy in (share, new_share)]
         return refreshed(self._rows(item_ids), sums.sums, np.where(known, *shares))
 
     def digest(self) -> str:

@@ -7,19 +7,16 @@ from dataclasses import dataclass, field
 @dataclass(slots=True)
 class Outgoing:
     """dirty_items: items to publish; True if something was subtracted since the last publication. dirty_entries: memory
-    entries to publish. published: the published model weight per item. dropped: keys of `index-deltas` that the last
-    batch
-    dropped. quiet_until: nothing is published below this offset, because an earlier process may have published up to
-    it,
-    and readers must not see an item go back. to_sweep: published items that the present sweep has not checked.
+    entries to publish. published: the published items, in order. dropped: keys of `index-deltas`
+    that the last batch dropped. quiet_until: nothing is published below this offset, because an earlier process may
+    have published up to it, and readers must not see an item go back.
     """
 
     dirty_items: dict[str, bool] = field(default_factory=dict)
     dirty_entries: set[str] = field(default_factory=set)
-    published: dict[str, float] = field(default_factory=dict)
+    published: dict[str, None] = field(default_factory=dict)
     dropped: list[bytes] = field(default_factory=list)
     quiet_until: int = -1
-    to_sweep: list[str] = field(default_factory=list)
 
     @property
     def num_changes(self) -> int:

@@ -187,7 +187,6 @@ def _maker(
     numbers_of = state.numbers.of
     rest: dict[str, npt.NDArray[Any]] = {
         "published": np.array([numbers_of[item_id] for item_id in state.outgoing.published], np.int64),
-        "published.weights": np.array(list(state.outgoing.published.values()), np.float64),
         "dirty": np.array([numbers_of[item_id] for item_id in state.outgoing.dirty_items], np.int64),
         "dirty.removed": np.array(list(state.outgoing.dirty_items.values()), np.uint8),
         "dirty.entries": pack_text(sorted(state.outgoing.dirty_entries)),
@@ -281,7 +280,7 @@ def _restore(
     )
     state.leaving = {user: dict(map(tuple, up_to)) for user, up_to in values["leaving"].items()}
     _find_contributors(state)
-    state.outgoing.published = dict(zip(published, rest["published.weights"].tolist(), strict=True))
+    state.outgoing.published = dict.fromkeys(published)
     dirty = [state.numbers.ids[row] for row in rest["dirty"].tolist()]
     state.outgoing.dirty_items = dict(zip(dirty, map(bool, rest["dirty.removed"].tolist()), strict=True))
     state.outgoing.dirty_entries = set(unpack_text(rest["dirty.entries"], int(rest["dirty.num_entries"][0])))

@@ -1,9 +1,7 @@
 """Make the deltas that readers of `index-deltas` need for a partition's state.
 
-The content depends only on the state (its age is stream time), so a repetition after a crash is harmless, and a reader
-ignores older content. An item is published if it is known, not withdrawn, has a direction, and, if it is new, has
-enough
-users.
+The content depends only on the state, so a repetition after a crash is harmless, and a reader ignores older content.
+An item is published if it is known, not withdrawn, has a direction, and, if it is new, has enough users.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,15 +30,11 @@ NOTHING = "no interactions"
 _STANDS_IN = (NOTHING, TOO_FEW, NO_DIRECTION)
 # Texts encoded per batch, about 10 ms each, while interactions wait.
 _MAX_TEXTS = 8
-# Items per turn of a sweep: a few milliseconds.
-_MAX_SWEPT = 500
-# A smaller change of lambda by age alone is not published.
-_WEIGHT_STEP = 0.01
 
 
 @dataclass(slots=True)
 class Batch:
-    """Changes of one partition to publish together. model_weights: of each written item.
+    """Changes of one partition to publish together.
 
     tombstones: keys dropped in the previous batch, written before this one. If a tombstone replaces that batch's last
     record, the writer's next batch, which is this one, ends it.
@@ -50,7 +44,6 @@ class Batch:
     deltas: list[IndexDelta]
     items: list[str]
     entries: list[str]
-    model_weights: dict[str, float]
 
     @property
     def tombstones(self) -> list[bytes]:
@@ -62,7 +55,9 @@ class Batch:
         for item_id in self.items:
             state.outgoing.dirty_items.pop(item_id, None)
             state.outgoing.published.pop(item_id, None)
-        state.outgoing.published.update(self.model_weights)
+        changes = (delta.change for delta in self.deltas)
+        written = [one.item_id for one in changes if isinstance(one, ItemDelta) and not one.dropped]
+        state.outgoing.published.update(dict.fromkeys(written))
         state.outgoing.dirty_entries.difference_update(self.entries)
         if self.deltas:
             state.outgoing.dropped = [delta.key for delta in self.deltas if delta.change.dropped]
@@ -104,26 +99,11 @@ class Publisher:
         """Return lambda of each item (n,); 0 for an item unknown to training."""
         return np.where(_in_model(state, item_ids), self._lambdas(state, item_ids, state.sums.of(item_ids)), 0.0)
 
-    def sweep(self, state: Partition) -> None:
-        """Mark the next swept items whose model weight changed with stream time."""
-        turn, state.outgoing.to_sweep = state.outgoing.to_sweep[:_MAX_SWEPT], state.outgoing.to_sweep[_MAX_SWEPT:]
-        item_ids = [item_id for item_id in turn if item_id in state.outgoing.published and item_id in state.sums]
-        if not item_ids:
-            return
-        before = np.array([state.outgoing.published[item_id] for item_id in item_ids])
-        moved = np.abs(self.model_weights(state, item_ids) - before) > _WEIGHT_STEP
-        for row in np.flatnonzero(moved).tolist():
-            state.outgoing.dirty_items.setdefault(item_ids[row], False)
-
     def batch(self, state: Partition, number: int, limit: int) -> Batch | None:
         """Return at most `limit` changes under a batch number; None without changes."""
         item_ids = _first(state.outgoing.dirty_items, limit)
         entry_ids = _first(state.outgoing.dirty_entries, limit - len(item_ids))
-        model_weights: dict[str, float] = {}
-        changes: list[ItemDelta | MemoryDelta] = [
-            *self._items(state, item_ids, model_weights),
-            *_entries(state, entry_ids),
-        ]
+        changes: list[ItemDelta | MemoryDelta] = [*self._items(state, item_ids), *_entries(state, entry_ids)]
         if not item_ids and not entry_ids:
             return None
         deltas = [
@@ -139,16 +119,16 @@ class Publisher:
             )
             for row, change in enumerate(changes)
         ]
-        return Batch(state, deltas, item_ids, entry_ids, model_weights)
+        return Batch(state, deltas, item_ids, entry_ids)
 
-    def _items(self, state: Partition, item_ids: list[str], model_weights: dict[str, float]) -> list[ItemDelta]:
+    def _items(self, state: Partition, item_ids: list[str]) -> list[ItemDelta]:
         """Return the deltas of these items. Items whose texts have to wait move to the end of the queue."""
         reasons = dict(zip(item_ids, self.reasons(state, item_ids), strict=True))
         texts = [item_id for item_id in item_ids if self._speaks_by_text(state, item_id, reasons[item_id])]
         for item_id in texts[_MAX_TEXTS:]:
             state.outgoing.dirty_items[item_id] = state.outgoing.dirty_items.pop(item_id)
             item_ids.remove(item_id)
-        found = self._by_text(texts[:_MAX_TEXTS], model_weights)
+        found = self._by_text(texts[:_MAX_TEXTS])
         for item_id in item_ids:
             reason = "" if item_id in texts else reasons[item_id]
             # An earlier process may have published the item without a checkpoint of it: before a subtraction, a
@@ -167,7 +147,6 @@ class Publisher:
         states = refreshed(base, sums.sums, lambdas)
         lambdas = np.where(known, lambdas, 0.0)
         for row, item_id in enumerate(live):
-            model_weights[item_id] = float(lambdas[row])
             found.append(
                 ItemDelta(
                     item_id=item_id,
@@ -183,11 +162,10 @@ class Publisher:
         new = state.rules.items.is_new(item_id)
         return self.content is not None and new and reason in _STANDS_IN and item_id in self.content
 
-    def _by_text(self, item_ids: Sequence[str], model_weights: dict[str, float]) -> list[ItemDelta]:
+    def _by_text(self, item_ids: Sequence[str]) -> list[ItemDelta]:
         if self.content is None or not item_ids:
             return []
         states = self.content.of(item_ids)
-        model_weights.update(dict.fromkeys(item_ids, 0.0))
         return [
             ItemDelta(
                 item_id=item_id,
@@ -200,9 +178,8 @@ class Publisher:
 
     def _lambdas(self, state: Partition, item_ids: Sequence[str], sums: SumsOf) -> Floats:
         """Return lambda as applied: a new item's components are shorter than a trained one's."""
-        ages = state.time.age_seconds(np.where(sums.counts > 0, sums.last_seconds, state.time.stream_ms // 1000))
-        known = self.weight_policy.model_share(sums.evidence, sums.coherence, ages)
-        new = (self.new_item_policy or state.new_item_policy).model_share(sums.evidence, sums.coherence, ages)
+        known = self.weight_policy.model_share(sums.evidence, sums.coherence)
+        new = (self.new_item_policy or state.new_item_policy).model_share(sums.evidence, sums.coherence)
         return np.where(_in_model(state, item_ids), known, new)
 
 

@@ -1,4 +1,4 @@
-"""Policies: weights of feedback, lambda by evidence, coherence and age, and their text forms."""
+"""Policies: weights of feedback, lambda by evidence and coherence, and their text forms."""
 
 import math
 
@@ -25,48 +25,40 @@ from services.algorithms.pefa.share_choice import (
 from services.algorithms.pefa.sums import SumsOf
 from services.algorithms.scoring.states import ItemStates
 
-half_lives = st.one_of(st.just(math.inf), st.floats(1, 1e9))
 policies = st.one_of(
-    st.builds(SharePolicy, least=st.floats(0, 1), prior=st.floats(1e-3, 1e6), half_life_seconds=half_lives),
-    st.builds(
-        SharePolicy,
-        kind=st.just("fixed"),
-        least=st.floats(0, 1),
-        half_life_seconds=half_lives,
-        min_coherence=st.floats(0, 1),
-    ),
+    st.builds(SharePolicy, least=st.floats(0, 1), prior=st.floats(1e-3, 1e6)),
+    st.builds(SharePolicy, kind=st.just("fixed"), least=st.floats(0, 1)),
 )
 amounts = st.floats(0, 1e9)
 
 DEFAULT_FEEDBACK = FeedbackPolicy.parse("rating:0.5@3,dislike:-1,*:1")
 
 
-@given(policies, amounts, st.floats(0, 1), st.floats(-1e6, 1e12))
+@given(policies, amounts, st.floats(0, 1))
 @settings(max_examples=200, deadline=None, derandomize=True)
-def test_lambda_stays_between_least_and_one(policy: SharePolicy, evidence: float, coherence: float, age: float) -> None:
-    share = float(policy.model_share(evidence, coherence, age))
+def test_lambda_stays_between_least_and_one(policy: SharePolicy, evidence: float, coherence: float) -> None:
+    share = float(policy.model_share(evidence, coherence))
     assert policy.least - 1e-12 <= share <= 1
 
 
-@given(policies, amounts, amounts, st.floats(0, 1), st.floats(0, 1), st.floats(0, 1e9), st.floats(0, 1e9))
+@given(policies, amounts, amounts, st.floats(0, 1), st.floats(0, 1))
 @settings(max_examples=200, deadline=None, derandomize=True)
-def test_lambda_shrinks_with_evidence_and_coherence_and_grows_with_age(
-    policy: SharePolicy, e1: float, e2: float, c1: float, c2: float, a1: float, a2: float
+def test_lambda_shrinks_with_evidence_and_coherence(
+    policy: SharePolicy, e1: float, e2: float, c1: float, c2: float
 ) -> None:
-    least, most = policy.model_share([max(e1, e2), min(e1, e2)], [max(c1, c2), min(c1, c2)], [min(a1, a2), max(a1, a2)])
+    least, most = policy.model_share([max(e1, e2), min(e1, e2)], [max(c1, c2), min(c1, c2)])
     assert least <= most + 1e-12
 
 
 def test_nothing_known_means_the_model_alone() -> None:
     for policy in (*NAMED_SHARES.values(), SharePolicy(kind="fixed", least=0.0)):
-        assert policy.model_share([0.0, 5.0], [0.0, 0.0], [0.0, 0.0]).tolist() == [1.0, 1.0]
+        assert policy.model_share([0.0, 5.0], [0.0, 0.0]).tolist() == [1.0, 1.0]
 
 
 def test_the_named_policies_are_what_their_names_say() -> None:
-    assert FROZEN.model_share(1e9, 1.0, 0.0) == 1
-    assert PAPER.model_share(0.3, 0.2, 1e9) == 0.5
-    assert DEFAULT_SHARE.model_share(DEFAULT_SHARE.prior, 1.0, 0.0) == pytest.approx(0.95)
-    assert SharePolicy(prior=10, half_life_seconds=60).model_share(20, 1.0, 60) == pytest.approx(0.5)
+    assert FROZEN.model_share(1e9, 1.0) == 1
+    assert PAPER.model_share(0.3, 0.2) == 0.5
+    assert DEFAULT_SHARE.model_share(DEFAULT_SHARE.prior, 1.0) == pytest.approx(0.95)
     assert SharePolicy.parse("default") == DEFAULT_SHARE
 
 
@@ -74,12 +66,6 @@ def test_the_named_policies_are_what_their_names_say() -> None:
 @settings(max_examples=100, deadline=None, derandomize=True)
 def test_a_share_policy_is_its_text(policy: SharePolicy) -> None:
     assert SharePolicy.parse(policy.text) == policy
-
-
-def test_times_have_units() -> None:
-    assert SharePolicy.parse("evidence(prior=5, half_life=30d)").half_life_seconds == 30 * 86400
-    assert SharePolicy.parse("fixed(least=0.3,half_life=2h)").half_life_seconds == 7200
-    assert SharePolicy.parse("evidence(half_life=inf)").half_life_seconds == math.inf
 
 
 @pytest.mark.parametrize(
@@ -93,10 +79,9 @@ def test_times_have_units() -> None:
         "fixed(least=nan)",
         "evidence(prior=0)",
         "evidence(prior=inf)",
-        "evidence(half_life=0)",
+        "evidence(half_life=30d)",
         "evidence(prior=3d)",
         "evidence(age=3)",
-        "evidence(min_coherence=0.1)",
         "fixed(least=0.5,prior=3)",
     ],
 )
@@ -105,23 +90,13 @@ def test_a_policy_that_cannot_be_is_refused(text: str) -> None:
         SharePolicy.parse(text)
 
 
-def test_a_setting_without_meaning_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"min_coherence=0\.1 allowed: 0"):
-        SharePolicy(min_coherence=0.1)
-
-
 @pytest.mark.parametrize(
     ("arguments", "name"),
-    [((-1.0, 0.5, 0.0), "evidence"), ((1.0, math.nan, 0.0), "coherence"), ((1.0, 1.0, math.nan), "age_seconds")],
+    [((-1.0, 0.5), "evidence"), ((1.0, math.nan), "coherence")],
 )
-def test_evidence_that_cannot_be_is_refused(arguments: tuple[float, float, float], name: str) -> None:
+def test_evidence_that_cannot_be_is_refused(arguments: tuple[float, float], name: str) -> None:
     with pytest.raises(ValueError, match=f"{name} holds NaN or negative"):
         DEFAULT_SHARE.model_share(*arguments)
-
-
-def test_a_clock_that_is_ahead_makes_no_item_younger_than_new() -> None:
-    policy = SharePolicy(half_life_seconds=60)
-    assert policy.model_share(5, 1, -3600) == policy.model_share(5, 1, 0)
 
 
 def test_ratings_weigh_by_their_distance_from_three_stars() -> None:
@@ -172,8 +147,8 @@ def known_items(count: int, length: float, *, interactions: int = 30) -> tuple[I
 def test_new_items_become_as_long_as_makes_them_score_like_known_ones() -> None:
     for length in (0.2, 0.5, 0.85):
         policy = new_item_share_from_sums(*known_items(50, length))
-        assert 1 - policy.model_share(1e9, 1.0, 0.0) == pytest.approx(length, abs=1e-6)
-    assert new_item_share_from_sums(*known_items(50, -0.5)).model_share(1e9, 1.0, 0.0) == 1
+        assert 1 - policy.model_share(1e9, 1.0) == pytest.approx(length, abs=1e-6)
+    assert new_item_share_from_sums(*known_items(50, -0.5)).model_share(1e9, 1.0) == 1
 
 
 def test_too_few_interactions_say_nothing_about_the_length_of_new_items() -> None:
@@ -186,9 +161,9 @@ def test_too_few_interactions_say_nothing_about_the_length_of_new_items() -> Non
 
 def test_a_new_item_has_nine_tenths_of_its_length_from_its_third_interaction_on_and_never_more_than_all() -> None:
     # Agreement is less than 1 even where people agree: query components share an item's weight. Measured .40 and .45.
-    shares = share_of_length(0.8).model_share([3.0, 10.0, 1e9], [0.4, 0.4, 1.0], 0.0)
+    shares = share_of_length(0.8).model_share([3.0, 10.0, 1e9], [0.4, 0.4, 1.0])
     assert 0.9 * 0.8 < 1 - shares[0] < 1 - shares[1] < 1 - shares[2] <= 0.8
-    assert share_of_length(0.8).model_share(3.0, 0.0, 0.0) == 1
+    assert share_of_length(0.8).model_share(3.0, 0.0) == 1
     for wrong in (0.0, 1.01, float("nan")):
         with pytest.raises(ValueError, match=f"length={wrong} allowed: more than 0, at most 1"):
             share_of_length(wrong)

@@ -219,7 +219,7 @@ class World:
             registry=held,
             metrics=RefresherMetrics(registry or CollectorRegistry()),
             limits=RefresherLimits(
-                publish_s=0.0, checkpoint_s=checkpoint_s, sweep_s=0.0, house_s=0.0, poll_ms=1, max_changes=max_changes
+                publish_s=0.0, checkpoint_s=checkpoint_s, house_s=0.0, poll_ms=1, max_changes=max_changes
             ),
             on_stall=on_stall,
             turns=turns,

@@ -28,7 +28,6 @@ from refresher_scene import (
 )
 from structlog.testing import capture_logs
 
-from services.algorithms.pefa.policy import SharePolicy
 from services.algorithms.scoring.states import ItemStates
 from services.platform.errors import DependencyUnavailable
 from services.platform.stream.kafka import partition_for
@@ -423,22 +422,6 @@ def test_an_undone_last_interaction_gives_the_item_back_to_the_model() -> None:
     assert readers_view(world.outbox.deltas) == ({}, {})
 
 
-def test_items_are_published_again_as_stream_time_goes_on() -> None:
-    rng = np.random.default_rng(9)
-    world = World(RULES)
-    running = world.refresher(share=SharePolicy.parse("evidence(prior=1,least=0,half_life=1d)"))
-    world.log.append(0, interaction(rng, place=(0, 0), item="item-1", user="a"))
-    running.settle()
-    before = readers_view(world.outbox.deltas)[0]["item-1"].model_share
-    later = START_MS + 3 * 86_400_000
-    world.log.append(0, interaction(rng, place=(0, 1), item="item-2", user="a", moment_ms=later))
-    running.settle()
-    running.settle()
-    aged = readers_view(world.outbox.deltas)[0]["item-1"].model_share
-    assert aged > before + 0.1
-    assert aged == running.describe.item("item-1").model_share
-
-
 def at_home(record: Entry, partition: int, num_partitions: int) -> Entry:
     """The same record about an item whose records go to this partition."""
     if isinstance(record, Forgetting):
@@ -684,11 +667,10 @@ def test_a_loop_at_rest_sleeps_and_one_with_slices_to_do_does_not() -> None:
     refresher._limits = RefresherLimits()
     waits_ms = [refresher._wait_ms()]
     for owner, name, work in (
-        (state.outgoing, "to_sweep", ["item"]),
         (state, "returning", [3]),
         (state, "leaving", {"ann": {0: 3}}),
     ):
         setattr(owner, name, work)
         waits_ms.append(refresher._wait_ms())
         setattr(owner, name, type(work)())
-    assert waits_ms == [500, 100, 100, 100]
+    assert waits_ms == [500, 100, 100]

@@ -1,8 +1,7 @@
 """PEFA in a stream: the serving code (algorithms/pefa), which predicts each event before learning from it.
 
 `RefreshedItems` is XS: sums grow with every event, states follow at once. `WithVotes` adds XL to a wrapped ranker.
-Within a batch both predict each event from exactly the events before it, like a system without delay; only ages are
-those of the batch's beginning.
+Within a batch both predict each event from exactly the events before it, like a system without delay.
 
 Letters: B events of a batch, C predicted ones, X items of the whole vocabulary, P_q, P_x components, d their width, k
 neighbours.
@@ -94,9 +93,9 @@ class RefreshedItems:
         users = np.array([len(self._users.get(code, ())) for code in range(len(self._ids))])
         found = {name: np.full((asked.num_rows, len(users)), -np.inf, np.float32) for name in self._variants}
         for codes, by_share in ((np.flatnonzero(self._known), self._known_shares), (self._new, self._new_shares)):
-            said, now = self._sums.of([self._ids[code] for code in codes]), np.full(len(codes), batch.times[0])
+            said = self._sums.of([self._ids[code] for code in codes])
             for share, names in by_share.items():
-                scores = self._scores(asked, codes, said, now, share)
+                scores = self._scores(asked, codes, said, share)
                 for name in names:
                     enough = self._known[codes] | (users[codes] >= self._variants[name].min_users)
                     found[name][:, codes[enough]] = scores[:, enough]
@@ -125,19 +124,18 @@ class RefreshedItems:
                 continue
             after = _joined([said[row] for row in rows])
             for share, names in by_share.items():
-                effects = self._scores(asked, learnt.codes[rows], after, learnt.seconds[rows], share)
+                effects = self._scores(asked, learnt.codes[rows], after, share)
                 for name in names:
                     least = self._variants[name].min_users
                     for column, row in enumerate(rows.tolist()):
                         if is_known[row] or users[row] >= least:
                             found[name][firsts[row] :, learnt.codes[row]] = effects[firsts[row] :, column]
 
-    def _scores(self, asked: "_Asked", codes: IntArray, said: SumsOf, now: IntArray, share: SharePolicy) -> Scores:
-        """Return scores (C, n) of items as served at `now` (n,); -inf without a query state."""
+    def _scores(self, asked: "_Asked", codes: IntArray, said: SumsOf, share: SharePolicy) -> Scores:
+        """Return scores (C, n) of items; -inf without a query state."""
         scores = np.full((asked.num_rows, len(codes)), -np.inf, dtype=np.float32)
         if len(asked.rows) and len(codes):
-            age = np.where(said.counts > 0, now - np.where(said.counts > 0, said.last_seconds, 0), 0)
-            shares = share.model_share(said.evidence, said.coherence, age)
+            shares = share.model_share(said.evidence, said.coherence)
             states = refreshed(self._base_of(codes), said.sums, shares)
             scores[asked.rows] = MolScorer(states, self._model.pair_gate).scores(asked.queries)
         return scores
