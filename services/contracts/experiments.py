@@ -21,6 +21,8 @@ _WHOLE = 1.0
 MAX_EXPERIMENTS, MAX_ARMS, MAX_RULES = 64, 8, 8
 # The entry of a request's context that identifies a visitor without a user id.
 VISITOR = "visitor"
+# The context's `surface` of the console's looks: results do not count them.
+CONSOLE = "console"
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 _ROUNDING = 1e-9
 # Settings of an arm that a request may also have.

@@ -16,7 +16,7 @@ from typing import Any
 import duckdb
 import numpy as np
 
-from services.contracts.experiments import Experiment
+from services.contracts.experiments import CONSOLE, Experiment
 from services.offline.experiments.differences import ArmSums, Difference, differences, preference
 from services.offline.experiments.sample_ratio import ALARM, p_value
 from services.offline.experiments.sequential import Estimate
@@ -191,12 +191,14 @@ def _breaks(one: Difference, margin: float) -> bool:
 
 
 def _prepare(log: duckdb.DuckDBPyConnection, experiment: Experiment) -> None:
-    """Create `shown`: the experiment's exposures with their arm; `units`: its users with arm and first exposure."""
+    """Create `shown`: the experiment's exposures with their arm, without the console's; `units`: its users with arm and
+    first exposure.
+    """
     # A view, so that each query reads only its columns. A name has no quote (`experiments.check`).
     log.execute(
         "CREATE OR REPLACE TEMP VIEW shown AS SELECT * EXCLUDE (assignments, a), a.arm AS arm FROM (SELECT *, "
         f"list_filter(assignments, lambda x: x.experiment = '{experiment.name}' AND x.share > 0)[1] AS a "
-        "FROM exposures) WHERE a IS NOT NULL"
+        f"FROM exposures WHERE context['surface'] IS DISTINCT FROM '{CONSOLE}') WHERE a IS NOT NULL"
     )
     log.execute(
         "CREATE OR REPLACE TEMP TABLE units AS SELECT user_key, min(shown) AS first, any_value(arm) AS arm, "

@@ -296,6 +296,20 @@ def test_an_arm_that_a_tester_chose_counts_for_nothing() -> None:
         assert told(log) == told(plain)
 
 
+def test_an_operators_looks_in_the_console_count_for_nothing() -> None:
+    world = World()
+    with log_of(*world.topics()) as log:
+        expected = told(log), counts_by(log, EXPERIMENT, "surface")
+    at_home = [(user, replace(one, context={"surface": "home"})) for user, one in world.exposures]
+    looks = [
+        (user, replace(one, exposure_id=f"look-{one.exposure_id}", context={"surface": "console"}))
+        for user, one in (*world.exposures, ("an operator", world.exposures[0][1]))
+    ]
+    world.exposures = [*at_home, *looks]
+    with log_of(*world.topics()) as log:
+        assert (told(log), counts_by(log, EXPERIMENT, "surface")) == expected
+
+
 def test_nothing_is_said_where_the_sample_ratio_is_broken() -> None:
     world = World(people=2_000)
     lost = {f"user-{number}" for number in range(0, 2_000, 3)}
