@@ -1,5 +1,6 @@
 """The console's settings: the shared ones, its port, and the gateway that it asks."""
 
+from pathlib import Path
 from typing import ClassVar
 
 from pydantic import Field, field_validator
@@ -19,6 +20,9 @@ class ConsoleSettings(ProcessSettings):
 
     # Names that browsers reach the console by, commas between them. Empty: those of the loopback address.
     hosts: str = Field(default="", validation_alias="FRESHET_CONSOLE_HOSTS")
+
+    # What `freshet results --publish` writes: one JSON file an experiment.
+    results: Path | None = Field(default=None, validation_alias="FRESHET_CONSOLE_RESULTS")
 
     @field_validator("gateway")
     @classmethod

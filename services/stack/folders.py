@@ -20,7 +20,7 @@ DEFAULT_STATE = Path(".freshet")
 
 @dataclass(frozen=True)
 class StateFolder:
-    """`run/` (pid files, ports), `logs/<name>.log`, `data/<name>/` (data of Kafka and Redis)."""
+    """`run/` (pid files, ports), `logs/<name>.log`, `data/<name>/` (data of Kafka and Redis), `results/`."""
 
     root: Path
 
@@ -34,6 +34,11 @@ class StateFolder:
 
     def log(self, name: str) -> Path:
         return self.logs / f"{name}.log"
+
+    @property
+    def results(self) -> Path:
+        """Results of experiments for the console."""
+        return self.root / "results"
 
     def data(self, name: str) -> Path:
         return self.root / "data" / name

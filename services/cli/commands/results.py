@@ -1,5 +1,7 @@
 """`freshet results`: compare the arms of an experiment from the log, with the certainty of each difference."""
 
+import json
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -36,6 +38,7 @@ def results(
         int, typer.Option(min=100, help="About how many users you expect: intervals are narrowest then.")
     ] = (10_000),
     stop_broken: Annotated[bool, typer.Option("--stop-broken", help="Stop it where a guardrail is broken.")] = False,
+    publish: Annotated[bool, typer.Option("--publish", help="Also write them for the console's page.")] = False,
     export: Annotated[Path | None, typer.Option(help="Write the table to this CSV or Parquet file.")] = None,
     state: options.State = options.DEFAULT_STATE,
     as_json: options.AsJson = False,
@@ -51,6 +54,7 @@ def results(
 
     Example:  freshet results diversity --metric click --by day --archive archives/log
     """
+    from services.offline.experiments.over_time import document
     from services.offline.experiments.results import Metric, counts_by
     from services.offline.experiments.results import results as compared
 
@@ -61,16 +65,12 @@ def results(
         if by:
             rows = counts_by(log, found, by)
         else:
-            one = compared(
-                log,
-                found,
-                metrics,
-                now_ms=found.stopped_ms or now_ms(),
-                horizon=_hours(horizon_hours),
-                past=_hours(24 * past_days),
-                tuned_for=users,
-            )
+            asked: dict[str, Any] = {"now_ms": found.stopped_ms or now_ms(), "tuned_for": users}
+            asked |= {"horizon": timedelta(hours=horizon_hours), "past": timedelta(days=past_days)}
+            one = compared(log, found, metrics, **asked)
             rows = _rows(one, found)
+            if publish:
+                _publish(document(log, found, metrics, **asked), state)
     if export is not None:
         _export(rows, export)
     if by:
@@ -226,6 +226,17 @@ def _print_rows(rows: list[dict[str, Any]]) -> None:
     console().print(shown)
 
 
+def _publish(document: dict[str, Any], state: Path) -> None:
+    """Write the console's file of this experiment."""
+    from services.stack import Stack
+
+    folder = Stack(state).place.state.results
+    folder.mkdir(parents=True, exist_ok=True)
+    aside = folder / f"{document['experiment']}.writing"
+    aside.write_text(json.dumps(document), encoding="utf-8")
+    aside.replace(aside.with_suffix(".json"))
+
+
 def _export(rows: list[dict[str, Any]], path: Path) -> None:
     import pyarrow as pa
     import pyarrow.csv
@@ -236,9 +247,3 @@ def _export(rows: list[dict[str, Any]], path: Path) -> None:
         raise usage_error(f"export={str(path)!r} allowed: a name that ends in .csv or .parquet")
     names = list(dict.fromkeys(name for row in rows for name in row))
     write(pa.table({name: [row.get(name) for row in rows] for name in names}), path)
-
-
-def _hours(hours: float) -> Any:
-    from datetime import timedelta
-
-    return timedelta(hours=hours)

@@ -10,7 +10,7 @@ The input is sums over an arm's users: a database adds up the log, and memory he
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,7 @@ from services.offline.evaluation.engine.intervals import holm
 from services.offline.experiments.sequential import ALPHA, MIN_USERS, TUNED_FOR_USERS, Estimate, estimate
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class ArmSums:
     """Over the users of an arm: y is a user's value of the metric in the experiment, x the same before it (zero for a
     user without a past).
@@ -44,6 +44,10 @@ class ArmSums:
             xx=float(before @ before),
             xy=float(values @ before),
         )
+
+    def plus(self, other: "ArmSums") -> "ArmSums":
+        """Return the sums over both groups of users."""
+        return ArmSums(*(getattr(self, one.name) + getattr(other, one.name) for one in fields(self)))
 
     @property
     def mean(self) -> float:

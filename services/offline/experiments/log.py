@@ -80,7 +80,7 @@ def _open_exposures(
     columns = ", ".join(SCHEMA.names[2:])
     parts = [f"SELECT {columns} FROM exposure_tail"]
     if files:
-        named = ", ".join(_quoted(str(path)) for path in files)
+        named = ", ".join(quoted(str(path)) for path in files)
         parts.append(f"SELECT {columns} FROM read_parquet([{named}], hive_partitioning=false)")
     connection.execute(
         f"CREATE VIEW exposures AS SELECT e.* FROM ({' UNION ALL '.join(parts)}) e "
@@ -105,7 +105,7 @@ def _open_interactions(
     columns = ", ".join(f'"{name}"' for name in _INTERACTIONS.names)
     parts = [f"SELECT {columns} FROM interaction_tail"]
     if archive is not None and files:
-        named = ", ".join(_quoted(str(archive.folder / file.name)) for file in files)
+        named = ", ".join(quoted(str(archive.folder / file.name)) for file in files)
         parts.append(f"SELECT {columns} FROM read_parquet([{named}]) WHERE user_id IS NOT NULL")
     void = [
         {"user_id": one.user_id, "partition": partition, "up_to": offset}
@@ -175,5 +175,6 @@ def _interactions(records: Sequence[SourceRecord]) -> pa.Table:
     return pa.Table.from_pylist(rows, schema=_INTERACTIONS)
 
 
-def _quoted(text: str) -> str:
+def quoted(text: str) -> str:
+    """Return an SQL literal."""
     return "'" + text.replace("'", "''") + "'"

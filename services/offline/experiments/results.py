@@ -18,6 +18,7 @@ import numpy as np
 
 from services.contracts.experiments import CONSOLE, Experiment
 from services.offline.experiments.differences import ArmSums, Difference, differences, preference
+from services.offline.experiments.log import quoted
 from services.offline.experiments.sample_ratio import ALARM, p_value
 from services.offline.experiments.sequential import Estimate
 from services.platform.errors import InvalidRequest, PreconditionFailed
@@ -31,6 +32,9 @@ SPLITS = {
     "model": "s.model_version",
     "position": "s.first_position + list_position(s.item_ids, i.item_id) - 1",
 }
+# The name and value of a part of the exposures: "surface", or an entry of the request's context.
+Part = tuple[str, str]
+CONTEXT = "context."
 _NO_EXPOSURE_ID = "i.exposure_id IS NULL OR i.exposure_id = ''"
 
 
@@ -102,14 +106,16 @@ def results(
     horizon: timedelta = timedelta(days=1),
     past: timedelta = timedelta(days=14),
     tuned_for: int,
+    only: Part | None = None,
 ) -> Results:
-    """Compare the arms. log: of `opened_log`. past: CUPED's time range before the first exposure.
+    """Compare the arms. log: of `opened_log`. past: CUPED's time range before the first exposure. only: count these
+    exposures alone.
 
     Raises: PreconditionFailed if nobody was exposed; InvalidRequest for a metric whose type never occurred.
     """
-    _prepare(log, experiment)
+    prepare(log, experiment, only)
     _check_metrics(log, metrics)
-    times = {"now": datetime.fromtimestamp(now_ms / 1000, UTC), "horizon": horizon, "past": past}
+    times = times_of(now_ms, horizon, past)
     arms = _arm_counts(log, experiment, times)
     shares = {arm.name: arm.share for arm in experiment.arms}
     ratio = 1.0 if experiment.interleaved else p_value({name: one.users for name, one in arms.items()}, shares)
@@ -117,7 +123,8 @@ def results(
     capped: dict[str, Capped] = {}
     if not experiment.interleaved:
         for metric in metrics:
-            sums[metric.name], capped[metric.name] = _sums(log, metric, times, list(shares))
+            capped[metric.name] = per_user(log, metric, times)
+            sums[metric.name] = {arm: by_moment[0] for arm, by_moment in arm_sums(log, list(shares)).items()}
     found = {} if ratio <= ALARM else differences(sums, experiment.control.name, tuned_for=tuned_for)
     return Results(
         experiment=experiment.name,
@@ -149,7 +156,7 @@ def counts_by(
     """
     if split not in SPLITS:
         raise InvalidRequest.of("by", split, f"one of {', '.join(SPLITS)}")
-    _prepare(log, experiment)
+    prepare(log, experiment)
     rows = log.execute(
         f"""
         WITH named AS (
@@ -190,15 +197,25 @@ def _breaks(one: Difference, margin: float) -> bool:
     return one.estimate.high < bound if margin < 0 else one.estimate.low > bound
 
 
-def _prepare(log: duckdb.DuckDBPyConnection, experiment: Experiment) -> None:
+def times_of(now_ms: int, horizon: timedelta, past: timedelta) -> dict[str, Any]:
+    """Return the parameters of `per_user`."""
+    return {"now": datetime.fromtimestamp(now_ms / 1000, UTC), "horizon": horizon, "past": past}
+
+
+def prepare(log: duckdb.DuckDBPyConnection, experiment: Experiment, only: Part | None = None) -> None:
     """Create `shown`: the experiment's exposures with their arm, without the console's; `units`: its users with arm and
-    first exposure.
+    first exposure. Raises: PreconditionFailed without a user.
     """
+    where = ""
+    if only is not None:
+        name, value = only
+        column = name if name == "surface" else f"context[{quoted(name.removeprefix(CONTEXT))}]"
+        where = f" AND {column} = {quoted(value)}"
     # A view, so that each query reads only its columns. A name has no quote (`experiments.check`).
     log.execute(
         "CREATE OR REPLACE TEMP VIEW shown AS SELECT * EXCLUDE (assignments, a), a.arm AS arm FROM (SELECT *, "
         f"list_filter(assignments, lambda x: x.experiment = '{experiment.name}' AND x.share > 0)[1] AS a "
-        f"FROM exposures WHERE context['surface'] IS DISTINCT FROM '{CONSOLE}') WHERE a IS NOT NULL"
+        f"FROM exposures WHERE context['surface'] IS DISTINCT FROM '{CONSOLE}'{where}) WHERE a IS NOT NULL"
     )
     log.execute(
         "CREATE OR REPLACE TEMP TABLE units AS SELECT user_key, min(shown) AS first, any_value(arm) AS arm, "
@@ -238,20 +255,18 @@ def _arm_counts(
     return {name: found.get(name, none) for name in names}
 
 
-def _sums(
-    log: duckdb.DuckDBPyConnection, metric: Metric, times: Mapping[str, Any], arms: Sequence[str]
-) -> tuple[dict[str, ArmSums], Capped]:
-    """Return sums over the users whose horizon is over, by arm."""
+def per_user(log: duckdb.DuckDBPyConnection, metric: Metric, times: Mapping[str, Any]) -> Capped:
+    """Create `per_user`: arm, first exposure, y and x of each user whose horizon is over, capped."""
     amount = "i.value" if metric.of_values else "1::DOUBLE"
     log.execute(
         f"""
         CREATE OR REPLACE TEMP TABLE per_user AS
-        SELECT u.user_key, u.arm,
+        SELECT u.user_key, u.arm, u.first,
             coalesce(sum({amount}) FILTER (i.event_time >= u.first), 0)::DOUBLE AS y,
             coalesce(sum({amount}) FILTER (i.event_time < u.first), 0)::DOUBLE AS x
         FROM units u LEFT JOIN interactions i ON i.user_key = u.user_key AND i.type = $type
             AND i.event_time >= u.first - $past AND i.event_time < u.first + $horizon
-        WHERE u.arms = 1 AND u.first + $horizon <= $now GROUP BY u.user_key, u.arm
+        WHERE u.arms = 1 AND u.first + $horizon <= $now GROUP BY u.user_key, u.arm, u.first
         """,
         {"type": metric.type, **times},
     )
@@ -259,15 +274,25 @@ def _sums(
         f"SELECT quantile_disc(y, {CAPPED_ABOVE}), quantile_disc(x, {CAPPED_ABOVE}) FROM per_user"
     ).fetchone()
     most, most_before = (math.inf if limit is None else limit for limit in limits or (None, None))
-    rows = log.execute(
-        "SELECT arm, count(*), sum(y), sum(y * y), sum(x), sum(x * x), sum(x * y) FROM (SELECT arm, least(y, ?) AS y, "
-        "least(x, ?) AS x FROM per_user) GROUP BY arm",
-        [most, most_before],
-    ).fetchall()
-    found = {arm: ArmSums(users=n, y=y, yy=yy, x=x, xx=xx, xy=xy) for arm, n, y, yy, x, xx, xy in rows}
-    none = ArmSums(users=0, y=0.0, yy=0.0)
     over = _one(log, "SELECT count(*) FROM per_user WHERE y > ?", [most])
-    return {arm: found.get(arm, none) for arm in arms}, Capped(users=over, limit=float(most))
+    log.execute("UPDATE per_user SET y = least(y, ?), x = least(x, ?)", [most, most_before])
+    return Capped(users=over, limit=float(most))
+
+
+def arm_sums(
+    log: duckdb.DuckDBPyConnection, arms: Sequence[str], moments: Sequence[datetime] = ()
+) -> dict[str, list[ArmSums]]:
+    """Return arm -> the sums over `per_user` of first exposures up to each of the ascending moments (none: all)."""
+    number = "0" if not moments else "list_position(list_transform($moments, lambda m: first <= m), true) - 1"
+    rows = log.execute(
+        f"SELECT arm, {number} AS nth, count(*), sum(y), sum(y * y), sum(x), sum(x * x), sum(x * y) FROM per_user "
+        "GROUP BY ALL HAVING nth IS NOT NULL ORDER BY nth",
+        {"moments": list(moments)} if moments else {},
+    ).fetchall()
+    found = {arm: [ArmSums(users=0, y=0.0, yy=0.0)] * max(1, len(moments)) for arm in arms}
+    for arm, nth, *more in rows:
+        found[arm][nth:] = [one.plus(ArmSums(*more)) for one in found[arm][nth:]]
+    return found
 
 
 def _preferred(log: duckdb.DuckDBPyConnection, metrics: Sequence[Metric], tuned_for: int) -> Estimate | None:

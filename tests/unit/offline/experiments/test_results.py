@@ -21,6 +21,7 @@ from services.contracts.topics.interactions import INTERACTIONS, Interaction, en
 from services.offline.archive.exposures import archive_exposures, exposure_files
 from services.offline.archive.writing import ArchiveInteractions
 from services.offline.experiments.log import opened_log
+from services.offline.experiments.over_time import document
 from services.offline.experiments.results import Metric, Results, counts_by, results
 from services.platform.errors import InvalidRequest, PreconditionFailed
 
@@ -308,6 +309,47 @@ def test_an_operators_looks_in_the_console_count_for_nothing() -> None:
     world.exposures = [*at_home, *looks]
     with log_of(*world.topics()) as log:
         assert (told(log), counts_by(log, EXPERIMENT, "surface")) == expected
+
+
+def test_the_consoles_document_says_what_each_look_said_and_what_each_part_says() -> None:
+    world = World()
+    for place, (user, one) in enumerate(world.exposures):
+        device = "mobile's" if sum(user.encode()) % 2 else "desktop"
+        world.exposures[place] = user, replace(one, context={"device": device, "visitor": "v"})
+    metrics = (Metric(type="click"), Metric(type="buy", of_values=True))
+    asked = {"horizon": timedelta(days=1), "past": timedelta(days=14), "tuned_for": 500}
+    with log_of(*world.topics()) as log:
+        made = document(log, EXPERIMENT, metrics, now_ms=T0 + 9 * DAY, **asked)
+        whole, *parts = made["parts"]
+        for now_ms in {row["at_ms"] for row in whole["rows"]}:
+            then = results(log, EXPERIMENT, metrics, now_ms=now_ms, **asked)
+            for row in (row for row in whole["rows"] if row["at_ms"] == now_ms):
+                key = row["metric"], row["arm"]
+                assert row["users"] == then.arms[row["arm"]].counted
+                assert row.get("mean") == pytest.approx(then.means.get(key), rel=0.02)
+                assert ("low" in row) == (key in then.differences)
+        last = {(row["metric"], row["arm"]): row for row in whole["rows"] if row["at_ms"] == T0 + 9 * DAY}
+        now = told(log, *metrics)
+    assert {key: row["mean"] for key, row in last.items()} == pytest.approx(now.means)
+    for key, one in now.differences.items():
+        assert [last[key][name] for name in ("difference", "low", "high")] == pytest.approx(
+            [one.estimate.mean, one.estimate.low, one.estimate.high]
+        )
+    assert {part["name"] for part in parts} == {
+        "surface recommend",
+        "surface search",
+        "device mobile's",
+        "device desktop",
+    }
+    for part in parts:
+        shown = [
+            one
+            for _, one in world.exposures
+            if part["name"] in (f"surface {one.surface}", f"device {one.context['device']}")
+        ]
+        assert {arm: of["exposures"] for arm, of in part["arms"].items()} == {
+            arm: sum(one.assignments[0][1] == arm for one in shown) for arm in ("control", "better")
+        }
 
 
 def test_nothing_is_said_where_the_sample_ratio_is_broken() -> None:

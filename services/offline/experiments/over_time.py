@@ -1,0 +1,129 @@
+"""An experiment's results as one document for the console: now and at moments since its start, whole and by part.
+
+A part is a surface or an entry of the requests' context. A look at a part is one more look: its intervals are not
+corrected for the number of parts.
+"""
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import duckdb
+
+from services.contracts.experiments import VISITOR, Experiment
+from services.offline.experiments.differences import differences
+from services.offline.experiments.results import (
+    CONTEXT,
+    Metric,
+    Part,
+    arm_sums,
+    per_user,
+    prepare,
+    results,
+    times_of,
+)
+from services.offline.experiments.sequential import MIN_USERS
+
+MOMENTS, MAX_PARTS = 24, 16
+
+
+def document(
+    log: duckdb.DuckDBPyConnection,
+    experiment: Experiment,
+    metrics: Sequence[Metric],
+    *,
+    now_ms: int,
+    horizon: timedelta,
+    past: timedelta,
+    tuned_for: int,
+) -> dict[str, Any]:
+    """Return the document, of plain values. Raises: as `results`."""
+    prepare(log, experiment)
+    settings: dict[str, Any] = {"horizon": horizon, "past": past, "tuned_for": tuned_for, "now_ms": now_ms}
+    return {
+        "experiment": experiment.name,
+        "control": experiment.control.name,
+        "metrics": [metric.name for metric in metrics],
+        "until_ms": now_ms,
+        "parts": [_of_part(log, experiment, metrics, only, settings) for only in (None, *_parts(log))],
+    }
+
+
+def _parts(log: duckdb.DuckDBPyConnection) -> list[Part]:
+    """Return the parts that enough users have, those of most users first."""
+    return log.execute(
+        f"""
+        WITH entries AS (
+            SELECT user_key, 'surface' AS name, surface AS part FROM shown UNION ALL
+            SELECT user_key, '{CONTEXT}' || one.key, one.value FROM (
+                SELECT user_key, unnest(map_entries(context)) AS one FROM shown
+            ) WHERE one.key <> '{VISITOR}'
+        )
+        SELECT name, part FROM entries GROUP BY ALL HAVING count(DISTINCT user_key) >= {2 * MIN_USERS}
+        ORDER BY count(DISTINCT user_key) DESC, name, part LIMIT {MAX_PARTS}
+        """
+    ).fetchall()
+
+
+def _of_part(
+    log: duckdb.DuckDBPyConnection,
+    experiment: Experiment,
+    metrics: Sequence[Metric],
+    only: Part | None,
+    settings: dict[str, Any],
+) -> dict[str, Any]:
+    found = results(log, experiment, metrics, only=only, **settings)
+    preferred = found.preferred
+    return {
+        "name": "" if only is None else f"{only[0].removeprefix(CONTEXT)} {only[1]}",
+        "arms": {
+            name: {"users": one.users, "counted": one.counted, "exposures": one.exposures, "shown": one.shown}
+            for name, one in found.arms.items()
+        },
+        "in_two_arms": found.in_two_arms,
+        "unknown_exposures": found.unknown_exposures,
+        "capped": {name: one.users for name, one in found.capped.items()},
+        "is_ratio_broken": found.is_ratio_broken,
+        "broken": list(map(list, found.broken)),
+        "preferred": None if preferred is None else [preferred.mean, preferred.low, preferred.high],
+        "rows": []
+        if experiment.interleaved or found.is_ratio_broken
+        else over_time(log, experiment, metrics, only=only, **settings),
+    }
+
+
+def over_time(
+    log: duckdb.DuckDBPyConnection,
+    experiment: Experiment,
+    metrics: Sequence[Metric],
+    *,
+    now_ms: int,
+    horizon: timedelta,
+    past: timedelta,
+    tuned_for: int,
+    only: Part | None = None,
+) -> list[dict[str, Any]]:
+    """Return a row per moment, metric and arm: what a look at that moment said; the last one is now's."""
+    prepare(log, experiment, only)
+    times = times_of(now_ms, horizon, past)
+    (first,) = log.execute("SELECT min(first) FROM units WHERE arms = 1").fetchone() or (None,)
+    if first is None or (span := times["now"] - horizon - first) <= timedelta(0):
+        return []
+    moments = [first + span * (nth + 1) / MOMENTS for nth in range(MOMENTS)]
+    by_metric = {}
+    for metric in metrics:
+        per_user(log, metric, times)
+        by_metric[metric.name] = arm_sums(log, [arm.name for arm in experiment.arms], moments)
+    rows = []
+    for nth, moment in enumerate(moments):
+        sums = {name: {arm: of[nth] for arm, of in arms.items()} for name, arms in by_metric.items()}
+        found = differences(sums, experiment.control.name, tuned_for=tuned_for)
+        for name, arms in sums.items():
+            for arm, one in arms.items():
+                row = {"at_ms": round((moment + horizon).timestamp() * 1000), "metric": name, "arm": arm}
+                row |= {"users": one.users, "mean": one.mean if one.users else None}
+                if (apart := found.get((name, arm))) is not None:
+                    row |= {"difference": apart.estimate.mean, "low": apart.estimate.low, "high": apart.estimate.high}
+                    row["relative"] = apart.relative
+                rows.append(row)
+    return rows
