@@ -57,7 +57,7 @@ def lag(lags_s: Sequence[float], *, unseen: int, told_s: Sequence[float], poll_m
         "probes": len(lags_s),
         "unseen": unseen,
         "poll_ms": poll_ms,
-        "told_by_the_index_ms": percentiles_ms([told * 1e3 for told in told_s]),
+        "told_by_the_index_ms": percentiles_ms([seconds * 1e3 for seconds in told_s]),
         "changes_of_the_index": len(told_s),
     }
     return "event_to_index", at_most(says, p99_s(lags_s), MAX_LAG_S, unseen=unseen), found

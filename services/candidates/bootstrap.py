@@ -136,7 +136,7 @@ def make_live(
         return live, coder
 
     try:
-        catalogue, kept = _started(settings, base, make)
+        catalogue, snapshots = _started(settings, base, make)
     except ValueError as error:
         raise ConfigError(f"FRESHET_CANDIDATES_ALGORITHMS={settings.algorithms!r}: {error}") from error
     votes = make_votes(settings, base, catalogue, limit - catalogue.index.memory.total)
@@ -156,7 +156,7 @@ def make_live(
             limit_mb=settings.max_memory_mb,
             variable=MEMORY_VARIABLE,
         )
-    return Live(catalogue=catalogue, snapshots=kept, votes=votes, search=search)
+    return Live(catalogue=catalogue, snapshots=snapshots, votes=votes, search=search)
 
 
 def _started(
@@ -317,8 +317,8 @@ async def opened(
 async def run(settings: CandidatesSettings) -> None:
     """Serve until a signal. Raises: BundleError, MemoryError, PortTaken."""
     tracing, health = configure_tracing("candidates", settings.otlp_endpoint), HealthState(check=changed_in_place)
-    kept = 1 if settings.shard.is_all else VERSIONS_KEPT
-    async with opened(settings, health, tracing, versions_kept=kept) as (servicer, live):
+    num_versions = 1 if settings.shard.is_all else VERSIONS_KEPT
+    async with opened(settings, health, tracing, versions_kept=num_versions) as (servicer, live):
         health.serve_as([PROCESSES["candidates"].health_of(live.search.info.model_version, str(settings.shard))])
 
         def add_services(server: grpc.aio.Server) -> list[str]:

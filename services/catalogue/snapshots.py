@@ -31,11 +31,11 @@ class Snapshotted(Protocol):
     def capture(self, **said: int) -> Callable[[Path], Path]: ...
 
 
-def _check_said(said: Mapping[str, Any]) -> None:
+def _check_details(details: Mapping[str, Any]) -> None:
     """Raises: ValueError unless a snapshot has its time and its record."""
     for name, kind in (("written_s", int), ("position", int), ("mark", str)):
-        if type(said.get(name)) is not kind:
-            raise ValueError(f"its manifest says {name}={said.get(name)!r:.80}; allowed: {kind.__name__}")
+        if type(details.get(name)) is not kind:
+            raise ValueError(f"its manifest says {name}={details.get(name)!r:.80}; allowed: {kind.__name__}")
 
 
 def started(
@@ -53,14 +53,14 @@ def started(
     for path in found(root):
         try:
             snapshot = load(path)
-            said = snapshot.manifest.said
-            _check_said(said)
+            details = snapshot.manifest.said
+            _check_details(details)
             catalogue = make(snapshot)
         except ValueError as exc:
             log.error("snapshot_refused", path=str(path), reason=str(exc))
             continue
-        log.info("snapshot_taken", path=str(path), position=said["position"])
-        return catalogue, said
+        log.info("snapshot_taken", path=str(path), position=details["position"])
+        return catalogue, details
     return make(None), None
 
 

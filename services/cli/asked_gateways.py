@@ -30,10 +30,10 @@ def wait_for_gateways(
     until = time.monotonic() + wait_s
     while True:
         complaints = {
-            target: f"it goes by revision {said.revision}, not {revision}"
-            if said.revision < revision
-            else is_done(said)
-            for target, said in ask_gateways(gateways).items()
+            target: f"it goes by revision {answer.revision}, not {revision}"
+            if answer.revision < revision
+            else is_done(answer)
+            for target, answer in ask_gateways(gateways).items()
         }
         left = [f"gateway {target}: {why}" for target, why in complaints.items() if why]
         if not left:
@@ -46,8 +46,8 @@ def wait_for_gateways(
 def problem_of(name: str) -> Callable[[gateway_pb2.GetVersionSetsResponse], str]:
     """Return a function that complains about a gateway without this set, or with processes of it that do not answer."""
 
-    def complain(said: gateway_pb2.GetVersionSetsResponse) -> str:
-        found = next((one for one in said.sets if one.set.name == name), None)
+    def complain(answer: gateway_pb2.GetVersionSetsResponse) -> str:
+        found = next((one for one in answer.sets if one.set.name == name), None)
         if found is None:
             return f"it knows no set {name!r}"
         return "" if found.ready else f"set {name!r}: {found.problem}"

@@ -137,10 +137,10 @@ def read_backup(folder: Path) -> Backup:
     own = CheckpointFiles(folder / "checkpoints")
     names = [path.stem.removeprefix("partition-") for path in (folder / "checkpoints").glob("partition-*.*")]
     numbers = {int(name) for name in names if name.isdecimal()}
-    held = {number: offset for number, (_, offset) in _newest_whole(own.load, numbers)}
-    if held != positions.attributions:
-        said = dict(positions.attributions)
-        raise BackupError(f"{folder} mixes moments: its checkpoints end at {held}, its manifest says {said}")
+    checkpointed = {number: offset for number, (_, offset) in _newest_whole(own.load, numbers)}
+    if checkpointed != positions.attributions:
+        stated = dict(positions.attributions)
+        raise BackupError(f"{folder} mixes moments: its checkpoints end at {checkpointed}, its manifest says {stated}")
     return Backup(
         folder=folder,
         model_version=version,
@@ -192,7 +192,7 @@ def restore_backup(
     if in_the_way and not replace:
         raise BackupError(f"{in_the_way[0]} is not empty; --replace sets it aside")
     when = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
-    said = []
+    notes = []
     for source, target in ((backup.folder / "bundle", bundle), (backup.folder / "checkpoints", folder)):
         aside = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -201,17 +201,17 @@ def restore_backup(
             if target.exists():
                 before = target.with_name(f"{target.name}.before-{when}")
                 target.rename(before)
-                said.append(f"what was at {target} is now at {before}")
+                notes.append(f"what was at {target} is now at {before}")
             aside.rename(target)
         except OSError as exc:
             raise BackupError(f"{target} cannot be written: {exc}") from exc
         finally:
             shutil.rmtree(aside, ignore_errors=True)
-    return said
+    return notes
 
 
-def _require_log(held: Mapping[int, int], ends: Mapping[int, int]) -> None:
-    for number, offset in sorted(held.items()):
+def _require_log(offsets: Mapping[int, int], ends: Mapping[int, int]) -> None:
+    for number, offset in sorted(offsets.items()):
         end = ends.get(number)
         if end is None or offset >= end:
             found = "does not exist" if end is None else f"ends before offset {end}"
@@ -234,15 +234,15 @@ def _newest_whole(
     """Yield, per partition with one, the newest complete checkpoint as a file, and its folded offset."""
     for number in sorted(partitions):
         problems = []
-        for kept in load(number):
+        for checkpoint in load(number):
             try:
-                values, parts = kept.read()
+                values, parts = checkpoint.read()
             except CheckpointError as exc:
-                problems.append(f"{kept.name}: {exc}")
+                problems.append(f"{checkpoint.name}: {exc}")
                 continue
             partition, offset = values.get("partition"), values.get("folded_offset")
             if partition != number or type(offset) is not int:
-                raise BackupError(f"{kept.name} is of partition {partition!r:.40} up to offset {offset!r:.40}")
+                raise BackupError(f"{checkpoint.name} is of partition {partition!r:.40} up to offset {offset!r:.40}")
             yield number, (to_file(values, parts), offset)
             break
         else:

@@ -122,8 +122,8 @@ def _hosts(path: Path) -> list[str]:
     if not path.exists():
         return []
     try:
-        held = x509.load_pem_x509_certificate(path.read_bytes())
-        names = held.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        certificate = x509.load_pem_x509_certificate(path.read_bytes())
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except (ValueError, x509.ExtensionNotFound) as exc:
         raise CertificatesError(f"{path} is no certificate of `freshet certs` ({exc})") from exc
     return [str(name.value) for name in names]

@@ -82,36 +82,36 @@ def explain(error: "FreshetError", process: str = "gateway") -> CommandError:
     """Return one clear sentence, the next step and the exit status for a failed call of a process."""
     import freshet_client as of
 
-    told, at = error.message, f"the {process} at {error.target}"
+    message, at = error.message, f"the {process} at {error.target}"
     address = if_option(process, f"; --{process} names another address")
     wait = if_option("timeout_ms", "; --timeout-ms waits longer")
     match error:
         case of.TooLarge():
-            return usage_error(told, "ask for less at a time")
+            return usage_error(message, "ask for less at a time")
         case of.InvalidArgument() | of.NotFound() | of.Unsupported():
-            return usage_error(told, "see --help for an example")
+            return usage_error(message, "see --help for an example")
         case of.PreconditionFailed():
-            return CommandError(told, advice="`freshet doctor` says what has to be done first")
+            return CommandError(message, advice="`freshet doctor` says what has to be done first")
         case of.Unauthenticated() | of.PermissionDenied():
-            return CommandError(told, advice="FRESHET_API_KEY holds the key to use; `freshet keys create` makes one")
+            return CommandError(message, advice="FRESHET_API_KEY holds the key to use; `freshet keys create` makes one")
         case of.Unreachable(why="HTTP/1.1"):
-            return usage_error(told, if_option(process, f"--{process} names another address"))
+            return usage_error(message, if_option(process, f"--{process} names another address"))
         case of.Unreachable(why="TLS"):
             advice = "FRESHET_TLS_CERT, FRESHET_TLS_KEY and FRESHET_TLS_CA name what `freshet certs` made"
         case of.Unreachable():
-            told = f"{told.partition(': ')[0]}: the {process} process is not running there"
+            message = f"{message.partition(': ')[0]}: the {process} process is not running there"
             advice = f"`freshet up` starts it, `freshet status` shows what runs{address}"
         case of.Unavailable():
-            told = f"{at} cannot do this now: {told}"
+            message = f"{at} cannot do this now: {message}"
             advice = "`freshet status` shows which part is down; the same command is safe to repeat"
         case of.DeadlineExceeded():
             advice = f"`freshet status` shows whether every part is healthy{wait}"
         case of.Overloaded():
-            told, advice = f"{at} refused early, it has too much to do: {told}", "repeat the command in a moment"
+            message, advice = f"{at} refused early, it has too much to do: {message}", "repeat the command in a moment"
         case _:
             advice = "its log, under the stack's state folder, has the reason"
-            return CommandError(f"{at} failed ({error.status}): {told}", advice=advice)
-    return CommandError(told, advice=advice, status=ExitStatus.UNAVAILABLE)
+            return CommandError(f"{at} failed ({error.status}): {message}", advice=advice)
+    return CommandError(message, advice=advice, status=ExitStatus.UNAVAILABLE)
 
 
 def format_token(token: "common_pb2.FreshnessToken") -> str:

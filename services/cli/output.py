@@ -166,10 +166,10 @@ def reports_errors(command: Callable[P, R]) -> Callable[P, R]:
         try:
             return command(*args, **kwargs)
         except (CommandError, OSError, UnicodeEncodeError) as error:
-            if (told := _told(error)) is None:
+            if (failure := _command_error(error)) is None:
                 raise
-            report(told, as_json=bool(kwargs.get("as_json", False)))
-            raise typer.Exit(int(told.status)) from error
+            report(failure, as_json=bool(kwargs.get("as_json", False)))
+            raise typer.Exit(int(failure.status)) from error
         except KeyboardInterrupt as interrupt:
             sys.stderr.write("interrupted\n")
             raise typer.Exit(int(ExitStatus.INTERRUPTED)) from interrupt
@@ -177,7 +177,7 @@ def reports_errors(command: Callable[P, R]) -> Callable[P, R]:
     return wrapped
 
 
-def _told(error: CommandError | OSError | UnicodeEncodeError) -> CommandError | None:
+def _command_error(error: CommandError | OSError | UnicodeEncodeError) -> CommandError | None:
     match error:
         case CommandError():
             return error

@@ -34,19 +34,21 @@ def reads_a_table(command: Callable[..., None]) -> Callable[..., None]:
             table = TableOptions(columns=columns, items=items, separator=category_separator)
         command(table=table, **given)
 
-    def option(name: str, kind: Any, default: Any, *flags: str, told: str) -> inspect.Parameter:
-        annotation = Annotated[kind, typer.Option(*flags, help=told, rich_help_panel=_PANEL)]
+    def option(name: str, kind: Any, default: Any, *flags: str, help_text: str) -> inspect.Parameter:
+        annotation = Annotated[kind, typer.Option(*flags, help=help_text, rich_help_panel=_PANEL)]
         return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
     own = [one for one in inspect.signature(command).parameters.values() if one.name != "table"]
     own += [
-        option(f"{role}_column", str, "", *flags, told=_HELP.get(role, f"Column of the {role}, if not a usual name."))
+        option(
+            f"{role}_column", str, "", *flags, help_text=_HELP.get(role, f"Column of the {role}, if not a usual name.")
+        )
         for role, flags in _COLUMNS.items()
     ]
     what = "A file of items (CSV, JSON lines, Parquet): id, title, categories; other columns are typed attributes."
-    own.append(option("items", Path | None, None, "--items", told=what))
+    own.append(option("items", Path | None, None, "--items", help_text=what))
     separator = "What separates two categories of a cell."
-    own.append(option("category_separator", str, "|", "--category-separator", told=separator))
+    own.append(option("category_separator", str, "|", "--category-separator", help_text=separator))
     wrapped.__signature__ = inspect.Signature(own)  # type: ignore[attr-defined]
     wrapped.__annotations__ = {one.name: one.annotation for one in own}
     return wrapped

@@ -253,8 +253,10 @@ def _growth(asked: Asked) -> dict[str, float]:
     ledgers.
     """
     size, day = RECORD_BYTES, 86_400
-    kept = asked.events_per_s * (size["interaction"] + size["attribution"]) + asked.recommend_per_s * size["exposure"]
+    bytes_per_s = (
+        asked.events_per_s * (size["interaction"] + size["attribution"]) + asked.recommend_per_s * size["exposure"]
+    )
     return {
-        "kafka disks": round(SAFE_REPLICAS * kept * day / _GIB, 2),
+        "kafka disks": round(SAFE_REPLICAS * bytes_per_s * day / _GIB, 2),
         "refreshers' ledgers": round(asked.events_per_s * _LEDGER_BYTES * day / _GIB, 2),
     }

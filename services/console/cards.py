@@ -93,12 +93,12 @@ class Cards:
 
     def _say_move(self, card: _Card, place: int, *, is_new: bool, moves: bool) -> None:
         up = card.place - place
-        said, kind = "", ""
+        label, kind = "", ""
         if moves and is_new:
-            said, kind = "new", "new"
+            label, kind = "new", "new"
         elif moves and card.place and up:
-            said, kind = (f"▲ {up}", "up") if up > 0 else (f"▼ {-up}", "down")
-        card.move.set_text(said)
+            label, kind = (f"▲ {up}", "up") if up > 0 else (f"▼ {-up}", "down")
+        card.move.set_text(label)
         card.move.classes(replace=f"move {kind}")
 
     def _make(self, item: Shown) -> _Card:

@@ -127,9 +127,9 @@ class Filters:
             slider = box("input", "range", type="range", min="0", max=most, step=step, title=hint)
             slider.props["^value"] = value  # As `entry` does.
 
-        async def moved(said: str) -> None:
-            setattr(self._wanted, name, int(said) if step == "1" else float(said))
-            shown.set_text(said)
+        async def moved(value: str) -> None:
+            setattr(self._wanted, name, int(value) if step == "1" else float(value))
+            shown.set_text(value)
             await self._changed()
 
         slider.on("change", lambda event: moved(str(event.args)), js_handler="(e) => emit(e.target.value)")

@@ -80,9 +80,9 @@ class VersionSets(Revised):
             raise InvalidRequest.of("name", new.name, "1-64 of a-z, 0-9 and '-', no '-' first")
         if new.name in self.sets:
             raise PreconditionFailed(f"set {new.name!r} is staged already: retire it first, or take another name")
-        for held in self.sets.values():
-            if held.model_version == new.model_version:
-                raise PreconditionFailed(f"model {new.model_version} is set {held.name!r} already")
+        for other in self.sets.values():
+            if other.model_version == new.model_version:
+                raise PreconditionFailed(f"model {new.model_version} is set {other.name!r} already")
         if len(self.sets) >= MAX_SETS:
             others = ", ".join(sorted(self.sets.keys() - {self.serving}))
             raise PreconditionFailed(f"there are {len(self.sets)} sets, allowed: {MAX_SETS}; retire {others} first")
@@ -126,7 +126,7 @@ class VersionSets(Revised):
             raise PreconditionFailed(f"set {name!r} serves: promote another one, or roll back, first")
         if self.canary is not None:
             raise PreconditionFailed(f"set {name!r} answers {self.canary.share:.3%} of users: end the canary first")
-        left = {other: held for other, held in self.sets.items() if other != name}
+        left = {other: version_set for other, version_set in self.sets.items() if other != name}
         return self._next(sets=left, before="" if self.before == name else self.before, shadow=None)
 
     def settled(self) -> "VersionSets":

@@ -51,17 +51,17 @@ class Models:
 
     def apply(self, sets: VersionSets) -> None:
         """Open the models of these sets and close all others. A model that fails to open is left out and logged."""
-        held = {one.vocabulary.model_version: one for one in self.others}
+        current = {one.vocabulary.model_version: one for one in self.others}
         wanted = {one.model_version: one for one in sets.sets.values()}
         wanted.pop(self.own.vocabulary.model_version, None)
         others = []
         for version, one in wanted.items():
             try:
-                others.append(held.get(version) or self._opened(one))
+                others.append(current.get(version) or self._opened(one))
             except Exception as exc:
                 # Any error: the stream and the other models continue.
                 log.error("version_set_not_held", set=one.name, reason=str(exc), error=type(exc).__name__)
-        gone = [one for version, one in held.items() if version not in wanted]
+        gone = [one for version, one in current.items() if version not in wanted]
         self.others = tuple(others)
         self._changed(self.others)
         for left in gone:

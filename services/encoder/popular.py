@@ -39,7 +39,7 @@ def _add_user(
     first = {arrival.partition: arrival.offset for arrival in reversed(user.arrivals)}
     items = {arrival.interaction.item_id for arrival in user.arrivals}
     items.update(undone.item_id for undone in user.merged.undone.values())
-    held: dict[Position, Interaction | StoredEvent] = {
+    stored: dict[Position, Interaction | StoredEvent] = {
         Position(event.partition, event.offset): event
         for event in user.history.events
         if event.item_id in items and event.offset < first.get(event.partition, math.inf)
@@ -50,19 +50,19 @@ def _add_user(
         for one in user.history.recent
         if one.item_id in items
         and one.offset < first.get(one.partition, math.inf)
-        and Position(one.partition, one.offset) not in held
+        and Position(one.partition, one.offset) not in stored
     }
     for number, (arrival, outcome) in enumerate(zip(user.arrivals, user.merged.outcomes, strict=True)):
         undone = user.merged.undone.get(number)
         event = arrival.interaction if outcome in _TAKEN else None if undone is None else undone.event
         if event is None:
             continue
-        before = _strongest(event.item_id, held, schema, half_life_s)
+        before = _strongest(event.item_id, stored, schema, half_life_s)
         if undone is None:
-            held[Position(arrival.partition, arrival.offset)] = event
+            stored[Position(arrival.partition, arrival.offset)] = event
         else:
-            held.pop(undone.position, None)
-        after = _strongest(event.item_id, held, schema, half_life_s)
+            stored.pop(undone.position, None)
+        after = _strongest(event.item_id, stored, schema, half_life_s)
         if before == after or (event.item_id, schema.of(event.type).history) in others:
             continue
         levels = made.setdefault(arrival.partition, ({}, {}))[after < before]

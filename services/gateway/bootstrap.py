@@ -59,7 +59,7 @@ from services.gateway.recommend.popular_now import FollowedPopularity
 from services.gateway.recommend.standing_rules import check_arms, standing_rules
 from services.gateway.server import SERVICE, GatewayServicer
 from services.gateway.stages import Limits
-from services.gateway.version_sets.routes import Held, Routes, own_set
+from services.gateway.version_sets.routes import Routes, ServedSet, own_set
 from services.gateway.write.lag import AcknowledgedLag
 from services.platform.http.origins import origins
 from services.platform.http.server import HttpServer
@@ -97,7 +97,7 @@ def _candidates(
         patient_s=limits.stage_timeout_s,
         open_s=limits.breaker_s,
         stalled_s=stalled_s,
-        told=metrics.shard_told,
+        count=metrics.count_shard,
     )
 
 
@@ -123,7 +123,7 @@ class _Stream:
     def __init__(self, settings: GatewaySettings, tracing: Tracing, metrics: GatewayMetrics) -> None:
         self.exposures: KafkaExposureLog | None = None
         if settings.exposures:
-            self.exposures = KafkaExposureLog(settings.kafka, pseudonym_key(settings), told=metrics.exposures_kept)
+            self.exposures = KafkaExposureLog(settings.kafka, pseudonym_key(settings), count=metrics.count_exposures)
         self.producer = EventProducer(settings.kafka, client_id="freshet-gateway")
         self._encoder = rpc_client.channel(settings.encoder_address, tracing.client_interceptors, tls=settings.tls)
         self.status = ProbedStreamStatus(self._encoder, self.producer.brokers)
@@ -209,7 +209,7 @@ class _Gateway:
         """Return the routes. Raises: BundleError for an unusable bundle, ConfigError for rules."""
         opened = await asyncio.to_thread(_Opened.of, self._settings.bundle, self._settings)
         await self._stream.start()
-        own, follower = self._hold(own_set(opened.bundle.model_version), opened, near)
+        own, follower = self._make_set(own_set(opened.bundle.model_version), opened, near)
         self.metrics.watch_turns(follower.turns)
         health.watch("items", follower.turns)
         self.routes = Routes(
@@ -251,14 +251,16 @@ class _Gateway:
         self._followers.append(OperationFollower(of, reader, changed, on_ready=on_ready))
         self._followers[-1].start()
 
-    async def _open_set(self, one: VersionSet) -> Held:
+    async def _open_set(self, one: VersionSet) -> ServedSet:
         opened = await asyncio.to_thread(_Opened.of, Path(one.bundle), self._settings)
         if (found := opened.bundle.model_version) != one.model_version:
             raise BundleError(f"{one.bundle} holds model {found}; allowed: {one.model_version}")
-        held, _ = self._hold(one, opened, {})
-        return held
+        served, _ = self._make_set(one, opened, {})
+        return served
 
-    def _hold(self, one: VersionSet, opened: _Opened, near: Mapping[str, Peer]) -> tuple[Held, CatalogueFollower]:
+    def _make_set(
+        self, one: VersionSet, opened: _Opened, near: Mapping[str, Peer]
+    ) -> tuple[ServedSet, CatalogueFollower]:
         """Return a set's handlers, and the follower that updates its titles and its fallback."""
         bundle, popular, settings = opened.bundle, opened.popular, self._settings
         peers = _Peers(one, settings, self._tracing, bundle.model_version, near)
@@ -292,7 +294,7 @@ class _Gateway:
             preferences=settings.preferences,
             stalls=self._stalls,
             rules=opened.rules,
-            others=lambda: [held.refreshers for held in self.routes.others],
+            others=lambda: [served.refreshers for served in self.routes.others],
         )
         unseen = make(metrics=GatewayMetrics(CollectorRegistry()), exposures=Exposures(self._key, None))
 
@@ -301,7 +303,7 @@ class _Gateway:
             await asyncio.to_thread(follower.stop)
             await peers.close()
 
-        held = Held(
+        served = ServedSet(
             handlers=make(metrics=self.metrics, exposures=Exposures(self._key, self._stream.exposures)),
             model_version=bundle.model_version,
             refreshers=ports.refreshers,
@@ -311,7 +313,7 @@ class _Gateway:
         )
         follower.start()
         popular_now.start()
-        return held, follower
+        return served, follower
 
     def _ports(self, peers: _Peers, model_version: str) -> Ports:
         producer, tracing = self._stream.producer, self._tracing

@@ -87,7 +87,7 @@ class GatewayMetrics:
         for kind in answer.degradations:
             self._degradations[kind].inc()
 
-    def shard_told(self, what: str, shard: int) -> None:
+    def count_shard(self, what: str, shard: int) -> None:
         """Record a "hedged" call of a shard, or one that is "missing" in an answer."""
         self._shard_calls.labels(str(shard), what).inc()
 
@@ -104,7 +104,7 @@ class GatewayMetrics:
         self._acknowledged.inc()
         self._append_seconds.observe(seconds)
 
-    def exposures_kept(self, written: int, lost: int) -> None:
+    def count_exposures(self, written: int, lost: int) -> None:
         """Record newly written and lost exposures."""
         self._exposures_written.inc(written)
         self._exposures_lost.inc(lost)

@@ -35,7 +35,7 @@ from services.gateway.messages import (
     similar_query,
     user_message,
 )
-from services.gateway.version_sets.routes import Held, Routes
+from services.gateway.version_sets.routes import Routes, ServedSet
 from services.platform.errors import PermissionDenied
 from services.platform.large_requests import in_turn
 from services.platform.rpc import request_context
@@ -59,27 +59,27 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
             if is_asked and roles is not None and Role.OPERATOR not in roles:
                 key = request_context.caller.get()
                 raise PermissionDenied(f"{name} needs the role operator; API key {key} has {', '.join(sorted(roles))}")
-        held, answer = await self._recommended(query)
-        self.routes.answered(held, query, answer)
+        served, answer = await self._recommended(query)
+        self.routes.answered(served, query, answer)
         if answer.state is not None:
             self.tracing.link(answer.state.traceparent, "state")
-        details = held.handlers.describe_catalogue.details if request.with_details else None
+        details = served.handlers.describe_catalogue.details if request.with_details else None
         return answer_message(answer, details)
 
-    async def _recommended(self, query: RecommendQuery) -> tuple[Held, Recommendation]:
+    async def _recommended(self, query: RecommendQuery) -> tuple[ServedSet, Recommendation]:
         """Return the answer by the user's arms, and its set. A list of pages, an answer that later ones exclude, and
         one with a
         max gap need a single ranking: they take no part in an interleaved experiment.
         """
-        held, assignments = self.routes.assigned(query.user_id, query.context, query.arms)
+        served, assignments = self.routes.assigned(query.user_id, query.context, query.arms)
         mixed = next((one for one in assignments if one.arm is None), None)
         asks_one = query.page_depth or query.page_token or query.not_again or query.max_gap is not None
         if mixed is not None and asks_one:
             assignments, mixed = tuple(one for one in assignments if one.arm is not None), None
         query = replace(query, assignments=assignments)
         if mixed is None:
-            return held, await held.handlers.recommend(query)
-        first, second = (self.routes.set_of(arm, held) or held for arm in mixed.experiment.arms)
+            return served, await served.handlers.recommend(query)
+        first, second = (self.routes.set_of(arm, served) or served for arm in mixed.experiment.arms)
         return first, await self.interleaved(query, mixed, first, second)
 
     async def Search(
@@ -87,16 +87,16 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
     ) -> gateway_pb2.GatewayServiceSearchResponse:
         """Return the top K items for words, for everyone or for a user."""
         query = await in_turn(search_query, request)
-        held, assignments = self.routes.assigned(query.user_id)
-        return found_message(await held.handlers.search(replace(query, assignments=assignments)))
+        served, assignments = self.routes.assigned(query.user_id)
+        return found_message(await served.handlers.search(replace(query, assignments=assignments)))
 
     async def Similar(
         self, request: gateway_pb2.GatewayServiceSimilarRequest, context: Any
     ) -> gateway_pb2.GatewayServiceSimilarResponse:
         """Return the top K items most similar to one item."""
         query = await in_turn(similar_query, request)
-        held, assignments = self.routes.assigned(query.user_id)
-        return similar_message(await held.handlers.similar(replace(query, assignments=assignments)))
+        served, assignments = self.routes.assigned(query.user_id)
+        return similar_message(await served.handlers.similar(replace(query, assignments=assignments)))
 
     async def RecordInteractions(
         self, request: gateway_pb2.RecordInteractionsRequest, context: Any
@@ -143,9 +143,9 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
     async def Explain(self, request: gateway_pb2.ExplainRequest, context: Any) -> gateway_pb2.ExplainResponse:
         """Explain an item's score for a user."""
         query = await in_turn(explain_query, request)
-        held, assignments = self.routes.assigned(query.user_id)
+        served, assignments = self.routes.assigned(query.user_id)
         query = replace(query, arm_rules=rules_of_arms(assignments))
-        return explanation_message(await held.handlers.explain(query))
+        return explanation_message(await served.handlers.explain(query))
 
     async def GetFreshness(
         self, request: gateway_pb2.GetFreshnessRequest, context: Any
@@ -171,8 +171,8 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
 
     async def GetUser(self, request: gateway_pb2.GetUserRequest, context: Any) -> gateway_pb2.GetUserResponse:
         """Return a user's stored data."""
-        held, _ = self.routes.assigned(request.user_id)
-        found = await held.handlers.get_user(request.user_id, request.max_events, request.skip_events)
+        served, _ = self.routes.assigned(request.user_id)
+        found = await served.handlers.get_user(request.user_id, request.max_events, request.skip_events)
         return user_message(found)
 
     async def GetVersionSets(

@@ -266,15 +266,15 @@ class Stages:
     async def keep(self, work: Work[Any], kind: str, entry: bytes, *, most: int, ttl_seconds: int) -> bool:
         """Store an entry for the user; return whether it is stored. Marks the answer if the store is unavailable."""
         push, user_id = self._ports.sessions.push, work.query.user_id
-        kept = await self._attempt(
+        written = await self._attempt(
             work,
             "sessions",
             self._limits.state_timeout_s,
             lambda _: push(kind, user_id, entry, most=most, ttl_seconds=ttl_seconds),
         )
-        if kept is None:
+        if written is None:
             work.mark(Degradation.STATE_STORE_DOWN)
-        return bool(kept)
+        return bool(written)
 
     async def search(
         self, work: Work[RecommendQuery], state: PackedQueryState, k: int, among: Sequence[str] = ()

@@ -9,8 +9,8 @@ class PortTaken(RuntimeError):
     """The port is taken. The message has the port, its owner and the remedy."""
 
     def __init__(self, host: str, port: int, owner: str | None, *, purpose: str = "gRPC") -> None:
-        held = f"held by {owner}" if owner else "held by another process (its owner is not visible to this user)"
-        super().__init__(f"port {port} on {host} ({purpose}) is taken: {held}; stop it or choose another port")
+        owned = f"held by {owner}" if owner else "held by another process (its owner is not visible to this user)"
+        super().__init__(f"port {port} on {host} ({purpose}) is taken: {owned}; stop it or choose another port")
         self.port = port
         self.owner = owner
 

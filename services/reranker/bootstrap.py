@@ -71,7 +71,7 @@ def make_live(base: Catalogue, limit_mb: int, snapshot: Snapshot | None = None) 
 async def run(settings: RerankerSettings) -> None:
     """Serve until a signal. Raises: BundleError, MemoryError, PortTaken."""
     set_compute_threads(settings.compute_threads)
-    catalogue, kept = await asyncio.to_thread(load_catalogue, settings)
+    catalogue, snapshots = await asyncio.to_thread(load_catalogue, settings)
     metrics = RerankerMetrics()
     rerank = Rerank(catalogue=catalogue, metrics=metrics)
     tracing = configure_tracing("reranker", settings.otlp_endpoint)
@@ -86,7 +86,7 @@ async def run(settings: RerankerSettings) -> None:
         model_version=catalogue.base.model_version,
         on_ready=gate.open,
         kinds=catalogue.index.kinds,
-        snapshots=kept,
+        snapshots=snapshots,
     )
     metrics.catalogue.watch_turns(follower.turns)
     health.watch("catalogue", follower.turns)

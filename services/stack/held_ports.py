@@ -13,9 +13,9 @@ def held_for_servers(host: str, ports: Iterable[int]) -> Iterator[None]:
     listens
     here. A port in use is left alone.
     """
-    with ExitStack() as held:
+    with ExitStack() as sockets:
         for port in ports:
-            holder = held.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
+            holder = sockets.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
             holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             with suppress(OSError):

@@ -146,8 +146,8 @@ class HistoryTopic:
             records = self._topic.records_at({partition: offset for partition, (offset, _) in now.items()})
             for partition, (_, user_id) in now.items():
                 record = records.get(partition)
-                if record is not None and record.key == user_id.encode() and (kept := self.read(record)):
-                    found[user_id] = kept
+                if record is not None and record.key == user_id.encode() and (history := self.read(record)):
+                    found[user_id] = history
             wanted = {partition: places for partition, places in wanted.items() if places}
         return found
 
@@ -165,7 +165,7 @@ class HistoryTopic:
         if record.value is None or record.key is None:
             return None
         try:
-            kept = decode_history(record.key, record.value)
+            history = decode_history(record.key, record.value)
         except InvalidRequest as exc:
             log.error(
                 "history_record_refused",
@@ -175,7 +175,7 @@ class HistoryTopic:
                 reason=exc.message,
             )
             return None
-        return kept if kept.reading == self.marks[record.partition].reading else None
+        return history if history.reading == self.marks[record.partition].reading else None
 
     def is_newest(self, record: SourceRecord) -> bool:
         """Return whether no later record of the same user is known."""

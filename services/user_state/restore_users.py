@@ -123,10 +123,10 @@ class RestoreUsers:
         if self._scan is None and len(self._waiting) * _LOOKUP_RECORDS > max(topic.num_records, 10_000):
             self._scan = topic.scan()
         records = None if self._scan is None else next(self._scan, None)
-        kept: Mapping[str, KeptHistory | None]
+        histories: Mapping[str, KeptHistory | None]
         if records is not None:
             named = [(record, (record.key or b"").decode(errors="replace")) for record in records]
-            kept = {
+            histories = {
                 user_id: topic.read(record)
                 for record, user_id in named
                 if user_id in self._waiting and topic.is_newest(record)
@@ -134,14 +134,14 @@ class RestoreUsers:
         else:
             # The scan is over. Users still in the queue had no record, or became lost since.
             self._scan, some = None, list(islice(self._waiting, SLICE_USERS))
-            kept = dict.fromkeys(some) | topic.find(some)
-        found = {user_id: history for user_id, history in kept.items() if history is not None}
+            histories = dict.fromkeys(some) | topic.find(some)
+        found = {user_id: history for user_id, history in histories.items() if history is not None}
         self._restore(list(found), found, watermarks, epoch)
-        self._unkept += kept.keys() - found.keys()
-        for user_id in kept:
+        self._unkept += histories.keys() - found.keys()
+        for user_id in histories:
             del self._waiting[user_id]
         self._log_restored()
-        return max(1, len(kept))
+        return max(1, len(histories))
 
     def _log_restored(self) -> None:
         if self._back and not self._waiting:
@@ -149,7 +149,7 @@ class RestoreUsers:
             self._back = self._from_log = 0
 
     def _restore(
-        self, user_ids: Sequence[str], kept: Mapping[str, KeptHistory], watermarks: Offsets, epoch: str
+        self, user_ids: Sequence[str], histories: Mapping[str, KeptHistory], watermarks: Offsets, epoch: str
     ) -> None:
         # Read before the log: if a user changes meanwhile, the write below fails.
         stored = self.store.load_users(user_ids, epoch)
@@ -157,13 +157,13 @@ class RestoreUsers:
         users: dict[str, ReplayedUser] = {}
         behind, unkept, erased = dict[str, ReplayedUser](), dict[str, ReplayedUser](), dict[str, PackedHistory]()
         for user_id in user_ids:
-            home, one = home_of(user_id, epoch).partition, kept.get(user_id)
+            home, one = home_of(user_id, epoch).partition, histories.get(user_id)
             whole = self.keep.is_whole(user_id)
             if one is not None and whole and one.positions.get(home, -1) < stored[user_id].known:
                 log.error("history_record_behind", partition=home, applied=stored[user_id].known)
                 one = None
             if one is not None:
-                user = users[user_id] = self._kept_user(one)
+                user = users[user_id] = self._replayed_user(one)
                 if not covers(one.forgotten, self.replay.forgotten.up_to(user_id)):
                     user.history = erase(user.history, self.replay.forgotten.up_to(user_id))
                     user.seen = seen_in(user.history.events)
@@ -191,11 +191,11 @@ class RestoreUsers:
         self.restored(len(users))
 
     @staticmethod
-    def _kept_user(kept: KeptHistory) -> ReplayedUser:
+    def _replayed_user(stored: KeptHistory) -> ReplayedUser:
         history = UserHistory(
-            events=kept.events, recent=kept.recent, positions=kept.positions, forgotten=kept.forgotten
+            events=stored.events, recent=stored.recent, positions=stored.positions, forgotten=stored.forgotten
         )
-        return ReplayedUser(history, kept.seen)
+        return ReplayedUser(history, stored.seen)
 
     def _make_states(self, epoch: str) -> int:
         users = list(islice(self._stateless, SLICE_USERS))

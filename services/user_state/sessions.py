@@ -72,10 +72,10 @@ class SessionStore:
         home = home_of(user_id, epoch)
         keys = [session_key(home, kind), history_key(home), session_sizes_key(home.partition)]
         with redis_errors():
-            kept = await self._push(keys=keys, args=[entry, most, ttl_seconds, num_partitions_of(epoch)])
-        if kept < 0:
+            num_stored = await self._push(keys=keys, args=[entry, most, ttl_seconds, num_partitions_of(epoch)])
+        if num_stored < 0:
             raise PreconditionFailed("sessions use their tenth of Redis' memory; give Redis more (maxmemory)")
-        return bool(kept)
+        return bool(num_stored)
 
     async def read(self, user_id: str, wanted: Mapping[str, int]) -> Mapping[str, list[bytes]]:
         """Return the newest entries by kind, at most the wanted number, newest first. Raises: DependencyUnavailable."""

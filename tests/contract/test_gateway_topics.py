@@ -131,10 +131,10 @@ async def test_exposures_are_written_under_pseudonyms_and_of_nobody_under_their_
 async def test_exposures_of_a_process_that_ends_are_written_before(kafka: str) -> None:
     since, kept = Since(kafka, EXPOSURES), [0, 0]
 
-    def told(written: int, lost: int) -> None:
+    def count(written: int, lost: int) -> None:
         kept[0], kept[1] = kept[0] + written, kept[1] + lost
 
-    log = KafkaExposureLog(kafka, KEY, told=told, gather_s=60)
+    log = KafkaExposureLog(kafka, KEY, count=count, gather_s=60)
     log.start()
     for number in range(100):
         log.append("ann", exposure(f"e{number}"))

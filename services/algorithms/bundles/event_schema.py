@@ -179,10 +179,10 @@ def _name(source: str, name: object) -> str:
     return name
 
 
-def _event_type(where: str, said: object) -> EventType:
-    if not isinstance(said, dict):
-        raise SchemaError(f"{where} is {said!r:.80}; allowed: a mapping with role")
-    for name, value in said.items():
+def _event_type(where: str, declared: object) -> EventType:
+    if not isinstance(declared, dict):
+        raise SchemaError(f"{where} is {declared!r:.80}; allowed: a mapping with role")
+    for name, value in declared.items():
         wanted = _FIELDS.get(name)
         if wanted is None:
             raise SchemaError(f"{where}.{name}; allowed: {', '.join(_FIELDS)}")
@@ -191,21 +191,21 @@ def _event_type(where: str, said: object) -> EventType:
             allowed = {str: "text", bool: "true or false", float: "a finite number"}[wanted]
             raise SchemaError(f"{where}.{name}={value!r:.80}; allowed: {allowed}")
     try:
-        role = Role(said.get("role", ""))
+        role = Role(declared.get("role", ""))
     except ValueError:
-        raise SchemaError(f"{where}.role={said.get('role')!r:.80}; allowed: {', '.join(Role)}") from None
-    slope = float(said.get("weight", _WEIGHT[role]))
-    centre = float(said["centre"]) if "centre" in said else None
+        raise SchemaError(f"{where}.role={declared.get('role')!r:.80}; allowed: {', '.join(Role)}") from None
+    slope = float(declared.get("weight", _WEIGHT[role]))
+    centre = float(declared["centre"]) if "centre" in declared else None
     if role is Role.NEGATIVE and slope > 0:
         raise SchemaError(f"{where}.weight={slope}; allowed: at most 0 for a negative event")
     if role is Role.POSITIVE and centre is None and slope < 0:
         raise SchemaError(f"{where}.weight={slope}; allowed: at least 0 for a positive event, or a centre")
-    limit = float(said.get("limit", max(1.0, abs(slope)) if centre is None else 1.0))
+    limit = float(declared.get("limit", max(1.0, abs(slope)) if centre is None else 1.0))
     try:
         return EventType(
             role=role,
-            seen=said.get("seen", _SEEN[role]),
-            history=said.get("history", _HISTORY[role]),
+            seen=declared.get("seen", _SEEN[role]),
+            history=declared.get("history", _HISTORY[role]),
             weight=TypeWeight(slope=slope, centre=centre, limit=limit),
         )
     except ValueError as error:

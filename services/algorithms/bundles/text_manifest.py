@@ -107,6 +107,6 @@ class TextManifest:
         write_fields(path, asdict(self))
 
 
-def _require(holds: bool, name: str, value: object, allowed: str) -> None:
-    if not holds:
+def _require(condition: bool, name: str, value: object, allowed: str) -> None:
+    if not condition:
         raise BundleError(f"{name}={value}; allowed: {allowed}")

@@ -57,7 +57,7 @@ class CacheCounts:
         )
 
 
-class _Kept:
+class _Cached:
     """The events under one key, their keys and values per block, and the states after the last of them.
 
     `length` of the C places are used; the others have a place in the window that no event attends to.
@@ -103,9 +103,9 @@ class _Kept:
             array[:, :, start:stop] = new[name].reshape(*array.shape[:2], len(items), -1)
         self.length, self.last = stop, {}
 
-    def with_room(self, shapes: Shapes, places: int) -> "_Kept":
+    def with_room(self, shapes: Shapes, places: int) -> "_Cached":
         """Return a copy with more places."""
-        roomier = _Kept(shapes, places)
+        roomier = _Cached(shapes, places)
         roomier.extend(
             self.items[: self.length],
             self.feeds["past_time"][: self.length],
@@ -140,8 +140,8 @@ class IncrementalEncoder:
         self._bytes_of_states = sum(
             4 * int(np.prod(spec.shape[1:])) for spec in session.get_outputs() if spec.name in self._states
         )
-        self._nothing = _Kept(self._shapes, 1)
-        self._kept: OrderedDict[int, _Kept] = OrderedDict()
+        self._nothing = _Cached(self._shapes, 1)
+        self._cache: OrderedDict[int, _Cached] = OrderedDict()
         self._bytes = 0
         self._counts = CacheCounts()
         self._lock = threading.Lock()
@@ -155,20 +155,20 @@ class IncrementalEncoder:
         mixture, gate (M, P), by name.
         """
         with self._lock:
-            kept = self._kept.get(key)
-            common = 0 if kept is None else kept.in_common(items, times)
-            known = self._known(kept, common, user_index, positions)
+            cached = self._cache.get(key)
+            common = 0 if cached is None else cached.in_common(items, times)
+            known = self._known(cached, common, user_index, positions)
             left = positions[known:]
             # A state inside the cached part needs encoding from there on; rare: only for out-of-order events.
             start = min(common, int(left[0])) if len(left) else len(items)
             states: dict[str, FloatArray] = {}
-            if kept is not None and start:
-                self._kept.move_to_end(key)
-                kept.truncate(start)
-                states = {name: np.repeat(array, known, axis=0) for name, array in kept.last.items()} if known else {}
+            if cached is not None and start:
+                self._cache.move_to_end(key)
+                cached.truncate(start)
+                states = {name: np.repeat(array, known, axis=0) for name, array in cached.last.items()} if known else {}
             if start < len(items):
-                outputs = self._step(kept if start else None, start, items, times, user_index, left)
-                self._keep(key, kept if start else None, items[start:], times[start:], outputs)
+                outputs = self._step(cached if start else None, start, items, times, user_index, left)
+                self._store(key, cached if start else None, items[start:], times[start:], outputs)
                 found = {name: outputs[name] for name in self._states}
                 self._remember(key, len(items), positions, found, user_index)
                 states = {name: np.concatenate([states[name], found[name]]) for name in found} if known else found
@@ -186,14 +186,14 @@ class IncrementalEncoder:
         with self._lock:
             return self._counts
 
-    def _known(self, kept: _Kept | None, common: int, user_index: int, positions: IntArray) -> int:
+    def _known(self, cached: _Cached | None, common: int, user_index: int, positions: IntArray) -> int:
         """Return how many of the positions are the last cached event's, whose states are cached."""
-        if kept is None or not kept.last or common < kept.length or kept.last_user != user_index:
+        if cached is None or not cached.last or common < cached.length or cached.last_user != user_index:
             return 0
         return int((positions == common - 1).sum()) if positions[0] == common - 1 else 0
 
     def _step(
-        self, past: _Kept | None, start: int, items: IntArray, times: IntArray, user_index: int, positions: IntArray
+        self, past: _Cached | None, start: int, items: IntArray, times: IntArray, user_index: int, positions: IntArray
     ) -> dict[str, FloatArray]:
         feeds = {
             "item_index": items[start:],
@@ -206,36 +206,36 @@ class IncrementalEncoder:
             feeds["user_index"] = np.array([user_index])
         return dict(zip(self._outputs, self._session.run(self._outputs, feeds), strict=True))
 
-    def _keep(
-        self, key: int, kept: _Kept | None, items: IntArray, times: IntArray, outputs: dict[str, FloatArray]
+    def _store(
+        self, key: int, cached: _Cached | None, items: IntArray, times: IntArray, outputs: dict[str, FloatArray]
     ) -> None:
-        length = len(items) + (kept.length if kept is not None else 0)
-        if kept is None or kept.places < length:
+        length = len(items) + (cached.length if cached is not None else 0)
+        if cached is None or cached.places < length:
             self._remove(key)
             places = -(-length // PLACES_AT_ONCE) * PLACES_AT_ONCE
-            kept = _Kept(self._shapes, places) if kept is None else kept.with_room(self._shapes, places)
-            kept.bytes += self._bytes_of_states
-            if kept.bytes > self._max_bytes:
+            cached = _Cached(self._shapes, places) if cached is None else cached.with_room(self._shapes, places)
+            cached.bytes += self._bytes_of_states
+            if cached.bytes > self._max_bytes:
                 return
-            self._kept[key] = kept
-            self._bytes += kept.bytes
-        kept.extend(items, times, {"keys": outputs["new_keys"], "values": outputs["new_values"]})
+            self._cache[key] = cached
+            self._bytes += cached.bytes
+        cached.extend(items, times, {"keys": outputs["new_keys"], "values": outputs["new_values"]})
         while self._bytes > self._max_bytes:
-            _, oldest = self._kept.popitem(last=False)
+            _, oldest = self._cache.popitem(last=False)
             self._bytes -= oldest.bytes
 
     def _remember(
         self, key: int, length: int, positions: IntArray, states: dict[str, FloatArray], user_index: int
     ) -> None:
         """Cache the states after the last event: the next event requests them as the states before it."""
-        kept = self._kept.get(key)
-        if kept is not None:
-            kept.last = (
+        cached = self._cache.get(key)
+        if cached is not None:
+            cached.last = (
                 {name: array[-1:].copy() for name, array in states.items()} if positions[-1] == length - 1 else {}
             )
-            kept.last_user = user_index
+            cached.last_user = user_index
 
     def _remove(self, key: int) -> None:
-        removed = self._kept.pop(key, None)
+        removed = self._cache.pop(key, None)
         if removed is not None:
             self._bytes -= removed.bytes

@@ -38,26 +38,26 @@ def load_phrases(bundle: TextBundle) -> PhraseParts:
 
     Raises: BundleError if the bundle has no such part, a file is missing or truncated, or two of them disagree.
     """
-    said = bundle.phrases
+    part = bundle.phrases
     for name in (*FILES, VOCABULARY):
         bundle.file(f"{PHRASES}/{name}")
     folder = bundle.path / PHRASES
     vocabulary = PhraseVocabulary.load(folder / VOCABULARY)
-    if (vocabulary.fingerprint, len(vocabulary)) != (said.vocabulary, said.vocabulary_size):
+    if (vocabulary.fingerprint, len(vocabulary)) != (part.vocabulary, part.vocabulary_size):
         raise BundleError(
             f"{bundle.path}: the vocabulary is {vocabulary.fingerprint} of {len(vocabulary)} phrases; the model was "
-            f"trained for {said.vocabulary} of {said.vocabulary_size}"
+            f"trained for {part.vocabulary} of {part.vocabulary_size}"
         )
     generator = Generator.load(folder)
     layer = generator.output_layer
-    if (len(layer), layer.width) != (said.vocabulary_size, said.width):
+    if (len(layer), layer.width) != (part.vocabulary_size, part.width):
         raise BundleError(
             f"{bundle.path}: the output layer is {len(layer)} phrases of width {layer.width}; the model has "
-            f"{said.vocabulary_size} of {said.width}"
+            f"{part.vocabulary_size} of {part.width}"
         )
-    if generator.trie.max_tokens > said.positions:
+    if generator.trie.max_tokens > part.positions:
         raise BundleError(
-            f"{bundle.path}: identifiers of up to {generator.trie.max_tokens} tokens; the model has {said.positions}"
+            f"{bundle.path}: identifiers of up to {generator.trie.max_tokens} tokens; the model has {part.positions}"
         )
     rows = generator.identifiers.items().rows
     if len(rows) and int(rows.max()) >= bundle.num_items:

@@ -166,24 +166,24 @@ class PhraseVocabulary:
         try:
             first, _, body = path.read_bytes().partition(b"\n")
             header = json.loads(first)
-            said = {name: header[name] for name in ("format", "version", "tokens", "bytes", "sha256")}
+            fields = {name: header[name] for name in ("format", "version", "tokens", "bytes", "sha256")}
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise BundleError(f"{path}: not a phrase vocabulary ({error})") from error
-        if (said["format"], said["version"]) != (FORMAT, VERSION):
-            found = f"format={said['format']!r}, version={said['version']!r}"
+        if (fields["format"], fields["version"]) != (FORMAT, VERSION):
+            found = f"format={fields['format']!r}, version={fields['version']!r}"
             raise BundleError(f"{path}: {found}; allowed: {FORMAT!r}, {VERSION}")
-        if len(body) != said["bytes"]:
-            raise BundleError(f"{path}: {len(body)} bytes follow the header, which says {said['bytes']}; cut short?")
+        if len(body) != fields["bytes"]:
+            raise BundleError(f"{path}: {len(body)} bytes follow the header, which says {fields['bytes']}; cut short?")
         digest = hashlib.sha256(body).hexdigest()
-        if digest != said["sha256"]:
-            raise BundleError(f"{path}: sha256={digest}; the header says {said['sha256']}")
+        if digest != fields["sha256"]:
+            raise BundleError(f"{path}: sha256={digest}; the header says {fields['sha256']}")
         try:
             lines = [line.split("\t") for line in body.decode().split("\n")[:-1]]
             vocabulary = cls([(text, flag == "##") for _, flag, text in lines], [int(count) for count, _, _ in lines])
         except ValueError as error:
             raise BundleError(f"{path}: {error}") from error
-        if len(vocabulary) != said["tokens"]:
-            raise BundleError(f"{path}: {len(vocabulary)} tokens; the header says {said['tokens']}")
+        if len(vocabulary) != fields["tokens"]:
+            raise BundleError(f"{path}: {len(vocabulary)} tokens; the header says {fields['tokens']}")
         return vocabulary
 
     def _body(self) -> bytes:

@@ -113,12 +113,12 @@ class CardPasses:
                 asked, found, reported = once(request.prepared)
             else:
                 asked, found, reported = self._graphs((key, request.capacity, request.plain), request.prepared, once)
-            told = reported.tolist()  # waits for the device, once
-            if not request.plain and any(told[: len(asked.overflowed)]):
+            counts = reported.tolist()  # waits for the device, once
+            if not request.plain and any(counts[: len(asked.overflowed)]):
                 request = replace(request, plain=True)
                 continue
             rooms = [room for _, room in asked.evaluated]
-            short = [most for most, room in zip(told[len(asked.overflowed) :], rooms, strict=True) if most > room]
+            short = [most for most, room in zip(counts[len(asked.overflowed) :], rooms, strict=True) if most > room]
             if not short:
                 return found
             self._capacities[key] = capacity = min(_power_of_two(max(short)), self.num_items)

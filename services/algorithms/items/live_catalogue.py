@@ -140,10 +140,10 @@ class LiveCatalogue:
 
     def _start_from(self, snapshot: Snapshot, build: Build, max_bytes: int | None) -> None:
         """Make the snapshot's coded items, or all of them, the main segment, and apply the others as changes."""
-        said, base, items = StoredChanges.of(snapshot, self.base), self.base, snapshot.items
+        stored, base, items = StoredChanges.of(snapshot, self.base), self.base, snapshot.items
         count = snapshot.codes.num_rows or len(items)
         rows = base.rows.rows_of(items.ids)
-        is_base = not said.evidence and len(rows) == base.num_items and (rows == np.arange(len(rows))).all()
+        is_base = not stored.evidence and len(rows) == base.num_items and (rows == np.arange(len(rows))).all()
         main = rows[:count]
         batch = ItemBatch(
             item_ids=base.rows if is_base and count == len(rows) else items.ids.first(count),
@@ -163,15 +163,15 @@ class LiveCatalogue:
         )
         hidden = np.ones(base.num_items, dtype=bool)
         hidden[rows[rows >= 0]] = False
-        known = base.rows.find(list(said.aside))
+        known = base.rows.find(list(stored.aside))
         hidden[known[known >= 0]] = False
         absent = np.flatnonzero(hidden)
-        parts = [items.states.take(slice(count, None)), *said.aside.values(), base.states.take(absent)]
-        item_ids = [*items.ids.strings[count:], *said.aside, *base.rows.strings.take(absent)]
+        parts = [items.states.take(slice(count, None)), *stored.aside.values(), base.states.take(absent)]
+        item_ids = [*items.ids.strings[count:], *stored.aside, *base.rows.strings.take(absent)]
         if item_ids:
             self._upsert(item_ids, _together(parts))
-        self._evidence = said.evidence
-        self._publish(said.position, said.newest_recorded_ms, None, said.mark)
+        self._evidence = stored.evidence
+        self._publish(stored.position, stored.newest_recorded_ms, None, stored.mark)
 
     # -- readers ----------------------------------------------------------------------------------------------------
 
@@ -184,18 +184,20 @@ class LiveCatalogue:
         """Return (the version of that name, True), or (the one nearest to the position, or the newest without one,
         False).
         """
-        kept = self._kept
-        for served in reversed(kept):
+        versions = self._kept
+        for served in reversed(versions):
             if served.name == name:
                 return self._merged(served), True
         if position is None:
             return self.served, False
-        return self._merged(min(kept, key=lambda served: abs(served.position - position))), False
+        return self._merged(min(versions, key=lambda served: abs(served.position - position))), False
 
     def may_come(self, name: str, position: int | None = None) -> bool:
         """Whether the version of that name may arrive soon: its position is after the newest one, or not given."""
-        kept = self._kept
-        return all(served.name != name for served in kept) and (position is None or position > kept[-1].position)
+        versions = self._kept
+        return all(served.name != name for served in versions) and (
+            position is None or position > versions[-1].position
+        )
 
     def is_hidden(self, item_id: str) -> bool:
         """Whether the item is not served now, whatever an older version says."""

@@ -26,8 +26,8 @@ class StoredChanges:
     @classmethod
     def of(cls, snapshot: Snapshot, base: Catalogue) -> "StoredChanges":
         """Read a snapshot. Raises: SnapshotError for changes of other items, other shapes, and inconsistent arrays."""
-        manifest, said = snapshot.manifest, snapshot.manifest.said
-        if (of := said.get("base")) != base.index_version:
+        manifest, details = snapshot.manifest, snapshot.manifest.said
+        if (of := details.get("base")) != base.index_version:
             raise SnapshotError(f"{snapshot.path}: changes of {of!r}; this process serves {base.index_version!r}")
         if manifest.shape != (shape := shape_of(base.states, base.pair_gate)):
             raise SnapshotError(f"{snapshot.path}: states of {manifest.shape}; allowed: {shape}")
@@ -39,13 +39,13 @@ class StoredChanges:
     @classmethod
     def _read(cls, snapshot: Snapshot, longest: float) -> "StoredChanges":
         """Read without translating errors. Raises: the errors of inconsistent arrays."""
-        said, columns, items = snapshot.manifest.said, snapshot.columns, snapshot.items
-        if not all(isinstance(item_id, str) for item_id in said["aside"]):
+        details, columns, items = snapshot.manifest.said, snapshot.columns, snapshot.items
+        if not all(isinstance(item_id, str) for item_id in details["aside"]):
             raise SnapshotError("aside holds what is no item id")
-        position, newest_recorded_ms, mark = said["position"], said["newest_recorded_ms"], said["mark"]
+        position, newest_recorded_ms, mark = details["position"], details["newest_recorded_ms"], details["mark"]
         if type(position) is not int or type(newest_recorded_ms) not in (int, NoneType) or type(mark) is not str:
             raise SnapshotError(f"it says {position=}, {newest_recorded_ms=}, {mark=}")
-        num_items, names = len(items), list(said["aside"])
+        num_items, names = len(items), list(details["aside"])
         shares, counts = columns["model_share"], columns["num_interactions"]
         if not len(shares) == len(counts) == num_items + len(names):
             raise SnapshotError(f"evidence of {len(shares)} and {len(counts)} items; expected {num_items + len(names)}")

@@ -307,6 +307,6 @@ def hash_of(entry_id: str) -> int:
 
 def offer_all(memory: QueryMemory, entries: Sequence[MemoryEntry]) -> QueryMemory:
     """Return a memory like `memory` filled from all survivors: the result of a refill."""
-    anew = memory.emptied()
-    anew.add(entries)
-    return anew
+    again = memory.emptied()
+    again.add(entries)
+    return again

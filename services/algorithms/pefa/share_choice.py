@@ -32,7 +32,9 @@ def share_of_length(length: float) -> SharePolicy:
     return SharePolicy(prior=_PRIOR, least=1.0 - length)
 
 
-def new_item_share_from_sums(known: ItemStates, said: SumsOf, *, prior: float = NEW_ITEM_SHARE.prior) -> SharePolicy:
+def new_item_share_from_sums(
+    known: ItemStates, observed: SumsOf, *, prior: float = NEW_ITEM_SHARE.prior
+) -> SharePolicy:
     """Return the policy under which new items score like trained ones, in closed form from known items' sums.
 
     <g, sum> adds up the similarity of an item's trained state with its users' (the sum contains the pair weights),
@@ -47,12 +49,12 @@ def new_item_share_from_sums(known: ItemStates, said: SumsOf, *, prior: float = 
     Shapes: known (n, P_x, d): bundle states of n items known to the model; said: the sums of the same items.
     Raises: ValueError for shapes that disagree.
     """
-    if known.components.shape != said.sums.shape:
+    if known.components.shape != observed.sums.shape:
         raise ValueError(
-            f"known has shape {known.components.shape} and said.sums {said.sums.shape}; expected one shape"
+            f"known has shape {known.components.shape} and said.sums {observed.sums.shape}; expected one shape"
         )
-    enough = said.counts >= _ENOUGH
-    sums = said.sums[enough]
+    enough = observed.counts >= _ENOUGH
+    sums = observed.sums[enough]
     lengths = float(np.sqrt((sums * sums).sum(axis=2)).sum())
     if int(enough.sum()) < _ITEMS or lengths == 0:
         return NEW_ITEM_SHARE

@@ -156,10 +156,10 @@ class Condition:
                 return found if self.comparison is Comparison.ONE_OF else ~found
             case Comparison.PRESENT | Comparison.ABSENT:
                 return np.asarray(is_absent(column) == (self.comparison is Comparison.ABSENT))
-        holds = np.asarray(_ORDERED[self.comparison](column, self.values[0]))
+        matches = np.asarray(_ORDERED[self.comparison](column, self.values[0]))
         if self.comparison in (Comparison.AT_MOST, Comparison.BELOW) and column.dtype.kind == "i":
-            holds &= ~is_absent(column)  # the least number is below every value; NaN is not
-        return holds
+            matches &= ~is_absent(column)  # the least number is below every value; NaN is not
+        return matches
 
 
 def absent(dtype: np.dtype[Any]) -> float:

@@ -59,8 +59,8 @@ def _counts(taking: int, num_new: int, share: float) -> dict[int, float]:
     chances: dict[int, float] = {}
     for count, chance in ((least, 1 - (wanted - least)), (least + 1, wanted - least)):
         if chance > 0:
-            held = min(count, num_new, taking)
-            chances[held] = chances.get(held, 0.0) + chance
+            num_reserved = min(count, num_new, taking)
+            chances[num_reserved] = chances.get(num_reserved, 0.0) + chance
     return chances
 
 

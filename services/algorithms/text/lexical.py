@@ -77,10 +77,10 @@ class _Index:
 
     @property
     def nbytes(self) -> int:
-        held = sum(row.nbytes for row in self.tokens) + self.frequencies.nbytes + _WORD_BYTES * len(self.vocabulary)
+        total = sum(row.nbytes for row in self.tokens) + self.frequencies.nbytes + _WORD_BYTES * len(self.vocabulary)
         if self.model is not None:
-            held += sum(self.model.scores[name].nbytes for name in ("data", "indices", "indptr"))
-        return held
+            total += sum(self.model.scores[name].nbytes for name in ("data", "indices", "indptr"))
+        return total
 
 
 @dataclass(frozen=True, slots=True)

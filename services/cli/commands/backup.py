@@ -60,18 +60,18 @@ def backup(
     ends = _log_ends(stack)
     try:
         version = load_bundle(stack.bundle, verify=False).model_version
-        kept = checkpoint_topic(settings, version)
+        topic = checkpoint_topic(settings, version)
         try:
             made = make_backup(
                 folder,
                 bundle=stack.bundle,
-                checkpoints=CheckpointFiles(settings.checkpoints / version).load if ends is None else kept.look,
+                checkpoints=CheckpointFiles(settings.checkpoints / version).load if ends is None else topic.look,
                 partitions=range(NUM_PARTITIONS) if ends is None else ends.keys(),
                 interactions=interactions,
                 epoch=epoch,
             )
         finally:
-            kept.close()
+            topic.close()
     except (BackupError, BundleError) as error:
         raise CommandError(str(error)) from error
     notes = [] if epoch is not None else ["Redis did not answer: the set says nothing of `interactions`"]

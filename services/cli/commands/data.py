@@ -55,8 +55,8 @@ def validate(
     account = reading.account(used)
     if as_json:
         findings = [asdict(finding) for finding in reading.findings]
-        told = {"path": str(path), "read_as": reading.read_as, "errors": errors}
-        emit_json(told | {"findings": findings, "rows": account})
+        report = {"path": str(path), "read_as": reading.read_as, "errors": errors}
+        emit_json(report | {"findings": findings, "rows": account})
     else:
         out = console()
         if reading.read_as:

@@ -40,9 +40,9 @@ def evaluate(
     from services.offline.evaluation.bundles.evaluate import evaluate as run
     from services.offline.evaluation.bundles.page import page
 
-    told = console(stderr=True)
+    terminal = console(stderr=True)
     with sentences():
-        report = run(bundle, data, table=table, say=told.print)
+        report = run(bundle, data, table=table, say=terminal.print)
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(page(report), encoding="utf-8")
     if as_json:
@@ -93,9 +93,9 @@ def compare(
     wait_without_spinning()
     from services.offline.evaluation.bundles.compare import compare as run
 
-    told = console(stderr=True)
+    terminal = console(stderr=True)
     with sentences():
-        report = run(a, b, data, table=table, say=told.print)
+        report = run(a, b, data, table=table, say=terminal.print)
     if as_json:
         emit_json(report)
         return

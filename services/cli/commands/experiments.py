@@ -102,10 +102,10 @@ def list_experiments(*, state: options.State = options.DEFAULT_STATE, as_json: o
     Example:  freshet experiments list
     """
     with sentences():
-        held = held_experiments(control_of_experiments(state))
-    found = [_plain(one) for one in held.experiments.values()]
+        current = current_experiments(control_of_experiments(state))
+    found = [_plain(one) for one in current.experiments.values()]
     if as_json:
-        emit_json({"revision": held.revision, "experiments": found})
+        emit_json({"revision": current.revision, "experiments": found})
         return
     shown = table("experiment", "layer", "users", "arms", "state")
     for one in found:
@@ -123,7 +123,7 @@ def control_of_experiments(state: Path) -> "Control[Experiments]":
     return Control(kafka_of(Stack(state)), OPERATIONS)
 
 
-def held_experiments(control: "Control[Experiments]") -> "Experiments":
+def current_experiments(control: "Control[Experiments]") -> "Experiments":
     """Return the newest state of all experiments; empty before the first operation."""
     from services.contracts.experiments import Experiments
 
@@ -131,15 +131,15 @@ def held_experiments(control: "Control[Experiments]") -> "Experiments":
     return Experiments() if last is None else last.after
 
 
-def operated(operation: "Callable[[Experiments], Experiments]", said: str, state: Path) -> "Experiments":
+def operated(operation: "Callable[[Experiments], Experiments]", description: str, state: Path) -> "Experiments":
     """Apply the operation and return the new state. Raises: as the operation and `Control.write`."""
     control = control_of_experiments(state)
-    return control.write(operation(held_experiments(control)), said)
+    return control.write(operation(current_experiments(control)), description)
 
 
 def check_no_arm(name: str, state: Path) -> None:
     """Raises: CommandError if a running experiment has an arm of this version set."""
-    for one in held_experiments(control_of_experiments(state)).running:
+    for one in current_experiments(control_of_experiments(state)).running:
         if any(arm.version_set == name for arm in one.arms):
             raise CommandError(
                 f"set {name!r} answers an arm of running experiment {one.name!r}",
@@ -182,12 +182,12 @@ def _plain(one: "Experiment") -> dict[str, Any]:
     }
 
 
-def _say(one: "Experiment", said: str, *, as_json: bool) -> None:
+def _say(one: "Experiment", outcome: str, *, as_json: bool) -> None:
     if as_json:
         emit_json(_plain(one))
     else:
         arms = ", ".join(f"{arm.name} {arm.share:.0%}" for arm in one.arms)
-        typer.echo(f"{one.name} is {said}\n  {one.share:.0%} of the users of layer {one.layer}: {arms}")
+        typer.echo(f"{one.name} is {outcome}\n  {one.share:.0%} of the users of layer {one.layer}: {arms}")
 
 
 def now_ms() -> int:

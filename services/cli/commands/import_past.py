@@ -56,7 +56,7 @@ def import_past(
         schema = load_bundle(stack.bundle).event_schema
         reading = read_data(data, schema=schema, table=table)
         out = console(stderr=as_json)
-        for line in reading.told:
+        for line in reading.summary:
             out.print(line)
         past = reading.accepted()
         if before < 1.0:

@@ -142,9 +142,9 @@ def warm(
                 pace.rest()
 
             written = run_reattribution(settings, on_interactions).attributions
-    said = {"set": name, "active": report.active, "warm": report.warm, "made": report.made, "attributions": written}
+    result = {"set": name, "active": report.active, "warm": report.warm, "made": report.made, "attributions": written}
     if as_json:
-        emit_json(said)
+        emit_json(result)
         return
     typer.echo(
         f"{report.warm:,} of {report.active:,} people are warm ({report.made:,} made now), {written:,} attributions"
@@ -308,13 +308,13 @@ def list_(
     with sentences():
         main = Stack(state)
         counted = control_of(main).read()
-        held = ask_gateways(gateways_of(gateways, main))
+        answers = ask_gateways(gateways_of(gateways, main))
     if as_json:
-        said = {target: MessageToDict(answer, preserving_proto_field_name=True) for target, answer in held.items()}
-        emit_json({"gateways": said, "operations": [_told(one) for one in counted.operations]})
+        plain = {target: MessageToDict(answer, preserving_proto_field_name=True) for target, answer in answers.items()}
+        emit_json({"gateways": plain, "operations": [_as_dict(one) for one in counted.operations]})
         return
     out = console()
-    for target, answer in held.items():
+    for target, answer in answers.items():
         shown = table("set", "model", "", "answered", "problem", right=("answered",), title=f"gateway {target}")
         for one in answer.sets:
             part = _part_of(one.set.name, answer)
@@ -332,24 +332,24 @@ def list_(
 
 
 def _operate(
-    operation: "Callable[[VersionSets], VersionSets]", said: str, state: Path, gateways: str, as_json: bool
+    operation: "Callable[[VersionSets], VersionSets]", description: str, state: Path, gateways: str, as_json: bool
 ) -> None:
     """Apply the operation and print it."""
     from services.stack import Stack
 
     with sentences():
-        after = _operated(operation, said, Stack(state), gateways)
-    _say(after, said, as_json=as_json)
+        after = _operated(operation, description, Stack(state), gateways)
+    _say(after, description, as_json=as_json)
 
 
 def _operated(
-    operation: "Callable[[VersionSets], VersionSets]", said: str, main: "Stack", gateways: str
+    operation: "Callable[[VersionSets], VersionSets]", description: str, main: "Stack", gateways: str
 ) -> "VersionSets":
     """Apply the operation, and wait until every gateway applies it."""
     from services.cli.asked_gateways import wait_for_gateways
 
     control = control_of(main)
-    after = control.write(operation(required(control)), said)
+    after = control.write(operation(required(control)), description)
     wait_for_gateways(gateways_of(gateways, main), after.revision, lambda answer: "", _GO_BY_S)
     return after
 
@@ -383,7 +383,7 @@ def _shadow_text(name: str, shadow: "gateway_pb2.ShadowReport") -> str:
     )
 
 
-def _told(one: "Operation[VersionSets]") -> dict[str, Any]:
+def _as_dict(one: "Operation[VersionSets]") -> dict[str, Any]:
     return {
         "revision": one.after.revision,
         "operation": one.operation,
@@ -393,8 +393,8 @@ def _told(one: "Operation[VersionSets]") -> dict[str, Any]:
     }
 
 
-def _say(after: "VersionSets", said: str, *, as_json: bool) -> None:
+def _say(after: "VersionSets", description: str, *, as_json: bool) -> None:
     if as_json:
         emit_json({"revision": after.revision, "serving": after.serving, "sets": sorted(after.sets)})
     else:
-        typer.echo(f"{said}  (revision {after.revision}, {after.serving} serves)")
+        typer.echo(f"{description}  (revision {after.revision}, {after.serving} serves)")

@@ -62,11 +62,11 @@ def quickstart(
             stack.up(_PARTS)
         except StackError as exc:
             raise CommandError(f"{exc.part}: {exc.problem}", advice=exc.advice) from exc
-    told = _ask(stack, began)
+    result = _ask(stack, began)
     if as_json:
-        emit_json(told)
+        emit_json(result)
     else:
-        _print(told, stack, state)
+        _print(result, stack, state)
 
 
 @contextmanager
@@ -176,22 +176,22 @@ def _curl(stack: "Stack", user_id: str, item_id: str, best: str) -> list[str]:
     return [f"curl --json {shlex.quote(body)} {url}/{method}" for method, body in bodies]
 
 
-def _print(told: Mapping[str, Any], stack: "Stack", state: Path) -> None:
+def _print(result: Mapping[str, Any], stack: "Stack", state: Path) -> None:
     out = console()
-    out.print(f"Model {told['model_version']}, one epoch on {told['data']}.", soft_wrap=True)
-    out.print(f"\n{told['user_id']} likes {'; '.join(told['liked'])}. Recommended:", soft_wrap=True)
-    out.print(_table(told["before"]))
-    out.print(f"\nThen they like {told['liked_next']}. {told['second_answer_ms']:.0f} ms later:", soft_wrap=True)
-    out.print(_table(told["after"], told["before"]))
-    if not told["token_honoured"]:
+    out.print(f"Model {result['model_version']}, one epoch on {result['data']}.", soft_wrap=True)
+    out.print(f"\n{result['user_id']} likes {'; '.join(result['liked'])}. Recommended:", soft_wrap=True)
+    out.print(_table(result["before"]))
+    out.print(f"\nThen they like {result['liked_next']}. {result['second_answer_ms']:.0f} ms later:", soft_wrap=True)
+    out.print(_table(result["after"], result["before"]))
+    if not result["token_honoured"]:
         out.print("The event is not in this answer yet: ask again in a moment.", style="yellow")
-    memory = sum(told["memory_mb"].values())
+    memory = sum(result["memory_mb"].values())
     out.print(
-        f"\nFirst answer {told['seconds_to_first_answer']:.0f} s after the command; {memory:,.0f} MB resident in "
-        f"{len(told['memory_mb'])} parts. It keeps running, gRPC at {stack.address('gateway')}. Ask it yourself:\n",
+        f"\nFirst answer {result['seconds_to_first_answer']:.0f} s after the command; {memory:,.0f} MB resident in "
+        f"{len(result['memory_mb'])} parts. It keeps running, gRPC at {stack.address('gateway')}. Ask it yourself:\n",
         soft_wrap=True,
     )
-    for line in told["curl"]:
+    for line in result["curl"]:
         out.print(line, soft_wrap=True)
     where = f" --state {shlex.quote(str(state))}"
     out.print(f"\nSearch, and learning from everybody's events:  freshet up{where}", soft_wrap=True)

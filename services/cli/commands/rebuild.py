@@ -103,10 +103,10 @@ def _live(stack: "Stack") -> Any:
 
 def _compared(report: "RebuildReport", live: Any) -> list[dict[str, Any]]:
     """Return a row per partition. equal: None if no running refresher is at the same position."""
-    said = {} if live is None else {one.partition: one for one in live.partitions}
+    live_partitions = {} if live is None else {one.partition: one for one in live.partitions}
     rows: list[dict[str, Any]] = []
     for one in report.partitions:
-        other = said.get(one.partition)
+        other = live_partitions.get(one.partition)
         equal = None
         if other is not None and other.digest and other.folded_offset == one.folded_offset:
             equal = other.digest == one.digest
@@ -127,11 +127,11 @@ def _compared(report: "RebuildReport", live: Any) -> list[dict[str, Any]]:
 def _show(report: "RebuildReport", rows: list[dict[str, Any]], *, kept: bool) -> None:
     numbers = ("partition", "folded to", "items", "remembered")
     shown = table(*numbers, "digest", "live", right=numbers, header_style="bold")
-    said = {True: "equal", False: "DIFFERS"}
+    labels = {True: "equal", False: "DIFFERS"}
     for row in rows:
-        beside = said.get(row["equal"], "" if row["live_offset"] is None else f"is at {row['live_offset']}")
+        label = labels.get(row["equal"], "" if row["live_offset"] is None else f"is at {row['live_offset']}")
         counts = (row["partition"], row["folded_offset"], row["items"], row["remembered"])
-        shown.add_row(*(f"{count:,}" for count in counts), row["digest"], beside)
+        shown.add_row(*(f"{count:,}" for count in counts), row["digest"], label)
     console().print(shown)
     counted = ", ".join(f"{name} {count:,}" for name, count in sorted(report.counts.items()) if count)
     console().print(f"model {report.model_version}: {report.records:,} records in {report.seconds:.1f} s ({counted})")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from services.cli import options
-from services.cli.commands.experiments import Name, control_of_experiments, held_experiments, now_ms, operated
+from services.cli.commands.experiments import Name, control_of_experiments, current_experiments, now_ms, operated
 from services.cli.output import CommandError, console, emit_json, reports_errors, sentences, table, usage_error
 from services.cli.staging import kafka_of
 
@@ -61,7 +61,7 @@ def results(
     metrics = [Metric(type=kind, of_values=bool(of_values)) for kind, of_values in map(_metric, metric)]
     metrics += [_guardrail(text) for text in guardrail or []]
     with sentences(), _log(state, archive) as log:
-        found = held_experiments(control_of_experiments(state)).find(name)
+        found = current_experiments(control_of_experiments(state)).find(name)
         if by:
             rows = counts_by(log, found, by)
         else:

@@ -82,11 +82,11 @@ def _staged(report: dict[str, Any], serving: Path, state: Path, *, as_json: bool
     if found := set_of(version, state):
         return found
     # A copy, because the next model that passes replaces this one.
-    kept = state / "models" / version
-    if not kept.exists():
-        shutil.copytree(report["bundle"], kept)
+    folder = state / "models" / version
+    if not folder.exists():
+        shutil.copytree(report["bundle"], folder)
     name = f"model-{version[:8]}"
-    stage_bundle(name, kept, state=state, serving=serving, as_json=as_json)
+    stage_bundle(name, folder, state=state, serving=serving, as_json=as_json)
     return name
 
 

@@ -65,12 +65,12 @@ def score(
         moment_ns = client.parse_time_ns("as-of", as_of) if as_of else time.time_ns()
         wanted = None if users is None else read_users(users, out)
         model_version = load_bundle(bundle, verify=False).model_version
-        said = {"bundle": bundle.resolve(), "kafka_bootstrap": kafka or Stack(state).kafka_bootstrap}
-        encoder = load_settings(EncoderSettings, **said)
+        overrides = {"bundle": bundle.resolve(), "kafka_bootstrap": kafka or Stack(state).kafka_bootstrap}
+        encoder = load_settings(EncoderSettings, **overrides)
         job = Scoring(
             run=secrets.token_hex(8),
             encoder=encoder,
-            candidates=load_settings(ScoringCandidates, **said).alone,
+            candidates=load_settings(ScoringCandidates, **overrides).alone,
             archive=None if archive is None else archive.resolve(),
             k=k,
             cold_items=load_settings(GatewaySettings).cold_items,

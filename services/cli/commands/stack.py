@@ -226,7 +226,7 @@ def _show(statuses: "list[PartStatus]", *, as_json: bool) -> None:
         header_style="bold",
     )
     for part in statuses:
-        said, style = ("ready", "green") if part.healthy else (str(part.problem), "red" if part.running else "dim")
+        status, style = ("ready", "green") if part.healthy else (str(part.problem), "red" if part.running else "dim")
         about = (str(part.pid), f"{part.memory_mb:,.0f} MB", duration(part.uptime_s)) if part.running else ("", "", "")
-        shown.add_row(part.name, Text(said, style=style), part.address, *about)
+        shown.add_row(part.name, Text(status, style=style), part.address, *about)
     console().print(shown)

@@ -113,23 +113,23 @@ def look_at_running(running: Running) -> Iterator[Finding]:
 
 
 def _versions(running: Running) -> Iterator[Finding]:
-    told = {name: version for name in _TELLS if running.is_ready(name) if (version := _version(running, name))}
+    versions = {name: version for name in _TELLS if running.is_ready(name) if (version := _version(running, name))}
     if running.is_ready("inference-server"):
-        told["inference-server"] = _served_version(running.stack.address("inference-server"))
-    if not told:
+        versions["inference-server"] = _served_version(running.stack.address("inference-server"))
+    if not versions:
         return
-    found = ", ".join(f"{name}: {version}" for name, version in told.items())
-    if len(set(told.values())) > 1:
+    found = ", ".join(f"{name}: {version}" for name, version in versions.items())
+    if len(set(versions.values())) > 1:
         why = "a process refuses what another model made: popular items for everybody"
         yield error("model", found, why, running.restart_command)
         return
-    (version,) = set(told.values())
+    (version,) = set(versions.values())
     noted = _bundle_version(running.stack)
     if noted not in (None, version):
         why = "what was trained since is served by nobody"
         yield warning("model", f"{version} runs, {noted} is in the bundle", why, running.restart_command)
         return
-    yield fine("model", f"{version} in {', '.join(told)}")
+    yield fine("model", f"{version} in {', '.join(versions)}")
 
 
 def _version(running: Running, name: str) -> str | None:

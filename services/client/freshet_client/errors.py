@@ -158,9 +158,9 @@ _BY_STATUS: dict[str, type[FreshetError]] = {
 
 def of_call(error: Any, *, target: str, timeout_s: float) -> FreshetError:
     """The error for gRPC's error of a call to `target`."""
-    told = {key: value for key, value in error.trailing_metadata() or () if isinstance(value, str)}
+    metadata = {key: value for key, value in error.trailing_metadata() or () if isinstance(value, str)}
     status, details = error.code().name, str(error.details() or error.code().name)
-    request_id, after_ms = told.get("x-request-id", ""), told.get("retry-after-ms", "")
+    request_id, after_ms = metadata.get("x-request-id", ""), metadata.get("retry-after-ms", "")
     if status == "RESOURCE_EXHAUSTED" and "larger than max" in details:
         what = "answer" if details.lower().startswith("received") else "request"
         found: FreshetError = TooLarge(f"the {what} is too large for {target}: {details}")
@@ -185,8 +185,8 @@ def _of_grpc(status: str, details: str, target: str) -> FreshetError:
         if "handshake" in lowered or "ssl" in lowered:
             return Unreachable(f"{target} and this client do not believe each other's certificates: {details}", "TLS")
         if "http1.x" in lowered:
-            told = f"{target} speaks HTTP/1.1, not gRPC; gRPC's port is the JSON port's less 30: {details}"
-            return Unreachable(told, "HTTP/1.1")
+            message = f"{target} speaks HTTP/1.1, not gRPC; gRPC's port is the JSON port's less 30: {details}"
+            return Unreachable(message, "HTTP/1.1")
         if any(sign in lowered for sign in _CONNECTING):
             return Unreachable(f"nothing answers at {target}: {details}")
         return Unavailable(f"the connection to {target} was lost: {details}")

@@ -165,7 +165,7 @@ class FakeGateway:
         ranked = self._ranked(history, request, denied)[: max(request.k, request.page_depth)]
         token = ""
         if user is not None and user.events and len(ranked) > request.k and request.page_depth:
-            token = self._keep_list(request, user, ranked, answer)
+            token = self._store_list(request, user, ranked, answer)
         return self._shown(request, answer, ranked[: request.k], token)
 
     def _applied_to(self, request: Any) -> tuple[list[Any], bool]:
@@ -236,11 +236,11 @@ class FakeGateway:
         self._exposures[exposure_id] = user_id
         return exposure_id
 
-    def _keep_list(self, request: Any, user: _User, ranked: Sequence[Any], answer: Any) -> str:
-        name, kept = secrets.token_hex(5), gateway_pb2.RecommendResponse()
-        kept.CopyFrom(answer)
-        kept.state_source = "page"
-        self._lists[name] = _List(request.user_id, ranked, kept)
+    def _store_list(self, request: Any, user: _User, ranked: Sequence[Any], answer: Any) -> str:
+        name, page = secrets.token_hex(5), gateway_pb2.RecommendResponse()
+        page.CopyFrom(answer)
+        page.state_source = "page"
+        self._lists[name] = _List(request.user_id, ranked, page)
         user.lists.append(name)
         for old in user.lists[:-_MAX_LISTS]:
             self._lists[old].is_gone = True
@@ -256,19 +256,19 @@ class FakeGateway:
             shown = f"text of {len(request.page_token)} characters"
             raise InvalidArgument.of("page_token", shown, "next_page_token of an earlier answer, unchanged")
         name, start = self._places[request.page_token]
-        kept = self._lists[name]
-        if kept.user_id != request.user_id:
+        stored = self._lists[name]
+        if stored.user_id != request.user_id:
             raise PermissionDenied("page_token: of another user's list; allowed: of this one's")
-        if kept.is_gone:
+        if stored.is_gone:
             allowed = f"within 15 minutes, of a user's {_MAX_LISTS} newest lists"
             raise PreconditionFailed(f"page_token: its list is gone; allowed: {allowed}")
-        rows = [row for row in range(start, len(kept.items)) if not self._items[kept.items[row].item_id].withdrawn]
+        rows = [row for row in range(start, len(stored.items)) if not self._items[stored.items[row].item_id].withdrawn]
         rows = rows[: request.k]
-        end = rows[-1] + 1 if rows else len(kept.items)
+        end = rows[-1] + 1 if rows else len(stored.items)
         answer = gateway_pb2.RecommendResponse()
-        answer.CopyFrom(kept.answer)
-        token = self._place(name, end) if end < len(kept.items) else ""
-        return self._shown(request, answer, [kept.items[row] for row in rows], token)
+        answer.CopyFrom(stored.answer)
+        token = self._place(name, end) if end < len(stored.items) else ""
+        return self._shown(request, answer, [stored.items[row] for row in rows], token)
 
     def _Search(self, request: Any) -> Any:
         check_text("query", request.query, 1, 1024)
@@ -311,8 +311,8 @@ class FakeGateway:
             prefix = f"interactions[{position}]."
             check_interaction(one, prefix)
             if self._exposures.get(one.exposure_id, one.user_id) != one.user_id:
-                told = "exposure_id: of an answer to another user; allowed: of an answer to this one"
-                raise PermissionDenied(prefix + told)
+                message = "exposure_id: of an answer to another user; allowed: of an answer to this one"
+                raise PermissionDenied(prefix + message)
         return gateway_pb2.RecordInteractionsResponse(receipts=[self._append(one) for one in request.interactions])
 
     def _append(self, one: Any) -> Any:
@@ -320,13 +320,13 @@ class FakeGateway:
         offset = self._offsets[partition]
         self._offsets[partition] += 1
         user = self._users.setdefault(one.user_id, _User())
-        kept = events_pb2.Interaction()
-        kept.CopyFrom(one)
-        kept.event_id = one.event_id or secrets.token_hex(16)
-        if kept.event_id not in {known.message.event_id for known in user.events}:
-            user.events.append(_Event(kept, offset))
+        stored = events_pb2.Interaction()
+        stored.CopyFrom(one)
+        stored.event_id = one.event_id or secrets.token_hex(16)
+        if stored.event_id not in {known.message.event_id for known in user.events}:
+            user.events.append(_Event(stored, offset))
         token = common_pb2.FreshnessToken(epoch=self._epoch, partition=partition, offset=offset)
-        return gateway_pb2.InteractionReceipt(event_id=kept.event_id, token=token)
+        return gateway_pb2.InteractionReceipt(event_id=stored.event_id, token=token)
 
     def _RecordImpressions(self, request: Any) -> Any:
         check_id("user_id", request.user_id)

@@ -139,11 +139,11 @@ class User:
         self._forget.clear()
         with self._forget:
             text("p", "Being forgotten …", "hint")
-        said = "Forgotten."
+        outcome = "Forgotten."
         try:
             report = await self._client.forget_user(self._user_id)
             if not report.is_applied:
-                said = "Written; not every process has applied it yet."
+                outcome = "Written; not every process has applied it yet."
         except FreshetError as error:
             self.notice.say(str(error))
             self._forget.clear()
@@ -154,7 +154,7 @@ class User:
         self._events.clear()
         self._more.set_visibility(False)
         with self._forget:
-            text("p", said, role="status")
+            text("p", outcome, role="status")
             for sentence in report.remains:
                 text("p", sentence, "hint")
 

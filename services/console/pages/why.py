@@ -189,8 +189,8 @@ def _rules(found: Explanation) -> None:
         text("h2", "Rules that name it")
         with box("ul", "plain"):
             for rule in found.rules:
-                said = [f"adds {rule.adds:+g}"] if rule.adds else []
-                said += [f"puts the best of its items at {rule.pin}"] if rule.pin else []
-                said += [f"lets {rule.cap} of its items in"] if rule.cap else []
-                text("li", f"{rule.name}: {', '.join(said)}", "isolated")
+                effects = [f"adds {rule.adds:+g}"] if rule.adds else []
+                effects += [f"puts the best of its items at {rule.pin}"] if rule.pin else []
+                effects += [f"lets {rule.cap} of its items in"] if rule.cap else []
+                text("li", f"{rule.name}: {', '.join(effects)}", "isolated")
         text("p", f"With them the score is {found.score_with_rules:.3f}.")

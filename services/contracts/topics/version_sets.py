@@ -14,16 +14,16 @@ from services.platform.stream.topic import parse
 VERSION_SETS = "version-sets"
 
 
-def set_message(held: VersionSet) -> events_pb2.VersionSet:
+def set_message(version_set: VersionSet) -> events_pb2.VersionSet:
     """Return a set's message in records and answers."""
     return events_pb2.VersionSet(
-        name=held.name,
-        model_version=held.model_version,
-        bundle=held.bundle,
-        candidates=held.candidates,
-        reranker=held.reranker,
-        refreshers=held.refreshers,
-        generator=held.generator,
+        name=version_set.name,
+        model_version=version_set.model_version,
+        bundle=version_set.bundle,
+        candidates=version_set.candidates,
+        reranker=version_set.reranker,
+        refreshers=version_set.refreshers,
+        generator=version_set.generator,
     )
 
 
@@ -36,7 +36,7 @@ def encode_operation(made: Operation[VersionSets]) -> bytes:
     """Return the value of a record; it has no key."""
     after = made.after
     message = events_pb2.VersionSets(
-        sets=[set_message(held) for held in after.sets.values()],
+        sets=[set_message(version_set) for version_set in after.sets.values()],
         serving=after.serving,
         before=after.before,
         canary=share_message(after.canary),

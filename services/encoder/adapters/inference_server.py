@@ -187,15 +187,15 @@ class InferenceServerEncoder:
         # gRPC raises ValueError for a closed channel.
         return DependencyUnavailable(f"the connection to {self._address} is closed") if self._closed else exc
 
-    def _count(self, jobs: Sequence[EncodeJob], kept: IntArray | None) -> None:
+    def _count(self, jobs: Sequence[EncodeJob], cached: IntArray | None) -> None:
         """kept (B, 2): events not encoded again, and the bytes in the model's cache afterwards."""
-        if kept is None:
+        if cached is None:
             return
         # Without empty windows, which only drop cache entries.
         asked = [row for row, job in enumerate(jobs) if job.item_index[0] != PADDING_ITEM]
         lengths = [len(jobs[row].item_index) for row in asked]
         with self._counts_lock:
-            self._counts = self._counts.plus(kept[asked, 0].tolist(), lengths, held_bytes=int(kept[-1, 1]))
+            self._counts = self._counts.plus(cached[asked, 0].tolist(), lengths, held_bytes=int(cached[-1, 1]))
 
 
 def _translated(exc: InferenceServerException, address: str, timeout_s: float) -> FreshetError:

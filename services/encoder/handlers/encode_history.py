@@ -76,8 +76,8 @@ class EncodeHistory:
             if not math.isfinite(event.value):
                 raise InvalidRequest.of(f"history[{number}].value", event.value, "a finite number")
         events = [StoredEvent(e.event_time_ms, 0, 0, 0, e.item_id, e.type or DEFAULT_TYPE, e.value) for e in history]
-        kept = {kind: self._vocabulary.schema.of(kind).history for kind in {event.type for event in events}}
-        window = trim([event for event in events if kept[event.type]], self._vocabulary.max_history)
+        in_history = {kind: self._vocabulary.schema.of(kind).history for kind in {event.type for event in events}}
+        window = trim([event for event in events if in_history[event.type]], self._vocabulary.max_history)
         job, _ = encode_job(self._vocabulary, user_id, window, [len(window)])
         if job is None:
             return Encoded(None, unknown, 0.0, 0.0)

@@ -31,12 +31,12 @@ class KafkaExposureLog:
         bootstrap: Brokers,
         pseudonym_key: bytes,
         *,
-        told: Callable[[int, int], None] = lambda written, lost: None,
+        count: Callable[[int, int], None] = lambda written, lost: None,
         gather_s: float = _GATHER_S,
     ) -> None:
-        """told: called with the numbers of newly written and lost records, from any thread."""
+        """count: called with the numbers of newly written and lost records, from any thread."""
         self._producer = BulkProducer(bootstrap, client_id="freshet-exposures")
-        self._pseudonym_key, self._told, self._gather_s = pseudonym_key, told, gather_s
+        self._pseudonym_key, self._count, self._gather_s = pseudonym_key, count, gather_s
         self._waiting: deque[tuple[str, Exposure]] = deque()
         self._ends = threading.Event()
         self._thread = threading.Thread(target=self._run, name="exposures", daemon=True)
@@ -48,7 +48,7 @@ class KafkaExposureLog:
     def append(self, user_id: str, exposure: Exposure) -> None:
         """Enqueue a record."""
         if len(self._waiting) >= MAX_WAITING:
-            self._told(0, 1)
+            self._count(0, 1)
         else:
             self._waiting.append((user_id, exposure))
 
@@ -72,9 +72,9 @@ class KafkaExposureLog:
         except Exception as exc:  # Whatever the error, the next ones may succeed.
             is_bug = not isinstance(exc, FreshetError)
             log.warning("exposures_lost", exposures=len(noted), reason=str(exc), exc_info=is_bug)
-            self._told(0, len(noted))
+            self._count(0, len(noted))
         else:
-            self._told(len(noted), 0)
+            self._count(len(noted), 0)
 
     def _record(self, user_id: str, exposure: Exposure) -> Record:
         key = pseudonym_of(user_id, self._pseudonym_key) if user_id else exposure.exposure_id

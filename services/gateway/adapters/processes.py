@@ -348,11 +348,11 @@ class RemoteTextSources:
         request = generator_pb2.FindByWordsRequest(query=query, k=k, filter=filter_message(filter), sources=sources)
         request.filter.ClearField("exclude_seen")  # sources know no users
         response = await rpc_client.call(self._find_by_words, request, timeout_s=timeout_s, peer="generator")
-        return {said.source: _said(said, response.text_version) for said in response.answers}
+        return {answer.source: _to_hits(answer, response.text_version) for answer in response.answers}
 
 
-def _said(said: Any, text_version: str) -> SourceHits | FreshetError:
-    if said.status:
-        return rpc_client.translate_status(said.status, said.reason, "generator")
-    items = [Hit(item.item_id, item.score, item.identifier) for item in said.items]
-    return SourceHits(items=items, text_version=text_version, milliseconds=said.milliseconds)
+def _to_hits(answer: Any, text_version: str) -> SourceHits | FreshetError:
+    if answer.status:
+        return rpc_client.translate_status(answer.status, answer.reason, "generator")
+    items = [Hit(item.item_id, item.score, item.identifier) for item in answer.items]
+    return SourceHits(items=items, text_version=text_version, milliseconds=answer.milliseconds)

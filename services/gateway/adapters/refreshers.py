@@ -30,9 +30,11 @@ class RemoteRefreshers:
         """Call GetStatus of each, concurrently."""
         answers, all_answered = await self._ask_all("GetStatus", refresher_pb2.GetStatusRequest(), timeout_s)
         return [
-            PartitionProgress(partition=held.partition, applied_offset=held.folded_offset, end_offset=held.end_offset)
+            PartitionProgress(
+                partition=partition.partition, applied_offset=partition.folded_offset, end_offset=partition.end_offset
+            )
             for answer in answers
-            for held in answer.partitions
+            for partition in answer.partitions
         ], all_answered
 
     async def contributions(self, pseudonym: str, timeout_s: float) -> tuple[list[Contributions], bool]:

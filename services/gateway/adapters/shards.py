@@ -71,7 +71,7 @@ class _Answers(Generic[A]):
 class ShardedCandidates:
     """Implements `ports.Candidates` over n shards, in their order. For one event loop.
 
-    patient_s: a call's full time; a shorter one, cut by the caller's deadline, says little about the shard. told:
+    patient_s: a call's full time; a shorter one, cut by the caller's deadline, says little about the shard. count:
     called
     with "missing" or "hedged" and the shard's number, for each such call.
     """
@@ -83,10 +83,10 @@ class ShardedCandidates:
         patient_s: float,
         open_s: float = 0.5,
         stalled_s: Callable[[float], float] = lambda since: 0.0,
-        told: Callable[[str, int], None] = lambda what, shard: None,
+        count: Callable[[str, int], None] = lambda what, shard: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._shards, self._patient_s, self._told, self._clock = shards, patient_s, told, clock
+        self._shards, self._patient_s, self._count, self._clock = shards, patient_s, count, clock
         self._breakers = [
             Breaker(f"candidates shard {number}/{len(shards)}", open_seconds=open_s, stalled_s=stalled_s)
             for number in range(len(shards))
@@ -256,7 +256,7 @@ class ShardedCandidates:
                     for number in sorted({calls[task] for task in pending}):
                         if self._hedges >= 1:
                             self._hedges -= 1
-                            self._told("hedged", number)
+                            self._count("hedged", number)
                             task = asyncio.ensure_future(again(number))
                             calls[task] = number
                             pending.add(task)
@@ -267,7 +267,7 @@ class ShardedCandidates:
         for number in asked:
             found = answers[number]
             if found is None:
-                self._told("missing", number)
+                self._count("missing", number)
             else:
                 self._num_items[number] = found.num_items
         if asks_all and not any(one is not None for one in answers):

@@ -8,7 +8,7 @@ from services.algorithms.indexes.protocol import ESTIMATE
 from services.algorithms.rules.team_draft import team_draft
 from services.contracts.experiments import Arm, Assignment
 from services.gateway.domain import Recommendation, RecommendQuery
-from services.gateway.version_sets.routes import Held
+from services.gateway.version_sets.routes import ServedSet
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -17,15 +17,17 @@ class Interleaved:
 
     rng: Random
 
-    async def __call__(self, query: RecommendQuery, mixed: Assignment, first: Held, second: Held) -> Recommendation:
+    async def __call__(
+        self, query: RecommendQuery, mixed: Assignment, first: ServedSet, second: ServedSet
+    ) -> Recommendation:
         """Return the first set's answer with drafted items. first, second: the sets of the experiment's arms. It has no
         certificate, since it is not the ranking of one arm.
 
         Raises: as `Recommend`.
         """
         sides = [
-            held.shadowed(_of_arm(query, mixed, arm))
-            for held, arm in zip((first, second), mixed.experiment.arms, strict=True)
+            served.shadowed(_of_arm(query, mixed, arm))
+            for served, arm in zip((first, second), mixed.experiment.arms, strict=True)
         ]
         one, other = await asyncio.gather(*sides)
         ranking, against = ([item.item_id for item in answer.items] for answer in (one, other))

@@ -116,15 +116,15 @@ def find_list(entries: list[bytes], place: Place) -> ServedList:
             shown = decode_exposure(entry[_ID_BYTES + _GAP.size :])
             columns = shown.item_ids, shown.scores, shown.sources, shown.propensities or [1.0] * len(shown.item_ids)
             # An older gateway stored none of it.
-            said = {name: json.loads(text) for name, text in shown.context.items()}
-            rules = said.get("rules", {})
+            context = {name: json.loads(text) for name, text in shown.context.items()}
+            rules = context.get("rules", {})
             slots = enumerate(zip(*columns, strict=True))
             ranking = Ranking(
                 items=[ScoredItem(*slot, tuple(rules.get(str(row), ()))) for row, slot in slots],
                 certificate=Certificate(None if math.isnan(gap) else gap),
                 index_version=shown.index_version,
-                searched_share=said.get("searched_share", 1.0),
+                searched_share=context.get("searched_share", 1.0),
             )
-            marks = [Degradation(number) for number in said.get("degradations", ())]
+            marks = [Degradation(number) for number in context.get("degradations", ())]
             return ServedList(ranking=ranking, model_version=shown.model_version, degradations=marks)
     raise PreconditionFailed(_ENDED)

@@ -111,10 +111,10 @@ class Recommend:
         """
         query = work.query
         place = self.pages.place(query.page_token, query.user_id)
-        kept = await self.stages.read_sessions(work, {PAGES: MAX_LISTS})
-        if kept is None:
+        sessions = await self.stages.read_sessions(work, {PAGES: MAX_LISTS})
+        if sessions is None:
             raise DependencyUnavailable("the state store, which keeps the list, did not answer", retry_after_ms=500)
-        served = find_list(kept[PAGES], place)
+        served = find_list(sessions[PAGES], place)
         work.degradations, work.searched_share = list(served.degradations), served.ranking.searched_share
         work.absence_bucket = place.absence_bucket
         work.token_honoured = Degradation.TOKEN_NOT_HONOURED not in work.degradations

@@ -57,17 +57,17 @@ class RequestStates:
         wanted = {} if asked is None else {ANSWERS: MAX_ANSWERS}
         if preferences.impression_discount:
             wanted[IMPRESSIONS] = MAX_IMPRESSIONS
-        kept = await self.stages.read_sessions(work, wanted)
-        if kept is None:
+        sessions = await self.stages.read_sessions(work, wanted)
+        if sessions is None:
             work.mark(Degradation.STATE_STORE_DOWN)
             return
         if asked is not None:
             wants = work.query.filter
-            denied = (*wants.deny_item_ids, *not_again(kept[ANSWERS], asked, asked_ms))
+            denied = (*wants.deny_item_ids, *not_again(sessions[ANSWERS], asked, asked_ms))
             work.query = replace(work.query, filter=replace(wants, deny_item_ids=denied))
         if preferences.impression_discount:
             work.discounts = discounts_of(
-                kept[IMPRESSIONS],
+                sessions[IMPRESSIONS],
                 asked_ms,
                 discount=preferences.impression_discount,
                 half_life_s=preferences.impression_half_life_s,

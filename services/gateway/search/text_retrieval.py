@@ -53,7 +53,7 @@ class TextRetrieval:
         began = time.monotonic()
         timeout_s = min(self._timeout_s, left_s)
         patient = timeout_s >= self._timeout_s
-        said: dict[str, SourceHits | FreshetError] = {}
+        answers: dict[str, SourceHits | FreshetError] = {}
         probes: dict[str, bool] = {}
         for source in SOURCES:
             try:
@@ -61,17 +61,17 @@ class TextRetrieval:
                     raise DeadlineExceeded(f"{source}: no time left to ask it")
                 probes[source] = self._breakers[source].admit()
             except FreshetError as exc:
-                said[source] = exc
+                answers[source] = exc
         try:
             if probes:
-                said |= await self._ask(list(probes), query, k=k, filter=filter, timeout_s=timeout_s)
+                answers |= await self._ask(list(probes), query, k=k, filter=filter, timeout_s=timeout_s)
         except BaseException as exc:
             for source, probe in probes.items():
                 self._breakers[source].end(exc, probe=probe, patient=patient)
             raise
         for source, probe in probes.items():
             # A source without a part to search is no outage.
-            error = _error(said[source])
+            error = _error(answers[source])
             outage = None if isinstance(error, PreconditionFailed) else error
             self._breakers[source].end(outage, probe=probe, patient=patient)
         spent_ms = (time.monotonic() - began) * 1000
@@ -82,7 +82,7 @@ class TextRetrieval:
                 hits=answer if isinstance(answer, SourceHits) else None,
                 error=_error(answer),
             )
-            for source, answer in ((source, said[source]) for source in SOURCES)
+            for source, answer in ((source, answers[source]) for source in SOURCES)
         ]
 
     async def _ask(

@@ -36,7 +36,7 @@ async def _no_problem() -> str:
 
 
 @dataclass(eq=False, kw_only=True, slots=True)
-class Held:
+class ServedSet:
     """A set open in this gateway. shadowed: answers without side effects. check: returns why its processes do not serve
     its
     model ("" if they do). answered: number of answered Recommends.
@@ -68,43 +68,43 @@ class Routes:
     the own model cannot apply.
     """
 
-    own: Held
-    open_set: Callable[[VersionSet], Awaitable[Held]]
+    own: ServedSet
+    open_set: Callable[[VersionSet], Awaitable[ServedSet]]
     check: Callable[[Experiment], None] = lambda one: None
     rng: Random = field(default_factory=Random)
     sets: VersionSets | None = field(default=None, init=False)
     experiments: Experiments = field(default_factory=Experiments, init=False)
-    _held: dict[str, Held] = field(default_factory=dict, init=False)
+    _sets: dict[str, ServedSet] = field(default_factory=dict, init=False)
     _problems: dict[str, str] = field(default_factory=dict, init=False)
     _shadow: Shadow | None = field(default=None, init=False)
     _closing: set[asyncio.Task[None]] = field(default_factory=set, init=False)
 
-    def of(self, user_id: str) -> Held:
+    def of(self, user_id: str) -> ServedSet:
         """Return the set that answers this user ("": nobody)."""
         if self.sets is None:
             return self.own
-        return self._held.get(self.sets.set_for(user_id), self.own)
+        return self._sets.get(self.sets.set_for(user_id), self.own)
 
     def assigned(
         self, user_id: str, context: Mapping[str, str] = MappingProxyType({}), forced: Mapping[str, str] | None = None
-    ) -> tuple[Held, tuple[Assignment, ...]]:
+    ) -> tuple[ServedSet, tuple[Assignment, ...]]:
         """Return the set of a request, and its arms. An arm whose set is not open here is left out: the request does
         not get it,
         so its exposure must not name it.
 
         Raises: InvalidRequest for impossible forced arms.
         """
-        held, kept = self.of(user_id), []
+        served, assignments = self.of(user_id), []
         for one in self.experiments.assigned(user_id, context, forced):
             arms = one.experiment.arms if one.arm is None else (one.arm,)
-            if all(self.set_of(arm, held) is not None for arm in arms):
-                held = (self.set_of(one.arm, held) or held) if one.arm is not None else held
-                kept.append(one)
-        return held, tuple(kept)
+            if all(self.set_of(arm, served) is not None for arm in arms):
+                served = (self.set_of(one.arm, served) or served) if one.arm is not None else served
+                assignments.append(one)
+        return served, tuple(assignments)
 
-    def set_of(self, arm: Arm, default: Held) -> Held | None:
+    def set_of(self, arm: Arm, default: ServedSet) -> ServedSet | None:
         """Return the set of an arm's users; None if it is not open here."""
-        return self._held.get(arm.version_set) if arm.version_set else default
+        return self._sets.get(arm.version_set) if arm.version_set else default
 
     def apply_experiments(self, experiments: Experiments) -> None:
         """Apply these experiments from now on. A running one that cannot be applied is left out, and logged."""
@@ -118,20 +118,20 @@ class Routes:
         self.experiments = replace(experiments, experiments=kept)
 
     @property
-    def serving(self) -> Held:
+    def serving(self) -> ServedSet:
         """Return the default set, independent of users' shares."""
         return self.of("")
 
     @property
-    def others(self) -> Sequence[Held]:
+    def others(self) -> Sequence[ServedSet]:
         """Return the open sets besides the serving one."""
         serving = self.serving
-        return [held for held in self._held.values() if held is not serving]
+        return [served for served in self._sets.values() if served is not serving]
 
-    def answered(self, held: Held, query: RecommendQuery, answer: Recommendation) -> None:
+    def answered(self, served: ServedSet, query: RecommendQuery, answer: Recommendation) -> None:
         """Record an answered Recommend."""
-        held.answered += 1
-        if self._shadow is not None and held is not self._held.get(self._shadow.name):
+        served.answered += 1
+        if self._shadow is not None and served is not self._sets.get(self._shadow.name):
             self._shadow.beside(query, answer)
 
     def took(self, user_id: str, item_id: str) -> None:
@@ -141,23 +141,23 @@ class Routes:
 
     async def apply(self, sets: VersionSets) -> None:
         """Apply this record from now on. Sets that cannot be opened here are left out and reported."""
-        held: dict[str, Held] = {}
+        served: dict[str, ServedSet] = {}
         problems: dict[str, str] = {}
         for name, one in sets.sets.items():
-            before = self._held.get(name)
+            before = self._sets.get(name)
             if one.model_version == self.own.model_version:
-                held[name] = self.own
+                served[name] = self.own
             elif before is not None and self.sets is not None and self.sets.sets[name] == one:
-                held[name] = before
+                served[name] = before
             else:
                 try:
-                    held[name] = await self.open_set(one)
+                    served[name] = await self.open_set(one)
                 except (FreshetError, OSError, ValueError, MemoryError) as exc:
                     problems[name] = str(exc)
                     log.error("version_set_not_held", set=name, reason=str(exc))
-        gone = [one for one in self._held.values() if one is not self.own and one not in held.values()]
+        gone = [one for one in self._sets.values() if one is not self.own and one not in served.values()]
         # Assigned without awaiting in between: a request sees the old record or this one.
-        self._held, self._problems, self.sets = held, problems, sets
+        self._sets, self._problems, self.sets = served, problems, sets
         old, self._shadow = self._shadow, self._shadow_of(sets)
         if old is not None and old is not self._shadow:
             await old.close()
@@ -175,7 +175,7 @@ class Routes:
             SetReport(
                 of=sets.sets[name],
                 problem=problem,
-                answered=self._held.get(name, self.own).answered if name not in self._problems else 0,
+                answered=self._sets.get(name, self.own).answered if name not in self._problems else 0,
                 shadow=self._shadow.report() if self._shadow is not None and self._shadow.name == name else None,
             )
             for name, problem in zip(names, problems, strict=True)
@@ -186,24 +186,24 @@ class Routes:
         if self._shadow is not None:
             await self._shadow.close()
         await asyncio.gather(*self._closing)
-        for one in self._held.values():
+        for one in self._sets.values():
             if one is not self.own:
                 await one.close()
 
     async def _problem(self, name: str) -> str:
-        return self._problems.get(name) or await self._held.get(name, self.own).check()
+        return self._problems.get(name) or await self._sets.get(name, self.own).check()
 
     def _shadow_of(self, sets: VersionSets) -> Shadow | None:
         wanted = sets.shadow
-        if wanted is None or wanted.name not in self._held:
+        if wanted is None or wanted.name not in self._sets:
             return None
         if self._shadow is not None and (self._shadow.name, self._shadow.share) == (wanted.name, wanted.share):
             return self._shadow
-        return Shadow(wanted.name, self._held[wanted.name].shadowed, share=wanted.share, rng=self.rng)
+        return Shadow(wanted.name, self._sets[wanted.name].shadowed, share=wanted.share, rng=self.rng)
 
-    async def _close(self, held: Held) -> None:
+    async def _close(self, served: ServedSet) -> None:
         await asyncio.sleep(_GRACE_S)
-        await held.close()
+        await served.close()
 
 
 def own_set(model_version: str) -> VersionSet:

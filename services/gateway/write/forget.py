@@ -44,7 +44,7 @@ class _Holdings:
 
     @property
     def contributions(self) -> list[Contributions]:
-        return [held for of_set in self.of_sets for held in of_set]
+        return [part for of_set in self.of_sets for part in of_set]
 
     def counts(self) -> dict[str, int]:
         counts: dict[str, int] = {}
@@ -52,7 +52,7 @@ class _Holdings:
             counts |= {name: getattr(self.stored, name) for name in ("history_events", "seen_items", "query_states")}
         if self.contributions:
             for name in ("summed_interactions", "remembered_interactions"):
-                counts[name] = sum(getattr(held, name) for held in self.contributions)
+                counts[name] = sum(getattr(part, name) for part in self.contributions)
         return counts
 
     def remains(self) -> list[str]:
@@ -139,7 +139,7 @@ class ForgetUser:
                 for refreshers in (self.ports.refreshers, *self.others())
             )
         )
-        return _Holdings(stored, [held for held, _ in found], all(answered for _, answered in found))
+        return _Holdings(stored, [part for part, _ in found], all(answered for _, answered in found))
 
     async def _is_applied(self, found: _Holdings, forget: Forget, until: float) -> bool:
         if found.stored is None or not covers(found.stored.forgotten_up_to, forget.up_to):
@@ -147,9 +147,9 @@ class ForgetUser:
         spoken_for = [
             {
                 partition
-                for held in of_set
-                if covers(held.forgotten_up_to, forget.up_to)
-                for partition in held.partitions
+                for part in of_set
+                if covers(part.forgotten_up_to, forget.up_to)
+                for partition in part.partitions
             }
             for of_set in found.of_sets
         ]

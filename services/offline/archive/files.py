@@ -106,8 +106,8 @@ class Archive:
         except OSError as exc:
             raise PreconditionFailed(f"{folder} is no archive: {path} cannot be read ({exc.strerror})") from exc
         try:
-            said = json.loads(text)
-            form, topic = said["format"], said["topic"]
+            manifest = json.loads(text)
+            form, topic = manifest["format"], manifest["topic"]
             if (form, topic) != (FORMAT, INTERACTIONS):
                 allowed = f"{INTERACTIONS!r} in format {FORMAT}"
                 raise PreconditionFailed(f"{path} is of topic {topic!r} in format {form}; this version reads {allowed}")
@@ -115,10 +115,10 @@ class Archive:
                 int(number): _typed(
                     ArchivedPartition, part | {"files": [_typed(ArchiveFile, f) for f in part["files"]]}
                 )
-                for number, part in said["partitions"].items()
+                for number, part in manifest["partitions"].items()
             }
             found = cls(folder=folder, partitions=parts)
-            own = said["sha256"]
+            own = manifest["sha256"]
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
             raise PreconditionFailed(f"{path} is not what `freshet archive` writes: {exc!r}") from exc
         if (whole := found._text()) != text:
@@ -198,13 +198,13 @@ class Archive:
         return self
 
     def _text(self) -> bytes:
-        said: dict[str, Any] = {
+        manifest: dict[str, Any] = {
             "format": FORMAT,
             "topic": INTERACTIONS,
             "partitions": {str(number): asdict(part) for number, part in self.partitions.items()},
         }
-        said["sha256"] = hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
-        return (json.dumps(said, indent=1, sort_keys=True) + "\n").encode()
+        manifest["sha256"] = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+        return (json.dumps(manifest, indent=1, sort_keys=True) + "\n").encode()
 
 
 def open_whole(

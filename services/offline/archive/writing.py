@@ -239,10 +239,10 @@ def _table(records: Sequence[SourceRecord]) -> pa.Table:
     columns: dict[str, list[object]] = {name: [] for name in SCHEMA.names}
     for record in records:
         arrival = read_arrival(record)
-        said: tuple[object, ...] = (None,) * 8
+        event_cells: tuple[object, ...] = (None,) * 8
         if not isinstance(arrival, DeadLetter):
             it = arrival.interaction
-            said = (
+            event_cells = (
                 it.user_id,
                 it.item_id,
                 it.type,
@@ -254,6 +254,6 @@ def _table(records: Sequence[SourceRecord]) -> pa.Table:
             )
         headers = [{"name": name, "value": value} for name, value in record.headers]
         lay = record.partition, record.offset, record.written_ms, record.key, record.value, headers
-        for column, cell in zip(columns.values(), (*lay, *said), strict=True):
+        for column, cell in zip(columns.values(), (*lay, *event_cells), strict=True):
             column.append(cell)
     return pa.table(columns, schema=SCHEMA)

@@ -235,12 +235,12 @@ def run_rebuild(
     """
     bundle = load_bundle(settings.bundle)
     source = kafka_log(settings, bundle)
-    kept = checkpoint_topic(settings, bundle.model_version)
+    topic = checkpoint_topic(settings, bundle.model_version)
     try:
-        return Rebuild(log=source, rules=fold_rules(settings, bundle), progress=progress).run(kept if keep else None)
+        return Rebuild(log=source, rules=fold_rules(settings, bundle), progress=progress).run(topic if keep else None)
     finally:
         source.close()
-        kept.close()
+        topic.close()
 
 
 def bulk_producer(settings: EncoderSettings, client_id: str) -> BulkProducer:

@@ -259,8 +259,8 @@ class _Repartition:
         """Return the record of WHOLE; None without a complete copy."""
         if not self._exists(WHOLE):
             return None
-        said = [record.value for record in self._records(WHOLE, "looking")]
-        return json.loads(said[-1]) if said else None
+        records = [record.value for record in self._records(WHOLE, "looking")]
+        return json.loads(records[-1]) if records else None
 
     def _ends(self, topic: str) -> dict[int, int]:
         consumer = self._consumer(topic)
@@ -297,10 +297,10 @@ class _Repartition:
             self._admin.delete_topics([name])
             self._until(lambda: not self._exists(name), name)
 
-    def _until(self, holds: Callable[[], bool], name: str) -> None:
+    def _until(self, condition: Callable[[], bool], name: str) -> None:
         """Wait until `holds`: brokers delete in the background, and the name is in use until then."""
         deadline = time.monotonic() + _SILENCE_S
-        while not holds():
+        while not condition():
             if time.monotonic() > deadline:
                 raise DependencyUnavailable(f"Kafka did not delete or make {name!r} within {_SILENCE_S:.0f} s")
             time.sleep(0.1)

@@ -71,7 +71,7 @@ def read_catalogue(path: Path, separator: str = "|") -> Catalogue:
     texts = tuple(name for name in others if _is_long_text(table.column(name)))
     kept = table.select([name for name in others if name not in texts and not pa.types.is_null(table[name].type)])
     cells = [None] * len(ids) if names["cat"] is None else table.column(names["cat"]).to_pylist()
-    taken = [f"{names[role]} is {said}" for role, said in _SAID.items() if names[role]]
+    taken = [f"{names[role]} is {meaning}" for role, meaning in _MEANINGS.items() if names[role]]
     taken += [f"{name} is an attribute" for name in kept.column_names]
     return Catalogue(
         rows=rows,
@@ -85,7 +85,7 @@ def read_catalogue(path: Path, separator: str = "|") -> Catalogue:
     )
 
 
-_SAID = {"id": "item", "title": "title", "cat": "categories"}
+_MEANINGS = {"id": "item", "title": "title", "cat": "categories"}
 
 
 def split_categories(cell: str | Sequence[str | None], separator: str = "|") -> tuple[str, ...]:

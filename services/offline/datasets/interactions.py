@@ -121,13 +121,13 @@ class Interactions:
 
     def speaking_for(self, schema: EventSchema) -> npt.NDArray[np.bool_]:
         """Return which events are positive, (N,), by the schema: neither a rejection nor a low rating."""
-        said, which = self._kinds()
-        return np.array([schema.speaks_for(*one) for one in said], dtype=bool)[which]
+        kinds, which = self._kinds()
+        return np.array([schema.speaks_for(*one) for one in kinds], dtype=bool)[which]
 
     def speaking_against(self, schema: EventSchema) -> npt.NDArray[np.bool_]:
         """Return which events are negative, (N,), by the schema."""
-        said, which = self._kinds()
-        return np.array([schema.speaks_against(*one) for one in said], dtype=bool)[which]
+        kinds, which = self._kinds()
+        return np.array([schema.speaks_against(*one) for one in kinds], dtype=bool)[which]
 
     def _kinds(self) -> tuple[list[tuple[str, float]], RowArray]:
         """Return the distinct pairs of type and value, and each event's pair number (N,)."""
@@ -140,15 +140,15 @@ class Interactions:
         names: default: the actions with at least MIN_EVENTS events. Raises: ValueError as `encoded`.
         """
         self.encoded(schema)  # raises if there is nothing to train on
-        said, which = self._kinds()
+        kinds, which = self._kinds()
         if names is None:
             counts = Counter[str]()
-            for (kind, value), count in zip(said, np.bincount(which).tolist(), strict=True):
+            for (kind, value), count in zip(kinds, np.bincount(which).tolist(), strict=True):
                 if kind in schema.types and schema.of(kind).history:
                     counts[action_name(schema, kind, value)] += count
             names = sorted(name for name, count in counts.items() if count >= MIN_EVENTS)
         actions = Actions(schema, names)
-        rows = np.array([actions.row(*one) for one in said], dtype=np.int16)[which]
+        rows = np.array([actions.row(*one) for one in kinds], dtype=np.int16)[which]
         return replace(self, actions=rows, outcomes=rows * ~self.speaking_for(schema)).select(rows >= 0), list(names)
 
     def by_user(self) -> tuple[RowArray, RowArray]:

@@ -37,36 +37,36 @@ def near_type(name: str, schema: EventSchema) -> str | None:
     Precedence: the same letters, a beginning that undoes something, a type that is a word of `name` or contains it as
     one, a synonym, a name of similar letters.
     """
-    said = plain(name)
-    if not said:
+    spelled = plain(name)
+    if not spelled:
         return None
     by_letters = {plain(one): one for one in schema.types}
-    if said in by_letters:
-        return by_letters[said]
-    if said.startswith(_TAKES_BACK):
+    if spelled in by_letters:
+        return by_letters[spelled]
+    if spelled.startswith(_TAKES_BACK):
         return _NOTHING if _NOTHING in schema.types else None
-    if len(said) >= 3:
-        part = [one for letters, one in by_letters.items() if said in one.split("_") or letters in said]
+    if len(spelled) >= 3:
+        part = [one for letters, one in by_letters.items() if spelled in one.split("_") or letters in spelled]
         if part:
-            return max(part, key=lambda one: (len(plain(one)), one)) if len(said) > 4 else part[0]
+            return max(part, key=lambda one: (len(plain(one)), one)) if len(spelled) > 4 else part[0]
     for beginning, one in _OTHER_WORDS.items():
-        if said.startswith(beginning) and one in schema.types:
+        if spelled.startswith(beginning) and one in schema.types:
             return one
-    like = difflib.get_close_matches(said, by_letters, n=1, cutoff=_LEAST_LIKE)
+    like = difflib.get_close_matches(spelled, by_letters, n=1, cutoff=_LEAST_LIKE)
     return by_letters[like[0]] if like else None
 
 
 def schema_line(name: str, means: EventType) -> str:
     """Return the line of `events.yaml` that gives `name` this meaning."""
-    said = [f"role: {means.role}"]
+    parts = [f"role: {means.role}"]
     if means.weight.centre is not None or means.weight.slope != _WEIGHT[means.role]:
-        said.append(f"weight: {means.weight.slope:g}")
+        parts.append(f"weight: {means.weight.slope:g}")
     if means.weight.centre is not None:
-        said.append(f"centre: {means.weight.centre:g}")
+        parts.append(f"centre: {means.weight.centre:g}")
     for what in ("seen", "history"):
         if getattr(means, what) is not (means.role in (Role.POSITIVE, Role.NEGATIVE)):
-            said.append(f"{what}: {str(getattr(means, what)).lower()}")
-    return f"{name if name.isidentifier() else repr(name)}: {{{', '.join(said)}}}"
+            parts.append(f"{what}: {str(getattr(means, what)).lower()}")
+    return f"{name if name.isidentifier() else repr(name)}: {{{', '.join(parts)}}}"
 
 
 def rating_scale(least: float, most: float) -> tuple[float, float] | None:

@@ -75,7 +75,7 @@ class Reading:
     catalogue: Catalogue | None = None
 
     @property
-    def told(self) -> list[str]:
+    def summary(self) -> list[str]:
         """Lines that every command prints about its data: the columns' roles and the findings."""
         return [*filter(None, [self.read_as]), *(finding.text for finding in self.findings)]
 

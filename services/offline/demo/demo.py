@@ -157,11 +157,11 @@ def _stream(options: DemoOptions, split: GlobalTimeSplit, bundle: Bundle, stack:
     with display.progress() as bar:
         task = bar.add_task("connecting", total=len(events))
 
-        def on_progress(said: Mapping[str, Any]) -> None:
-            if "sent" in said:
-                bar.update(task, completed=said["sent"], description=_progress_text(said))
+        def on_progress(progress: Mapping[str, Any]) -> None:
+            if "sent" in progress:
+                bar.update(task, completed=progress["sent"], description=_progress_text(progress))
             else:
-                display.fact(f"the replay says: {said}")
+                display.fact(f"the replay says: {progress}")
 
         encodes = _stream_encodes(stack)
         result = run_replay(plan, options.folder, on_progress)
@@ -250,13 +250,13 @@ def _stream_encodes(stack: "Stack") -> Buckets:
     return read_histogram(stack.address("encoder-metrics"), "freshet_encoder_encode_seconds", {"source": "stream"})
 
 
-def _progress_text(said: Mapping[str, Any]) -> str:
+def _progress_text(progress: Mapping[str, Any]) -> str:
     forms = {
         "recent_hit_rate": "hit rate {:.3f}",
         "recent_p50_ms": "Recommend {:.0f} ms",
         "recent_freshness_ms": "fresh in {:.0f} ms",
     }
-    return ", ".join(form.format(said[name]) for name, form in forms.items() if said.get(name) is not None)
+    return ", ".join(form.format(progress[name]) for name, form in forms.items() if progress.get(name) is not None)
 
 
 def _evaluate(

@@ -91,8 +91,17 @@ def figures(summary: Mapping[str, Any]) -> "RenderableType":
     """Return the summary for people: hit rates, times, the outcome of every event, components."""
     from rich.console import Group
 
-    told = [_quality(summary), *_overload(summary), "", _times(summary), "", _events(summary), "", _components(summary)]
-    return Group(*told)
+    sections = [
+        _quality(summary),
+        *_overload(summary),
+        "",
+        _times(summary),
+        "",
+        _events(summary),
+        "",
+        _components(summary),
+    ]
+    return Group(*sections)
 
 
 def _quality(summary: Mapping[str, Any]) -> "RenderableType":
@@ -121,13 +130,13 @@ def _quality(summary: Mapping[str, Any]) -> "RenderableType":
         style="dim",
     )
     rest = ", ".join(f"{by_sitting[kind]['events']:,} {says}" for kind, says in _OTHER_KINDS.items())
-    said = (
+    note = (
         f"same sitting: less than {SITTING_MINUTES} minutes after the user's previous event; later day: after that, "
         f"and on a later UTC day; the others: {rest}"
     )
     if "item_knn" not in rates:
-        said += "; item-kNN is left out: its counts of pairs would take too much memory for this many items"
-    return Group(table, Text(said, style="dim"))
+        note += "; item-kNN is left out: its counts of pairs would take too much memory for this many items"
+    return Group(table, Text(note, style="dim"))
 
 
 def _overload(summary: Mapping[str, Any]) -> "Iterator[RenderableType]":

@@ -237,16 +237,16 @@ def forgetting(news: Newcomer) -> list[str]:
     found = ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in sorted(report.found.items()))
     left = sum(report.left.values())
     source = _SOURCES[news.forgotten_state_source]
-    said = [f"found: {found}; left: {left} after {news.forget_s:.1f} s; the next answer is from {source}"]
+    lines = [f"found: {found}; left: {left} after {news.forget_s:.1f} s; the next answer is from {source}"]
     if news.gone is not None:
-        said.append(
+        lines.append(
             f"the item is still served from three people's interactions after {_WAIT_S:.0f} s"
             if not news.gone
             else "the item rests on two people now: its title speaks for it again"
             if news.stays_by_title
             else "the item rests on two people now and is served no more"
         )
-    return said
+    return lines
 
 
 _SOURCES = {

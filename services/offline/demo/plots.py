@@ -38,8 +38,8 @@ def _figure() -> Any:
 def _save(figure: Any, path: Path) -> None:
     """Save the figure; its description repeats the legends, so that a reader of the file can check its figures."""
     legends = [legend for axes in figure.axes if (legend := axes.get_legend())]
-    said = [text.get_text() for legend in legends for text in legend.get_texts()]
-    figure.savefig(path, dpi=120, metadata={"Description": "; ".join(said)})
+    labels = [text.get_text() for legend in legends for text in legend.get_texts()]
+    figure.savefig(path, dpi=120, metadata={"Description": "; ".join(labels)})
 
 
 def plot_hit_rate(

@@ -117,9 +117,9 @@ class Replay:
         """Send an event now, or after its predictions and the user's delayed events."""
         event = self._events[position]
         open_tasks = [task for task in self._asked.pop(position, []) if not task.done()]
-        held = self._held.get(event.user_id)
-        if held is not None and not held.done():
-            open_tasks.append(held)
+        waiting = self._held.get(event.user_id)
+        if waiting is not None and not waiting.done():
+            open_tasks.append(waiting)
         if open_tasks:
             self.result.late_sends += 1
             self._held[event.user_id] = self._start(self._send_after(open_tasks, position))

@@ -158,8 +158,8 @@ def start(stack: Stack, display: Display) -> dict[str, str]:
 
 def components(stack: Stack) -> dict[str, str]:
     """Return the components by name, with versions as reported by the running parts."""
-    running = {name: said for part, said in stack.versions().items() if (name := _NAMES.get(part))}
-    return {name: said.removeprefix(name).strip() for name, said in running.items()} | {
+    running = {name: printed for part, printed in stack.versions().items() if (name := _NAMES.get(part))}
+    return {name: printed.removeprefix(name).strip() for name, printed in running.items()} | {
         "Freshet (gateway, encoder, refresher, candidates, reranker, generator)": freshet_version(),
         "Python": platform.python_version(),
         "PyTorch": version("torch"),

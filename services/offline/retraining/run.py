@@ -77,8 +77,8 @@ def retrain(
         known = past.select(past.seen(old.event_schema)).keep_frequent(min_per_item=1)
         if aside.exists():
             shutil.rmtree(aside)
-        told = {**_told_by(old), **settings}
-        train(out=aside, interactions=known, split=NONE, resume=True, console=console, **told)
+        options = {**_options_of(old), **settings}
+        train(out=aside, interactions=known, split=NONE, resume=True, console=console, **options)
         _note(aside, lineage=lineage)
     new = load_bundle(aside)
     say(f"Judging by what people took of {len(events) - first:,} events from {_text(events.timestamps[first])} on")
@@ -116,17 +116,17 @@ def _check_unseen(serving: Bundle, events: Interactions, first: int) -> None:
         )
 
 
-def _told_by(serving: Bundle) -> dict[str, Any]:
+def _options_of(serving: Bundle) -> dict[str, Any]:
     """Return the serving model's inputs besides interactions, as `run_training` takes them."""
-    told: dict[str, Any] = {"actions": bool(serving.encoder.actions)}
+    options: dict[str, Any] = {"actions": bool(serving.encoder.actions)}
     if EVENTS_YAML in serving.manifest.files:
-        told["events"] = serving.file(EVENTS_YAML)
+        options["events"] = serving.file(EVENTS_YAML)
     if serving.attributes.kinds:
         path = serving.path / ITEMS
         columns = attributes_in(pa.ipc.open_file(pa.memory_map(str(path))).read_all())
         attributes = attribute_columns(path, columns, without=())
-        told["catalogue"] = Catalogue(rows=serving.item_index, attributes=attributes)
-    return told
+        options["catalogue"] = Catalogue(rows=serving.item_index, attributes=attributes)
+    return options
 
 
 def _lineage(

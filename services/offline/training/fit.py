@@ -118,7 +118,7 @@ class Fit:
     metrics: dict[str, Any]
     new_item_length: float | None
 
-    def told(self, config: TrainConfig) -> dict[str, Any]:
+    def as_dict(self, config: TrainConfig) -> dict[str, Any]:
         """Return plain values."""
         report = self.report
         return {

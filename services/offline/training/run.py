@@ -178,8 +178,8 @@ def run_training(
     if head == AUTO:
         config, choice = _chosen(config, divided.train, schema, checkpoints, device, say, resume=resume)
     fit = fit_model(config, divided, schema, checkpoints, console, say, device=device, resume=resume)
-    data, told = _facts(accepted, divided, split), fit.told(config)
-    training = {"preset": preset_name, "config": config.as_dict(), "positions_per_s": told["positions_per_s"]}
+    data, result_of_fit = _facts(accepted, divided, split), fit.as_dict(config)
+    training = {"preset": preset_name, "config": config.as_dict(), "positions_per_s": result_of_fit["positions_per_s"]}
     bundle = save_bundle(
         out,
         fit.report,
@@ -192,7 +192,7 @@ def run_training(
         attributes=of_items,
     )
     result = {"bundle": str(out), "model_version": bundle.model_version, "preset": preset_name, "seed": seed}
-    result |= {"data": data, "rows": rows, "choice": None if choice is None else _plain(choice)} | told
+    result |= {"data": data, "rows": rows, "choice": None if choice is None else _plain(choice)} | result_of_fit
     if export:
         result["export"] = _exported(out, accepted, say)
     shutil.rmtree(checkpoints, ignore_errors=True)
@@ -219,7 +219,7 @@ def _accepted(
     """Return the training data, the names of its actions (none unless they are read), and the account of the data's
     rows.
     """
-    for line in reading.told:
+    for line in reading.summary:
         say(line)
     given, names = reading.accepted(for_training=True), list[str]()
     say(f"Data: {given.source}")
@@ -268,7 +268,7 @@ def _choose(
     config: TrainConfig, interactions: Interactions, schema: EventSchema, device: str, say: Callable[[str], None]
 ) -> Choice:
     choice = choose(
-        candidates(config), interactions, schema, on_candidate=lambda told: say(f"Trying {told}"), device=device
+        candidates(config), interactions, schema, on_candidate=lambda name: say(f"Trying {name}"), device=device
     )
     scores = ", ".join(f"{name} {value:.4f}" for name, value in choice.ndcg_at_10.items())
     say(

@@ -151,8 +151,8 @@ class EpochBatches:
             replaced = rng.random(items.shape) < self._stand_ins.probability
             items = np.where(replaced, self._stand_ins.rows[items], items)
         if self._histories.actions is not None:
-            said = rng.random(items.shape) >= _NO_ACTION
-            items = items + said * self._histories.actions[rows] * STRIDE
+            with_action = rng.random(items.shape) >= _NO_ACTION
+            items = items + with_action * self._histories.actions[rows] * STRIDE
         following = rows.ravel()[positions] + 1
         return Batch(
             items=np.where(present, items, PADDING),

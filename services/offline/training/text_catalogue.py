@@ -130,11 +130,11 @@ def train_phrases_part(
     """
     require_target(out)
     texts = _texts(load_bundle(bundle), seed)
-    said = [text for each in texts.identifiers for text in each]
+    identifier_texts = [text for each in texts.identifiers for text in each]
     trained = train_phrases(
         texts.pairs,
         texts.identifiers,
-        build_vocabulary(said, size=max(vocabulary, FIXED_TOKENS), min_count=_MIN_COUNT),
+        build_vocabulary(identifier_texts, size=max(vocabulary, FIXED_TOKENS), min_count=_MIN_COUNT),
         settings,
         seed,
         progress=lambda step: progress(step.stage, step.done, step.total, step.loss),

@@ -44,14 +44,17 @@ class WithOrigins:
         async def told(message: Any) -> None:
             if message["type"] == "http.response.start":
                 added = [(b"access-control-expose-headers", _ANSWER_HEADERS.encode())] if may_read else []
-                message = {**message, "headers": [*message.get("headers", ()), *_said(origin, may_read), *added]}
+                message = {
+                    **message,
+                    "headers": [*message.get("headers", ()), *_cors_headers(origin, may_read), *added],
+                }
             await send(message)
 
         await self._application(scope, receive, told)
 
     async def _allow(self, origin: str, send: Any) -> None:
         headers = [
-            *_said(origin, True),
+            *_cors_headers(origin, True),
             (b"access-control-allow-methods", b"GET, POST"),
             (b"access-control-allow-headers", _REQUEST_HEADERS.encode()),
             (b"access-control-max-age", str(_PREFLIGHT_S).encode()),
@@ -60,12 +63,12 @@ class WithOrigins:
         await send({"type": "http.response.body", "body": b""})
 
     async def _refuse(self, origin: str, send: Any) -> None:
-        headers = [*_said(origin, False), (b"content-type", b"text/plain")]
+        headers = [*_cors_headers(origin, False), (b"content-type", b"text/plain")]
         await send({"type": "http.response.start", "status": 403, "headers": headers})
         text = f"origin={origin[:200]!r} allowed: those of FRESHET_GATEWAY_ORIGINS\n"
         await send({"type": "http.response.body", "body": text.encode()})
 
 
-def _said(origin: str, may_read: bool) -> list[tuple[bytes, bytes]]:
+def _cors_headers(origin: str, may_read: bool) -> list[tuple[bytes, bytes]]:
     """Caches have to know that the answer depends on who asks."""
     return [(b"vary", b"origin"), *([(b"access-control-allow-origin", origin.encode("latin-1"))] if may_read else [])]

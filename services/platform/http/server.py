@@ -140,18 +140,18 @@ class _OnLoopback:
         self._application = application
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        told = dict(scope["headers"]).get(b"host", b"").decode("latin-1")
-        if _hostname(told) in _LOOPBACK:
+        host = dict(scope["headers"]).get(b"host", b"").decode("latin-1")
+        if _hostname(host) in _LOOPBACK:
             await self._application(scope, receive, send)
             return
         await send({"type": "http.response.start", "status": 403, "headers": [(b"content-type", b"text/plain")]})
-        text = f"host={told[:80]!r} allowed without API keys: {', '.join(_LOOPBACK)}\n"
+        text = f"host={host[:80]!r} allowed without API keys: {', '.join(_LOOPBACK)}\n"
         await send({"type": "http.response.body", "body": text.encode()})
 
 
-def _hostname(told: str) -> str | None:
+def _hostname(host: str) -> str | None:
     try:
-        return urlsplit(f"//{told}").hostname
+        return urlsplit(f"//{host}").hostname
     except ValueError:
         return None
 

@@ -191,7 +191,7 @@ class _Guard:
     async def __aenter__(self) -> None:
         guards = self._guards
         # Each call runs in its own task, so nothing has to be reset.
-        request_id, is_background = _told(self._context)
+        request_id, is_background = _status_of(self._context)
         request_context.request_id.set(request_id)
         if guards.door is not None:
             try:
@@ -285,7 +285,7 @@ def _caller(context: Any) -> str:
     return caller
 
 
-def _told(context: Any) -> tuple[str, bool]:
+def _status_of(context: Any) -> tuple[str, bool]:
     """Return the metadata's request id, or a new one, and whether the call is in the background."""
     request_id, is_background = "", False
     for key, value in context.invocation_metadata() or ():

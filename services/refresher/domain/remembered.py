@@ -50,9 +50,9 @@ class Remembered:
     def leave(self, positions: Iterable[int]) -> set[str]:
         """Remove the interactions at these positions."""
         entry_ids = [entry_id_of(position) for position in positions]
-        held = {entry_id for entry_id in entry_ids if entry_id in self.memory}
+        stored = {entry_id for entry_id in entry_ids if entry_id in self.memory}
         self.memory.remove(entry_ids)
-        return held | self._follow()
+        return stored | self._follow()
 
     @property
     def refill_size(self) -> int:

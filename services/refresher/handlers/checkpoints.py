@@ -167,9 +167,9 @@ def _maker(
             return lambda: _encode_rows(rows)
         case "sums":
             numbers = range(at * SHARD_ITEMS, min(len(state.numbers.ids), (at + 1) * SHARD_ITEMS))
-            held = [number for number in numbers if state.numbers.ids[number] in state.sums]
-            sums = state.sums.pick([state.numbers.ids[number] for number in held])
-            return lambda: squeeze({"numbers": np.array(held, np.int64), **sums})
+            with_sums = [number for number in numbers if state.numbers.ids[number] in state.sums]
+            sums = state.sums.pick([state.numbers.ids[number] for number in with_sums])
+            return lambda: squeeze({"numbers": np.array(with_sums, np.int64), **sums})
         case "ids":
             ids = state.numbers.ids[at * _IDS_CHUNK : (at + 1) * _IDS_CHUNK]
             return lambda: squeeze({"ids": pack_text(ids)})

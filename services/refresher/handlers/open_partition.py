@@ -98,10 +98,10 @@ class OpenPartition:
         fresh = Partition(number, self.rules, self.withdrawn)
         reason = "no checkpoint"
         self._saved.pop(number, None)
-        for kept in self.checkpoints.load(number):
-            name = kept.name
+        for checkpoint in self.checkpoints.load(number):
+            name = checkpoint.name
             try:
-                values, parts = kept.read()
+                values, parts = checkpoint.read()
                 state = restore(values, parts, number, self.rules, self.withdrawn)
             except OtherRulesError as exc:
                 logger.warning("checkpoint_of_other_rules", name=name, reason=str(exc))
@@ -114,7 +114,7 @@ class OpenPartition:
                 continue
             if state.folded_offset < end and self._is_log_of(state, first):
                 logger.info("checkpoint_loaded", name=name, partition=number, folded=state.folded_offset)
-                if kept.is_base:
+                if checkpoint.is_base:
                     self._saved[number] = (state, versions(state))
                 return state, ""
             logger.error("checkpoint_of_other_topic", name=name, folded=state.folded_offset, end=end)

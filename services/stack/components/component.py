@@ -93,8 +93,8 @@ def run_installer(
 
 def uv() -> str | None:
     """The uv of the running environment, or on the path."""
-    beside = Path(sys.executable).parent / "uv"
-    return str(beside) if beside.exists() else shutil.which("uv")
+    installed = Path(sys.executable).parent / "uv"
+    return str(installed) if installed.exists() else shutil.which("uv")
 
 
 def venv_command(folder: Path) -> list[str]:

@@ -82,8 +82,8 @@ def _on_path() -> str | None:
     if program is None:
         return None
     try:
-        told = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=10, check=False).stdout
+        output = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=10, check=False).stdout
     except (OSError, subprocess.TimeoutExpired):
         return None
-    match = re.search(r"v=(\d+)", told)
+    match = re.search(r"v=(\d+)", output)
     return program if match and int(match[1]) >= MIN_VERSION else None

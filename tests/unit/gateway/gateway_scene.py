@@ -39,7 +39,7 @@ from services.gateway.recommend.popular import PopularItems
 from services.gateway.search.searching import Hit
 from services.gateway.server import GatewayServicer
 from services.gateway.stages import Limits, Preferences
-from services.gateway.version_sets.routes import Held, Routes
+from services.gateway.version_sets.routes import Routes, ServedSet
 from services.gateway.write.lag import AcknowledgedLag
 from services.user_state.values import StoredState
 
@@ -65,11 +65,11 @@ POPULAR = ["b", "d", "c", "e", "f", "a"]
 def only_set(handlers: Handlers, model_version: str) -> Routes:
     """One set answers everybody, for good."""
 
-    async def refuse(one: VersionSet) -> Held:
+    async def refuse(one: VersionSet) -> ServedSet:
         raise ValueError(f"set {one.name!r}: this gateway holds one set")
 
     refreshers = handlers.forget_user.ports.refreshers
-    own = Held(handlers=handlers, model_version=model_version, refreshers=refreshers, shadowed=handlers.recommend)
+    own = ServedSet(handlers=handlers, model_version=model_version, refreshers=refreshers, shadowed=handlers.recommend)
     return Routes(own=own, open_set=refuse)
 
 

@@ -21,7 +21,7 @@ from services.gateway.edge.roles import Role
 from services.gateway.recommend.explanation import ExplainQuery
 from services.gateway.recommend.pages import PageTokens, Place
 from services.gateway.search.searching import SearchQuery
-from services.gateway.version_sets.routes import Held, Routes
+from services.gateway.version_sets.routes import Routes, ServedSet
 from services.platform.errors import DependencyUnavailable, InvalidRequest
 
 # When the last event in ann's state happened, and a moment far from any bucket's edge: 97 floors later.
@@ -219,11 +219,11 @@ async def test_each_version_set_asks_with_its_own_rows() -> None:
     other = rows(2)
     scenes = {"a": scene(), "b": scene(other)}
     own, canary = (
-        Held(handlers=one.handlers, model_version=f"m{name}", refreshers=one.refreshers, shadowed=one.recommend)
+        ServedSet(handlers=one.handlers, model_version=f"m{name}", refreshers=one.refreshers, shadowed=one.recommend)
         for name, one in scenes.items()
     )
 
-    async def opened(one: VersionSet) -> Held:
+    async def opened(one: VersionSet) -> ServedSet:
         return canary
 
     routes = Routes(own=own, open_set=opened)

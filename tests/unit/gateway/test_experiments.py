@@ -16,7 +16,7 @@ from services.contracts.version_sets import VersionSet, VersionSets
 from services.gateway.domain import RecommendQuery
 from services.gateway.experiments.arms import with_arms
 from services.gateway.server import GatewayServicer
-from services.gateway.version_sets.routes import Held, Routes
+from services.gateway.version_sets.routes import Routes, ServedSet
 from services.platform.errors import InvalidRequest, PermissionDenied
 from services.platform.rpc import request_context
 
@@ -55,17 +55,17 @@ class Gateway:
         self.routes.apply_experiments(experiments)
         self.servicer = GatewayServicer(self.routes)
 
-    def _held(self, name: str, model_version: str) -> Held:
+    def _held(self, name: str, model_version: str) -> ServedSet:
         scene = self.scenes[name]
         unseen = Scene(candidates=scene.candidates)
-        return Held(
+        return ServedSet(
             handlers=scene.handlers,
             model_version=model_version,
             refreshers=scene.refreshers,
             shadowed=unseen.handlers.recommend,
         )
 
-    async def _open(self, one: VersionSet) -> Held:
+    async def _open(self, one: VersionSet) -> ServedSet:
         return self._held(one.name, one.model_version)
 
     async def ask(self, user_id: str, **asked: object) -> gateway_pb2.RecommendResponse:

@@ -15,7 +15,7 @@ async def test_what_cannot_be_written_or_finds_the_queue_full_is_lost_and_counte
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         nowhere = f"127.0.0.1:{probe.getsockname()[1]}"
-    log = KafkaExposureLog(nowhere, b"key", told=lambda written, gone: lost.append(gone), gather_s=60)
+    log = KafkaExposureLog(nowhere, b"key", count=lambda written, gone: lost.append(gone), gather_s=60)
     log.start()
     began = time.process_time()
     for _ in range(MAX_WAITING + 7):

@@ -11,7 +11,7 @@ from gateway_scene import Scene
 from services.contracts.version_sets import VersionSet, VersionSets
 from services.gateway.domain import RecommendQuery
 from services.gateway.server import GatewayServicer
-from services.gateway.version_sets.routes import Held, Routes
+from services.gateway.version_sets.routes import Routes, ServedSet
 from services.platform.errors import DependencyUnavailable
 
 A = VersionSet(name="a", model_version="m1", bundle="/a")
@@ -30,13 +30,13 @@ class Sets:
         self.routes = Routes(own=self._held("a", "m1"), open_set=self._open, rng=Random(0))
         self.servicer = GatewayServicer(self.routes)
 
-    def _held(self, name: str, model_version: str) -> Held:
+    def _held(self, name: str, model_version: str) -> ServedSet:
         handlers = self.scenes[name].handlers
 
         async def close() -> None:
             self.closed.append(name)
 
-        return Held(
+        return ServedSet(
             handlers=handlers,
             model_version=model_version,
             refreshers=self.scenes[name].refreshers,
@@ -44,7 +44,7 @@ class Sets:
             close=close,
         )
 
-    async def _open(self, one: VersionSet) -> Held:
+    async def _open(self, one: VersionSet) -> ServedSet:
         if self.failure is not None:
             raise self.failure
         self.opened.append(one.name)

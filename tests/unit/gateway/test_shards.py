@@ -90,7 +90,7 @@ class Scene:
         self.parts = [Process(base, Shard(number, N), versions_kept) for number in range(N)]
         self.told: Counter[tuple[str, int]] = Counter()
         self.sharded = ShardedCandidates(
-            [part.remote for part in self.parts], patient_s=5.0, told=lambda *what: self.told.update([what])
+            [part.remote for part in self.parts], patient_s=5.0, count=lambda *what: self.told.update([what])
         )
         self.position = 0
         self.rng = rng

@@ -123,8 +123,8 @@ def write_snapshot(
     }
     if coded is not None and codes:
         rows = order.row[: coded.num_living]
-        held = code_arrays({key: one.take(rows) for key, one in codes.items()}, len(rows))
-        tensors = {name: SlicedTensor.whole(np.ascontiguousarray(array)) for name, array in held.items()}
+        code_columns = code_arrays({key: one.take(rows) for key, one in codes.items()}, len(rows))
+        tensors = {name: SlicedTensor.whole(np.ascontiguousarray(array)) for name, array in code_columns.items()}
         files[CODES] = write_tensors(aside / CODES, tensors)
     manifest = SnapshotManifest(
         model_version=index.model_version,
@@ -220,9 +220,9 @@ def _read_manifest(path: Path) -> SnapshotManifest:
         raise SnapshotError(f"{path}: format={content.get('format')!r:.80}; this program reads format {FORMAT}")
     if content.keys() != wanted:
         raise SnapshotError(f"{path} has fields {sorted(content)}; expected {sorted(wanted)}")
-    said = content.pop("checksum")
-    if (found := _checksum(content)) != said:
-        raise SnapshotError(f"{path}: its fields have sha256 {found}; it says {said}")
+    expected = content.pop("checksum")
+    if (found := _checksum(content)) != expected:
+        raise SnapshotError(f"{path}: its fields have sha256 {found}; it says {expected}")
     try:
         check_types(path, "manifest", content, SnapshotManifest)
         files = build_files(path, content["files"])

@@ -64,7 +64,7 @@ class HeldCodes:
     ) -> Codes:
         """Return the codes of `part`, from the file or computed from its vectors."""
         try:
-            codes = self._held(part, codes_key(part, cells, seed), cells.kind)
+            codes = self._codes_of(part, codes_key(part, cells, seed), cells.kind)
             if codes is not None:
                 codes.check_fits(*shape)
                 self.report("codes_taken", path=str(self.path), part=part)
@@ -74,14 +74,16 @@ class HeldCodes:
         self.made = True
         return cells.coded(vectors(), seed=seed)
 
-    def _held(self, part: str, key: str, kind: type[Codes]) -> Codes | None:
+    def _codes_of(self, part: str, key: str, kind: type[Codes]) -> Codes | None:
         """Return the file's codes. Raises: ValueError for codes of another method, and the errors of arrays of other
         kinds.
         """
-        held = {name.rpartition(":")[2]: array for name, array in self.arrays.items() if name.rpartition(":")[0] == key}
-        if held:
+        found = {
+            name.rpartition(":")[2]: array for name, array in self.arrays.items() if name.rpartition(":")[0] == key
+        }
+        if found:
             values = {
-                one.name: int(held[one.name][0]) if one.type is int else held.get(one.name)
+                one.name: int(found[one.name][0]) if one.type is int else found.get(one.name)
                 for one in fields(kind)  # type: ignore[arg-type]
             }
             return kind(**values)

@@ -61,8 +61,8 @@ class Codebooks:
     @property
     def arrays(self) -> dict[str, npt.NDArray[np.floating]]:
         """Return the present arrays, by name."""
-        held = {one.name: getattr(self, one.name) for one in fields(self)}
-        return {name: array for name, array in held.items() if array is not None}
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        return {name: array for name, array in values.items() if array is not None}
 
     @property
     def width(self) -> int:

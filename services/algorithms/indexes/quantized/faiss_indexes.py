@@ -34,7 +34,7 @@ def inverted_lists(index: Any, codes: InvertedCodes) -> dict[str, npt.NDArray[An
     """
     faiss = imported_faiss()
     cells = np.empty(index.ntotal, dtype=np.int32)
-    held = np.empty((index.ntotal, codes.num_subspaces), dtype=np.uint8)
+    unpacked = np.empty((index.ntotal, codes.num_subspaces), dtype=np.uint8)
     lists = index.orig_invlists = faiss.ArrayInvertedLists(codes.num_cells, -(-codes.num_subspaces // 2))
     index.reconstruct_orig_invlists()
     for cell in range(codes.num_cells):
@@ -42,9 +42,9 @@ def inverted_lists(index: Any, codes: InvertedCodes) -> dict[str, npt.NDArray[An
             rows = faiss.rev_swig_ptr(lists.get_ids(cell), size)
             packed = faiss.rev_swig_ptr(lists.get_codes(cell), size * lists.code_size).reshape(size, -1)
             cells[rows] = cell
-            held[rows] = np.stack([packed & 15, packed >> 4], axis=2).reshape(size, -1)[:, : codes.num_subspaces]
+            unpacked[rows] = np.stack([packed & 15, packed >> 4], axis=2).reshape(size, -1)[:, : codes.num_subspaces]
     index.orig_invlists = None
-    return {"cells": cells, "codes": held}
+    return {"cells": cells, "codes": unpacked}
 
 
 def inverted_index(codes: InvertedCodes) -> Any:
@@ -75,8 +75,8 @@ def _inverted_index(codes: InvertedCodes) -> Any:
     bounds = np.searchsorted(codes.cells[order], np.arange(codes.num_cells + 1))
     for cell in np.flatnonzero(np.diff(bounds)):
         rows = np.ascontiguousarray(order[bounds[cell] : bounds[cell + 1]])
-        held = np.ascontiguousarray(packed[rows])
-        index.invlists.add_entries(int(cell), len(rows), faiss.swig_ptr(rows), faiss.swig_ptr(held))
+        block = np.ascontiguousarray(packed[rows])
+        index.invlists.add_entries(int(cell), len(rows), faiss.swig_ptr(rows), faiss.swig_ptr(block))
     index.ntotal = codes.num_points
     return index
 

@@ -111,8 +111,8 @@ class DeviceScorer:
     @property
     def nbytes(self) -> int:
         """Bytes on the device for the items: float32 states and the kernel's copy."""
-        held = sum(_nbytes(tensor) for tensor in (self.components, self.gate, self.half) if tensor is not None)
-        return held + (0 if self._fused is None else self._fused.nbytes)
+        total = sum(_nbytes(tensor) for tensor in (self.components, self.gate, self.half) if tensor is not None)
+        return total + (0 if self._fused is None else self._fused.nbytes)
 
     def check(self, queries: QueryStates) -> None:
         """Raises: ValueError with both values if these queries cannot be scored against these items."""

@@ -49,11 +49,11 @@ def compare(
     ranks = {name: found.ranks for name, found in ranked.items()}
     kinds = segments(split, ranked["a"], ranks, minus="a")
     masks = {(question, kind): mask for question, kind, mask in strata(split, ranked["a"])}
-    told = {number: masks[row["question"], row["segment"]] for number, row in enumerate(kinds)}
+    segment_masks = {number: masks[row["question"], row["segment"]] for number, row in enumerate(kinds)}
     hits = {name: gains(found[None], "hr@10") for name, found in ranks.items()}
     p_values = {
         str(number): paired_difference(hits["b"][:, mask], hits["a"][:, mask], users=users[mask]).p_value
-        for number, mask in told.items()
+        for number, mask in segment_masks.items()
     }
     for number, adjusted in holm(p_values).items():
         kinds[int(number)] |= {"p_value": round(adjusted, 5), "differs": adjusted < LEVEL}
@@ -81,13 +81,13 @@ def _require_one_catalogue(a: Bundle, b: Bundle) -> None:
     only = [sorted(mine - theirs), sorted(theirs - mine)]
     if not only[0] and not only[1]:
         return
-    said = [
+    described = [
         f"{len(items):,} items are only in {bundle.path}" + (f" ({', '.join(items[:3])}, ...)" if items else "")
         for bundle, items in zip((a, b), only, strict=True)
     ]
     raise ValueError(
-        f"the bundles have different catalogues: {' and '.join(said)}; allowed: two bundles of the same items, since "
-        "ranks among others do not compare"
+        f"the bundles have different catalogues: {' and '.join(described)}; allowed: two bundles of the same items, "
+        "since ranks among others do not compare"
     )
 
 

@@ -63,7 +63,7 @@ def judged_by(
         given = data
     else:
         reading = read_data(data, schema=schema, table=table)
-        for line in reading.told:
+        for line in reading.summary:
             say(line)
         given = reading.accepted()
     parts = [_part(one, given) for one in bundles]
@@ -98,13 +98,13 @@ def judged_by(
 
 def _part(bundle: Bundle, given: Interactions) -> tuple[IntArray, IntArray, str]:
     """Return rows of the bundle's training, or before its end, the rows after it, and a sentence about them."""
-    said = bundle.manifest.data
+    trained_on = bundle.manifest.data
     read = _rows_read(bundle, given)
-    divided = _as_trained(said, given.select(read))
+    divided = _as_trained(trained_on, given.select(read))
     if divided is not None:
         learnt, held_out, what = divided
         return read[learnt], read[held_out], f"{given.name} is what model {bundle.model_version} was trained on: {what}"
-    newest = said.get("newest_time")
+    newest = trained_on.get("newest_time")
     if newest is None or not given.has_times:
         why = "has no times by the clock" if newest is not None else "may have been learnt, no time says which of it"
         raise ValueError(
@@ -137,18 +137,18 @@ def _rows_read(bundle: Bundle, given: Interactions) -> IntArray:
     return read.timestamps
 
 
-def _as_trained(said: dict[str, Any], read: Interactions) -> tuple[IntArray, IntArray, str] | None:
+def _as_trained(trained_on: dict[str, Any], read: Interactions) -> tuple[IntArray, IntArray, str] | None:
     """Return training rows, held-out rows, and their description; None if the bundle was trained on other data."""
-    if said.get("split") == LEAVE_ONE_OUT:
+    if trained_on.get("split") == LEAVE_ONE_OUT:
         parts = leave_one_out_split(read)
         learnt, held_out, what = parts.refit_rows, parts.test_rows, "judged by each user's last event."
-    elif said.get("split") == TIME and read.has_times:
+    elif trained_on.get("split") == TIME and read.has_times:
         end = int(np.searchsorted(read.timestamps, global_time_split(read).split_time))
         learnt, held_out = np.arange(end, dtype=np.int64), np.arange(end, len(read), dtype=np.int64)
         what = f"judged by the last fifth of it, from {_text(read.timestamps[end])} on."
     else:
         return None
-    return (learnt, held_out, what) if read.select(learnt).fingerprint() == said.get("fingerprint") else None
+    return (learnt, held_out, what) if read.select(learnt).fingerprint() == trained_on.get("fingerprint") else None
 
 
 def _over_catalogue(data: Interactions, bundle: Bundle) -> Interactions:

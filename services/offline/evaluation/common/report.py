@@ -87,9 +87,9 @@ def machine() -> str:
 
 def commit() -> str | None:
     """Return the short name of the checkout's commit, followed by `+` if files differ; None outside of a checkout."""
-    told = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty=+", "--exclude=*"]
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty=+", "--exclude=*"]
     try:
-        return subprocess.run(told, capture_output=True, text=True, check=True).stdout.strip()
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return None
 

@@ -421,8 +421,8 @@ def _by_popularity_where_zero(scores: FloatArray, counts: FloatArray) -> FloatAr
     return np.where(scores == 0, counts / (counts.max(initial=0) + 1.0) - 1.0, scores)
 
 
-def _require(name: str, value: Value, holds: bool, allowed: str) -> None:
-    if not holds:
+def _require(name: str, value: Value, condition: bool, allowed: str) -> None:
+    if not condition:
         raise ValueError(f"{name}={value!r}; allowed: {allowed}")
 
 

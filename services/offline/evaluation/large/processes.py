@@ -30,7 +30,7 @@ from services.reranker import bootstrap as reranker
 from services.reranker.config import RerankerSettings
 
 # A process's data, and its bytes per item besides states and codes.
-Held = tuple[Any, dict[str, float]]
+Loaded = tuple[Any, dict[str, float]]
 
 
 def run(request: Request, *, bundle: Path, sizes: Sequence[int], shard: Shard, width: int | None) -> Report:
@@ -46,11 +46,11 @@ def run(request: Request, *, bundle: Path, sizes: Sequence[int], shard: Shard, w
         with TemporaryDirectory() as folder:
             request.say(f"{size:,} items")
             path = enlarged(trained, size, Path(folder) / "bundle", seed=request.seed, width=width, coded=False).path
-            for name, hold in _PROCESSES.items():
+            for name, load in _PROCESSES.items():
                 request.say(f"{size:,} items, {name}")
                 with ProcessPoolExecutor(1, get_context("spawn")) as alone:
                     rows.append({"num_items": size, "process": name.format(shard)})
-                    rows[-1] |= alone.submit(_measured, hold, path, shard).result()
+                    rows[-1] |= alone.submit(_measured, load, path, shard).result()
                 request.say(str(rows[-1]))
     return written(request, report_of("large-shards", request, rows, began), page)
 
@@ -60,7 +60,7 @@ def page(report: Report) -> str:
     return plain_page(Path(__file__).parent / "processes.template.md", report)
 
 
-def _candidates(path: Path, shard: Shard) -> Held:
+def _candidates(path: Path, shard: Shard) -> Loaded:
     settings = CandidatesSettings(
         port=0,
         metrics_port=0,
@@ -84,21 +84,21 @@ def _candidates(path: Path, shard: Shard) -> Held:
     }
 
 
-def _gateway(path: Path, shard: Shard) -> Held:
+def _gateway(path: Path, shard: Shard) -> Loaded:
     bundle = load_bundle(path)
     popular = PopularItems(bundle.item_index, bundle.counts, bundle.categories, bundle.attributes)
     return (popular, Titles(bundle.item_index, bundle.titles)), {}
 
 
-def _reranker(path: Path, shard: Shard) -> Held:
+def _reranker(path: Path, shard: Shard) -> Loaded:
     return reranker.load_catalogue(RerankerSettings(port=0, metrics_port=0, bundle=path)), {}
 
 
-def _refresher(path: Path, shard: Shard) -> Held:
+def _refresher(path: Path, shard: Shard) -> Loaded:
     return fold_rules(RefresherSettings(port=0, metrics_port=0, bundle=path), load_bundle(path)), {}
 
 
-_PROCESSES: dict[str, Callable[[Path, Shard], Held]] = {
+_PROCESSES: dict[str, Callable[[Path, Shard], Loaded]] = {
     "candidates {}": _candidates,
     "gateway": _gateway,
     "reranker": _reranker,
@@ -107,15 +107,15 @@ _PROCESSES: dict[str, Callable[[Path, Shard], Held]] = {
 }
 
 
-def _measured(hold: Callable[[Path, Shard], Held], path: Path, shard: Shard) -> dict[str, Any]:
+def _measured(load: Callable[[Path, Shard], Loaded], path: Path, shard: Shard) -> dict[str, Any]:
     """Memory excludes the libraries, which this process has, too. `again` maps the files that the first start wrote."""
     set_compute_threads(1)
     before, wall, cpu = _memory(), time.perf_counter(), time.process_time()
-    held, bytes_per_item = hold(path, shard)
+    loaded, bytes_per_item = load(path, shard)
     give_back_freed()  # as every serving process does before it listens
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     own, mapped, most = (now - then for now, then in zip(_memory(), before, strict=True))
-    del held
+    del loaded
     return {
         "start_s": round(wall, 1),
         "start_cpu_s": round(cpu, 1),
@@ -128,6 +128,6 @@ def _measured(hold: Callable[[Path, Shard], Held], path: Path, shard: Shard) -> 
 
 def _memory() -> tuple[int, int, int]:
     """Return kilobytes of this process's own memory, of mapped files, and the maximum."""
-    told = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":" in line)
-    own, mapped, most = (int(told[name].split()[0]) for name in ("RssAnon", "RssFile", "VmHWM"))
+    fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":" in line)
+    own, mapped, most = (int(fields[name].split()[0]) for name in ("RssAnon", "RssFile", "VmHWM"))
     return own, mapped, most

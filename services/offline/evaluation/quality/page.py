@@ -83,13 +83,15 @@ def plot_curves(report: Mapping[str, Any], path: Path) -> None:
 
 
 def _section(section: Row) -> str:
-    order, told = section["order"], ""
+    order, order_text = section["order"], ""
     commits = ", ".join(section.get("commits", ()))
     if order is not None:
-        told = f" Shuffle test: {order['verdict']} (next-item hits {order['lift']:g} × shuffled, z {order['z']:g})."
+        order_text = (
+            f" Shuffle test: {order['verdict']} (next-item hits {order['lift']:g} × shuffled, z {order['z']:g})."
+        )
     ordered = sorted(section["rows"], key=lambda row: -row["ndcg@10"])
     rows = {
-        "told": told,
+        "told": order_text,
         "at": f", at commit {commits}" if commits else "",
         "rows": [
             _minutes(row) | {"name": f"**{row['title']}**" if row["arm"] in ARMS else row["title"]} for row in ordered

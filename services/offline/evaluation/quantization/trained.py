@@ -197,12 +197,12 @@ def _product(num_subspaces: int, threshold: float, rotate: bool) -> Callable[[Fl
 
 def values(codes: CellCodes) -> FloatArray:
     """Return the vectors (X, w) of scalar codes."""
-    cells, held = codes.cell_of_slots(), codes.rows >= 0
+    cells, filled = codes.cell_of_slots(), codes.rows >= 0
     coordinates = codes.integers().astype(np.float32) * codes.scales[cells][:, None]
     if codes.projection is not None:
         coordinates = coordinates @ codes.projection.T
     result = np.empty((codes.num_items, codes.width), dtype=np.float32)
-    result[codes.rows[held]] = (coordinates + codes.centres[cells])[held]
+    result[codes.rows[filled]] = (coordinates + codes.centres[cells])[filled]
     return result
 
 

@@ -93,9 +93,9 @@ class RefreshedItems:
         users = np.array([len(self._users.get(code, ())) for code in range(len(self._ids))])
         found = {name: np.full((asked.num_rows, len(users)), -np.inf, np.float32) for name in self._variants}
         for codes, by_share in ((np.flatnonzero(self._known), self._known_shares), (self._new, self._new_shares)):
-            said = self._sums.of([self._ids[code] for code in codes])
+            sums = self._sums.of([self._ids[code] for code in codes])
             for share, names in by_share.items():
-                scores = self._scores(asked, codes, said, share)
+                scores = self._scores(asked, codes, sums, share)
                 for name in names:
                     enough = self._known[codes] | (users[codes] >= self._variants[name].min_users)
                     found[name][:, codes[enough]] = scores[:, enough]
@@ -107,12 +107,12 @@ class RefreshedItems:
         learnt = self._to_learn(self._setting.split + batch.places)
         if not len(learnt):
             return
-        said, users = [], np.zeros(len(learnt), dtype=np.int64)
+        sums, users = [], np.zeros(len(learnt), dtype=np.int64)
         for row in range(len(learnt)):
             one = slice(row, row + 1)
             self._sums.add(learnt.ids[one], learnt.contributions[one], learnt.weights[one], learnt.seconds[one])
             self._count_users(learnt.codes[one], learnt.users[one])
-            said.append(self._sums.of(learnt.ids[one]))
+            sums.append(self._sums.of(learnt.ids[one]))
             users[row] = len(self._users.get(int(learnt.codes[row]), ()))
         firsts = np.searchsorted(batch.chosen, learnt.rows, side="right")
         is_known = self._known[learnt.codes]
@@ -122,7 +122,7 @@ class RefreshedItems:
         ):
             if not len(rows):
                 continue
-            after = _joined([said[row] for row in rows])
+            after = _joined([sums[row] for row in rows])
             for share, names in by_share.items():
                 effects = self._scores(asked, learnt.codes[rows], after, share)
                 for name in names:
@@ -131,12 +131,12 @@ class RefreshedItems:
                         if is_known[row] or users[row] >= least:
                             found[name][firsts[row] :, learnt.codes[row]] = effects[firsts[row] :, column]
 
-    def _scores(self, asked: "_Asked", codes: IntArray, said: SumsOf, share: SharePolicy) -> Scores:
+    def _scores(self, asked: "_Asked", codes: IntArray, sums: SumsOf, share: SharePolicy) -> Scores:
         """Return scores (C, n) of items; -inf without a query state."""
         scores = np.full((asked.num_rows, len(codes)), -np.inf, dtype=np.float32)
         if len(asked.rows) and len(codes):
-            shares = share.model_share(said.evidence, said.coherence)
-            states = refreshed(self._base_of(codes), said.sums, shares)
+            shares = share.model_share(sums.evidence, sums.coherence)
+            states = refreshed(self._base_of(codes), sums.sums, shares)
             scores[asked.rows] = MolScorer(states, self._model.pair_gate).scores(asked.queries)
         return scores
 
@@ -147,18 +147,18 @@ class RefreshedItems:
         An average of queries is nearer to any query than a trained item is, the more so the less queries differ; the
         difference determines how short a new item's state must be.
         """
-        said = self._sums.of(self._ids)
-        enough = said.counts >= _ENOUGH_INTERACTIONS
+        sums = self._sums.of(self._ids)
+        enough = sums.counts >= _ENOUGH_INTERACTIONS
         known, new = np.flatnonzero(enough & self._known), np.flatnonzero(enough & ~self._known)
         if not len(known) or not len(new) or not len(queries):
             return {}
-        directions = refreshed(self._base_of(known), said.sums[known], np.zeros(len(known)))
+        directions = refreshed(self._base_of(known), sums.sums[known], np.zeros(len(known)))
         cosines = np.einsum("npd,npd->np", directions.components, self._base.components[known])
-        arrived = refreshed(self._base_of(new), said.sums[new], np.zeros(len(new)))
+        arrived = refreshed(self._base_of(new), sums.sums[new], np.zeros(len(new)))
         gate = self._model.pair_gate
         return {
             "cosine of a known item's model state and what its interactions say": float(cosines.mean()),
-            "coherence of a known item's interactions": float(said.coherence[known].mean()),
+            "coherence of a known item's interactions": float(sums.coherence[known].mean()),
             "similarity of a query and a known item, model alone": _mean_score(self._base_of(known), gate, queries),
             "the same items, interactions alone": _mean_score(directions, gate, queries),
             "a new item, interactions alone": _mean_score(arrived, gate, queries),

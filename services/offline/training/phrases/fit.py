@@ -211,7 +211,7 @@ class _Training:
     def run(self) -> TrainedPhrases:
         settings = self.settings
         aside_targets = drawn_targets(self.aside, self.identifiers, np.random.default_rng(self.seed))
-        best, kept, waited, epoch_losses, held_out_losses = float("inf"), self._state(), 0, [], []
+        best, best_state, waited, epoch_losses, held_out_losses = float("inf"), self._state(), 0, [], []
         prepared = time.perf_counter()
         batches_of_epoch = max(1, -(-len(self.questions) // settings.batch))
         epochs = max(settings.epochs, -(-settings.least_steps // batches_of_epoch))
@@ -234,13 +234,13 @@ class _Training:
                 held_out_losses.append(self._held_out(aside_targets))
                 waited = 0 if held_out_losses[-1] < best else waited + 1
                 if held_out_losses[-1] < best:
-                    best, kept = held_out_losses[-1], self._state()
+                    best, best_state = held_out_losses[-1], self._state()
             ended = settings.seconds is not None and time.perf_counter() - prepared >= settings.seconds
             if ended or waited >= _WAITED_EPOCHS:
                 break
         if len(self.aside):
-            self.encoder.load_state_dict(kept[0])
-            self.weights.data.copy_(kept[1])
+            self.encoder.load_state_dict(best_state[0])
+            self.weights.data.copy_(best_state[1])
         trained_at = time.perf_counter()
         self.encoder.eval()
         centers, sets, size, coverage = self._shortlist()

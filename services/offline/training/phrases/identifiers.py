@@ -70,8 +70,8 @@ def identifiers_of(
     if not documents:
         raise ValueError("documents has 0 rows; allowed: 1 or more")
     encoded = iter(tokenizer.encode_all([text for each in documents for text in each]))
-    said = [[(tuple(next(encoded)), text) for text in each] for each in documents]
-    sequences = [[pair for pair in row if pair[0]] for row in said]
+    encoded_texts = [[(tuple(next(encoded)), text) for text in each] for each in documents]
+    sequences = [[pair for pair in row if pair[0]] for row in encoded_texts]
     bare = next((row for row, found in enumerate(sequences) if not found), None)
     if bare is not None:
         raise ValueError(f"documents[{bare}]={list(documents[bare])!r} has no identifier; allowed: a text with words")

@@ -71,13 +71,13 @@ def fit_shortlist(
     centers = _first_centers(x0, m, generator).requires_grad_()
     sample = torch.randperm(len(x0), generator=generator)[:_MEASURED]
     measured = x0[sample.to(x0.device)], [targets[row] for row in sample.tolist()]
-    best, kept = -1.0, (centers.detach(), torch.empty(0))
+    best, best_state = -1.0, (centers.detach(), torch.empty(0))
     optimizer = torch.optim.Adam([centers], lr=_RATE)
     for turn in range(turns + 1):
         sets = _sets(centers, weights, r)
         share = covered(*measured, centers.detach(), sets, size.joined)
         if share > best:
-            best, kept = share, (centers.detach().clone(), sets)
+            best, best_state = share, (centers.detach().clone(), sets)
         if turn == turns:
             break
         with torch.no_grad():
@@ -91,7 +91,7 @@ def fit_shortlist(
             loss = (log_partition(centers, weights, half=half) - (centers * near).sum(dim=1) / tokens).sum()
             torch.autograd.backward(loss)
             optimizer.step()
-    return kept[0].float(), kept[1].to(torch.int32)
+    return best_state[0].float(), best_state[1].to(torch.int32)
 
 
 def covered(x0: Tensor, targets: Sequence[Sequence[int]], centers: Tensor, sets: Tensor, joined: int) -> float:

@@ -238,17 +238,17 @@ def train_text_mol(
 
 
 @torch.no_grad()
-def encoded(model: TextMol, kept: KeptTexts, side: Aggregation | None, listener: Listener | None = None) -> FloatArray:
+def encoded(model: TextMol, texts: KeptTexts, side: Aggregation | None, listener: Listener | None = None) -> FloatArray:
     """Return components (n, K, D) of cached texts, in their order."""
     count = 1 if side is None else len(side.tokens)
-    components = np.empty((len(kept), count, model.body.shape.width), dtype=np.float32)
+    components = np.empty((len(texts), count, model.body.shape.width), dtype=np.float32)
     done = 0
-    for rows in kept.by_length():
-        hidden, real = kept.batch(rows, model.body)
+    for rows in texts.by_length():
+        hidden, real = texts.batch(rows, model.body)
         components[rows] = model.from_kept(hidden, real, side).numpy()
         done += len(rows)
         if listener is not None:
-            listener(Step(part="documents", done=done, total=len(kept)))
+            listener(Step(part="documents", done=done, total=len(texts)))
     return components
 
 
