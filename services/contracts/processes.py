@@ -152,3 +152,16 @@ _ROWS = (
     ),
 )
 PROCESSES: Mapping[str, Process] = MappingProxyType({row.name: row for row in _ROWS})
+# Part -> what does not work while it is unavailable.
+EFFECTS: Mapping[str, str] = {
+    "kafka": "nothing can be written, and nothing gets newer",
+    "redis": "everybody gets popular items, and the stream waits",
+    "inference-server": "where it encodes (FRESHET_ENCODER_ENGINE=inference-server) the stream waits",
+    "encoder": "users' states stand still, and who has none gets popular items",
+    "refresher": "items learn nothing: the index does not change",
+    "candidates": "everybody gets popular items",
+    "reranker": "answers with words, a category limit or diversity keep the first stage's order",
+    "generator": "Search fails",
+    "console": "no pages in a browser; answers go on",
+    "gateway": "nobody is answered",
+}

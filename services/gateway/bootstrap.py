@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,14 +21,16 @@ from services.algorithms.rules.ranking_rules import Rule
 from services.catalogue.follower import CatalogueFollower, catalogue_reader
 from services.contracts.operation_follower import OperationFollower, operation_reader
 from services.contracts.operations import OperationTopic
-from services.contracts.processes import PROCESSES
 from services.contracts.pseudonyms import pseudonym_key
 from services.contracts.shards import Shard
 from services.contracts.topics import experiments, version_sets
 from services.contracts.topics.items import ITEMS
 from services.contracts.version_sets import VersionSet
+from services.gateway.adapters.dead_letters import KafkaDeadLetters
 from services.gateway.adapters.exposure_log import KafkaExposureLog
-from services.gateway.adapters.peer import Peer, Remote
+from services.gateway.adapters.parts import ProbedParts
+from services.gateway.adapters.peer import Peer, Timed
+from services.gateway.adapters.peers import Peers
 from services.gateway.adapters.processes import (
     RemoteCandidates,
     RemoteEncoder,
@@ -42,7 +44,7 @@ from services.gateway.adapters.stream_ends import KafkaStreamEnds
 from services.gateway.adapters.stream_status import ProbedStreamStatus
 from services.gateway.adapters.topics import forget_log, interaction_log, item_log
 from services.gateway.breaker import LoopStalls
-from services.gateway.config import GatewaySettings, shard_addresses
+from services.gateway.config import GatewaySettings
 from services.gateway.domain import ServedModel
 from services.gateway.edge.admissions import admissions
 from services.gateway.edge.door import opened_door
@@ -127,7 +129,7 @@ class _Stream:
         self.producer = EventProducer(settings.kafka, client_id="freshet-gateway")
         self._encoder = rpc_client.channel(settings.encoder_address, tracing.client_interceptors, tls=settings.tls)
         self.status = ProbedStreamStatus(self._encoder, self.producer.brokers)
-        self.ends = KafkaStreamEnds(settings.kafka)
+        self.ends, self.letters = KafkaStreamEnds(settings.kafka), KafkaDeadLetters(settings.kafka)
 
     async def start(self) -> None:
         """Connect in the background, and probe once."""
@@ -140,6 +142,7 @@ class _Stream:
     async def close(self) -> None:
         """Write what is queued, then close."""
         await self.status.close()
+        self.letters.close()
         await self.ends.close()
         await self.producer.close()
         if self.exposures is not None:
@@ -160,39 +163,6 @@ class _Store:
         await self.sessions.close()
 
 
-class _Peers:
-    """The processes of one version set: those of its record, or those of the gateway's settings."""
-
-    def __init__(
-        self, one: VersionSet, settings: GatewaySettings, tracing: Tracing, model_version: str, near: Mapping[str, Peer]
-    ) -> None:
-        """near: peers inside this process."""
-        channel = partial(rpc_client.channel, interceptors=tracing.client_interceptors, tls=settings.tls)
-
-        def replicas(process: str, address: str, shard: str = "") -> Remote:
-            """Return the replicas at the address whose health says that they serve this model."""
-            row = PROCESSES[process]
-            health = row.health_of(model_version, shard)
-            connected = channel(address, shares=False, service=row.health_service, health=health)
-            return Remote(connected, of=f" of model {model_version}")
-
-        addresses = shard_addresses(one.candidates or settings.candidates_address)
-        shards = [str(Shard(number, len(addresses))) for number in range(len(addresses))]
-        self.candidates = (
-            [near["candidates"]]
-            if "candidates" in near
-            else [replicas("candidates", address, shard) for address, shard in zip(addresses, shards, strict=True)]
-        )
-        self.reranker = near.get("reranker") or replicas("reranker", one.reranker or settings.reranker_address)
-        self.encoder = replicas("encoder", settings.encoder_address)
-        self.generator = channel(one.generator or settings.generator_address)
-        self.refreshers = {address: channel(address) for address in one.refreshers or settings.refreshers}
-
-    async def close(self) -> None:
-        for one in (self.generator, *self.refreshers.values(), *self.candidates, self.reranker, self.encoder):
-            await one.close()
-
-
 class _Gateway:
     """Everything behind the servers. `start`, then `close`."""
 
@@ -204,6 +174,7 @@ class _Gateway:
         self._store, self._stream = _Store(settings, tracing), _Stream(settings, tracing, self.metrics)
         self._lag, self._stalls, self._pages = AcknowledgedLag(), LoopStalls(), PageTokens(self._key)
         self._followers: list[OperationFollower[Any]] = []
+        self._looking: asyncio.Task[None] | None = None
 
     async def start(self, health: HealthState, near: Mapping[str, Peer]) -> Routes:
         """Return the routes. Raises: BundleError for an unusable bundle, ConfigError for rules."""
@@ -231,17 +202,25 @@ class _Gateway:
             async with asyncio.timeout(_SETS_KNOWN_S):
                 await sets_known.wait()
                 await experiments_known.wait()
+        self._looking = asyncio.create_task(self._look_for_good())
         return self.routes
 
     async def close(self) -> None:
         """Close what was started, readers first."""
         self._stalls.stop()
+        if self._looking is not None:
+            self._looking.cancel()
         for follower in self._followers:
             await asyncio.to_thread(follower.stop)
         await self.routes.close()
         await self.routes.own.close()
         await self._stream.close()
         await self._store.close()
+
+    async def _look_for_good(self) -> None:
+        while True:
+            left_s = await self.routes.serving.handlers.get_health.look_now()
+            await asyncio.sleep(left_s)
 
     def _follow(
         self, of: OperationTopic[Any], changed: Callable[[Any], Any], *, on_ready: Callable[[], Any] = lambda: None
@@ -263,7 +242,7 @@ class _Gateway:
     ) -> tuple[ServedSet, CatalogueFollower]:
         """Return a set's handlers, and the follower that updates its titles and its fallback."""
         bundle, popular, settings = opened.bundle, opened.popular, self._settings
-        peers = _Peers(one, settings, self._tracing, bundle.model_version, near)
+        peers = Peers(one, settings, self._tracing, bundle.model_version, near)
         described = DescribedItems(Titles(bundle.item_index, bundle.titles), popular)
         follower = CatalogueFollower(
             catalogue_reader(settings.kafka, "freshet-gateway", ITEMS),
@@ -274,7 +253,7 @@ class _Gateway:
             kinds=bundle.attributes.kinds,
         )
         popular_now = FollowedPopularity(self._store.reader.read_popular, popular)
-        ports = self._ports(peers, bundle.model_version)
+        ports = self._ports(peers, bundle.model_version, near)
         make = partial(
             make_handlers,
             ports,
@@ -315,21 +294,26 @@ class _Gateway:
         popular_now.start()
         return served, follower
 
-    def _ports(self, peers: _Peers, model_version: str) -> Ports:
-        producer, tracing = self._stream.producer, self._tracing
+    def _ports(self, peers: Peers, model_version: str, near: Collection[str]) -> Ports:
+        producer, tracing, calls = self._stream.producer, self._tracing, self.metrics.minutes.of
+        candidates = [Timed(one, calls("candidates")) for one in peers.candidates]
         return Ports(
-            states=RedisUserStates(self._store.reader, model_version),
+            states=RedisUserStates(self._store.reader, model_version, calls("redis")),
             sessions=self._store.sessions,
-            encoder=RemoteEncoder(peers.encoder, model_version),
-            candidates=_candidates(peers.candidates, self._settings.limits, self.metrics, self._stalls.since),
-            reranker=RemoteReranker(peers.reranker),
-            sources=RemoteTextSources(peers.generator),
+            encoder=RemoteEncoder(Timed(peers.encoder, calls("encoder")), model_version),
+            candidates=_candidates(candidates, self._settings.limits, self.metrics, self._stalls.since),
+            reranker=RemoteReranker(Timed(peers.reranker, calls("reranker"))),
+            sources=RemoteTextSources(Timed(peers.generator, calls("generator"))),
             refreshers=RemoteRefreshers(peers.refreshers),
             ends=self._stream.ends,
             interactions=interaction_log(producer, tracing),
             items=item_log(producer, tracing),
             forgets=forget_log(producer, tracing),
             stream=self._stream.status,
+            parts=ProbedParts(
+                peers.checked, stream=self._stream.status, store=self._store.reader.epoch, inside=tuple(near)
+            ),
+            letters=self._stream.letters,
         )
 
 
@@ -371,6 +355,7 @@ async def run(
             max_request_bytes=MAX_REQUEST_BYTES,
             limits=OF_CLIENTS,
             door=door,
+            told=gateway.metrics.called,
         )
         by_http = HttpServer(
             settings=settings,

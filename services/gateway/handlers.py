@@ -10,6 +10,8 @@ from services.gateway.describe.catalogue import DescribeCatalogue
 from services.gateway.describe.user import GetUser
 from services.gateway.domain import ServedModel
 from services.gateway.get_freshness import GetFreshness
+from services.gateway.health.dead_letters import DeadLetters
+from services.gateway.health.get_health import GetHealth
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.ports import Ports, Refreshers
 from services.gateway.recommend.catalogue import Titles
@@ -48,6 +50,8 @@ class Handlers:
     forget_user: ForgetUser
     describe_catalogue: DescribeCatalogue
     get_user: GetUser
+    get_health: GetHealth
+    dead_letters: DeadLetters
 
 
 def make_handlers(
@@ -111,6 +115,7 @@ def make_handlers(
         metrics=metrics,
         limits=limits,
     )
+    get_freshness = GetFreshness(ports=ports, model_version=model.version)
     return Handlers(
         recommend=recommend,
         search=Search(
@@ -120,9 +125,11 @@ def make_handlers(
         record=record,
         record_impressions=RecordImpressions(exposures=exposures, record=record, schema=model.schema),
         explain=Explain(ports=ports, titles=titles, model=model, limits=limits, rules=rules),
-        get_freshness=GetFreshness(ports=ports, model_version=model.version),
+        get_freshness=get_freshness,
         put_items=PutItems(log=ports.items, kinds=model.kinds, append_timeout_s=limits.append_timeout_s),
         forget_user=ForgetUser(ports=ports, others=others, append_timeout_s=limits.append_timeout_s),
         describe_catalogue=DescribeCatalogue(titles=titles, popular=popular, model=model),
         get_user=GetUser(states=ports.states, titles=titles, model=model),
+        get_health=GetHealth(ports, get_freshness, metrics.minutes),
+        dead_letters=DeadLetters(ports.letters),
     )

@@ -7,6 +7,8 @@ from typing import Any
 from freshet.v1 import common_pb2, events_pb2, gateway_pb2
 
 from services.algorithms.rules.filters import ItemFilter
+from services.contracts.dead_letters import Replayed
+from services.contracts.topics.dead_letters import StoredLetter
 from services.contracts.topics.exposures import assignment_message
 from services.contracts.topics.interactions import DEFAULT_TYPE, Interaction, from_message
 from services.contracts.topics.items import CatalogueItem, item_from_message
@@ -35,11 +37,13 @@ from services.gateway.domain import (
 )
 from services.gateway.experiments.arms import assigned_texts
 from services.gateway.freshness import FreshnessReport
+from services.gateway.health.get_health import HealthReport
 from services.gateway.recommend.explanation import ExplainQuery, Explanation
 from services.gateway.search.searching import SearchAnswer, SearchQuery
 from services.gateway.version_sets.routes import Routes, SetReport
 from services.platform.errors import InvalidRequest
 from services.platform.rpc import request_context
+from services.platform.stream.position import Position
 from services.platform.stream.times import read_ms, set_ms
 
 _NO_FILTER = ItemFilter()
@@ -292,6 +296,44 @@ def user_message(found: DescribedUser) -> gateway_pb2.GetUserResponse:
         message.state_position.offset = found.state.offset
         set_ms(message.state_time, found.state.applied_ms)
     return message
+
+
+def health_message(found: HealthReport) -> gateway_pb2.GetHealthResponse:
+    message = gateway_pb2.GetHealthResponse(last_minute_seconds=found.last_s)
+    set_ms(message.since, found.since_ms)
+    set_ms(message.first_minute, found.first_ms)
+    for part in found.parts:
+        columns = {name: part.minutes[name].tolist() for name in part.minutes.dtype.names}
+        message.parts.add(
+            name=part.name,
+            ready=not part.problem,
+            problem=part.problem,
+            effect=part.effect,
+            lag_unit=part.lag_unit,
+            **columns,
+        )
+    return message
+
+
+def letters_message(letters: Sequence[StoredLetter], has_older: bool) -> gateway_pb2.ListDeadLettersResponse:
+    message = gateway_pb2.ListDeadLettersResponse(has_older=has_older)
+    for letter in letters:
+        added = message.letters.add(topic=letter.topic, position=_position(letter.position), reason=letter.reason)
+        set_ms(added.written_time, letter.written_ms)
+        if letter.replayed_to is not None:
+            added.replayed_to.CopyFrom(_position(letter.replayed_to))
+    return message
+
+
+def replayed_message(found: Replayed) -> gateway_pb2.ReplayDeadLetterResponse:
+    message = gateway_pb2.ReplayDeadLetterResponse(left_out=found.left_out, event_id=found.event_id)
+    if found.written_to is not None:
+        message.written_to.CopyFrom(_position(found.written_to))
+    return message
+
+
+def _position(place: Position) -> common_pb2.StreamPosition:
+    return common_pb2.StreamPosition(partition=place.partition, offset=place.offset)
 
 
 def sets_message(routes: Routes, reports: Sequence[SetReport]) -> gateway_pb2.GetVersionSetsResponse:

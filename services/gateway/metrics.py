@@ -1,8 +1,12 @@
-"""The gateway's metrics besides those of the gRPC kit: stages, degradations, sources of states and events."""
+"""The gateway's metrics besides those of the gRPC kit: stages, degradations, sources of states and events.
+
+`minutes` has the few that GetHealth answers.
+"""
 
 from prometheus_client import REGISTRY, CollectorRegistry
 
 from services.gateway.domain import Degradation, Recommendation
+from services.gateway.health.minutes import Minutes
 from services.gateway.search.searching import PERSONAL, SOURCES, SearchAnswer
 from services.gateway.stages import COMPONENTS
 from services.platform.metrics import Figures
@@ -10,6 +14,7 @@ from services.platform.turn_clock import TurnClock
 
 GAP_BUCKETS = (0.0, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 ITEM_BUCKETS = (1e2, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8)
+_FAILURES = frozenset({"DEADLINE_EXCEEDED", "INTERNAL", "RESOURCE_EXHAUSTED", "UNAVAILABLE", "UNKNOWN"})
 _STAGES = ("queue", "encode", "first_stage", "rerank", "transport", "total")
 
 
@@ -17,6 +22,8 @@ class GatewayMetrics:
     """Counters and histograms; label values are few and known."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
+        self.minutes = Minutes()
+        self._gateway, self._kafka = self.minutes.of("gateway"), self.minutes.of("kafka")
         self._figures = figures = Figures(registry)
         counter, histogram = figures.counter, figures.histogram
         stages = histogram("freshet_gateway_stage_seconds", "Seconds of a Recommend per stage.", "stage")
@@ -70,6 +77,7 @@ class GatewayMetrics:
             child.observe(getattr(times, name) / 1000.0)
         for kind in answer.degradations:
             self._degradations[kind].inc()
+        self._gateway.degraded += bool(answer.degradations)
         self._sources[answer.state_source].inc()
         if had_token:
             self._tokens.labels("yes" if answer.token_honoured else "no").inc()
@@ -86,6 +94,12 @@ class GatewayMetrics:
             self._search_sources[spent.source, bool(spent.failure)].inc()
         for kind in answer.degradations:
             self._degradations[kind].inc()
+        self._gateway.degraded += bool(answer.degradations)
+
+    def called(self, method: str, code: str, seconds: float) -> None:
+        """Record the end of a client's call."""
+        if method in ("Recommend", "Search", "Similar"):
+            self._gateway.add(seconds, failed=code in _FAILURES)
 
     def count_shard(self, what: str, shard: int) -> None:
         """Record a "hedged" call of a shard, or one that is "missing" in an answer."""
@@ -103,6 +117,7 @@ class GatewayMetrics:
         """Record a durable interaction."""
         self._acknowledged.inc()
         self._append_seconds.observe(seconds)
+        self._kafka.add(seconds)
 
     def count_exposures(self, written: int, lost: int) -> None:
         """Record newly written and lost exposures."""
@@ -112,3 +127,5 @@ class GatewayMetrics:
     def append_failed(self) -> None:
         """Record an interaction without acknowledgement."""
         self._failed.inc()
+        self._kafka.calls += 1
+        self._kafka.failed += 1

@@ -3,14 +3,16 @@
 All raise the error tree of `services.platform.errors`; timeouts are seconds.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from services.algorithms.rules.filters import ItemFilter
 from services.algorithms.rules.ranking_rules import Rule
+from services.contracts.dead_letters import Replayed
 from services.contracts.explanations import ExplainedScore, ItemVotes
 from services.contracts.query_state import PackedQueryState
+from services.contracts.topics.dead_letters import StoredLetter
 from services.contracts.topics.exposures import Exposure
 from services.contracts.topics.forgets import Forget
 from services.contracts.topics.interactions import Interaction
@@ -213,6 +215,23 @@ class StreamStatus(Protocol):
         """False if the process that applies the stream is known not to serve."""
 
 
+class Parts(Protocol):
+    """The parts that the gateway uses, with their names of `health.minutes.PARTS`."""
+
+    async def problems(self, timeout_s: float) -> Mapping[str, str]:
+        """Return by part why it is not ready, "" if it is. Never raises; a part that is not configured is left out."""
+
+
+class DeadLetterLog(Protocol):
+    """Dead letters (Kafka)."""
+
+    async def newest(self, topics: Collection[str], timeout_s: float) -> tuple[Sequence[StoredLetter], bool]:
+        """Return the newest ones of these topics, newest first, and whether there are older ones."""
+
+    async def replay(self, topic: str, place: Position, *, preview: bool, timeout_s: float) -> Replayed:
+        """Write a record again, once. Raises: NotFound if it is not among the newest ones."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ports:
     """One of each, for the handlers."""
@@ -229,3 +248,5 @@ class Ports:
     items: Log[CatalogueItem]
     forgets: Log[Forget]
     stream: StreamStatus
+    parts: Parts
+    letters: DeadLetterLog

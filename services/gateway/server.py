@@ -24,11 +24,14 @@ from services.gateway.messages import (
     explanation_message,
     found_message,
     freshness_message,
+    health_message,
     interaction_of,
     interactions_of,
     items_of,
+    letters_message,
     receipt_message,
     recommend_query,
+    replayed_message,
     search_query,
     sets_message,
     similar_message,
@@ -39,6 +42,7 @@ from services.gateway.version_sets.routes import Routes, ServedSet
 from services.platform.errors import PermissionDenied
 from services.platform.large_requests import in_turn
 from services.platform.rpc import request_context
+from services.platform.stream.position import Position
 from services.platform.tracing import OFF, Tracing
 
 SERVICE = "freshet.v1.GatewayService"
@@ -174,6 +178,23 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
         served, _ = self.routes.assigned(request.user_id)
         found = await served.handlers.get_user(request.user_id, request.max_events, request.skip_events)
         return user_message(found)
+
+    async def GetHealth(self, request: gateway_pb2.GetHealthRequest, context: Any) -> gateway_pb2.GetHealthResponse:
+        """Return how each part does."""
+        return health_message(await self._serving.get_health(request.minutes))
+
+    async def ListDeadLetters(
+        self, request: gateway_pb2.ListDeadLettersRequest, context: Any
+    ) -> gateway_pb2.ListDeadLettersResponse:
+        """Return the newest dead letters."""
+        return letters_message(*await self._serving.dead_letters.newest(request.topic, request.max_letters))
+
+    async def ReplayDeadLetter(
+        self, request: gateway_pb2.ReplayDeadLetterRequest, context: Any
+    ) -> gateway_pb2.ReplayDeadLetterResponse:
+        """Write a dead letter's record again."""
+        place = Position(request.position.partition, request.position.offset)
+        return replayed_message(await self._serving.dead_letters.replay(request.topic, place, preview=request.preview))
 
     async def GetVersionSets(
         self, request: gateway_pb2.GetVersionSetsRequest, context: Any

@@ -4,7 +4,7 @@ Names are `freshet_<process>_...` with seconds as base unit. Labels have few val
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import structlog
@@ -95,8 +95,14 @@ def _say_refused(_: Any, client: Any) -> None:
 class RpcMetrics:
     """Metrics of a gRPC server per method: seconds by status, and calls in flight."""
 
-    def __init__(self, process: str, registry: CollectorRegistry = REGISTRY) -> None:
-        figures = Figures(registry)
+    def __init__(
+        self,
+        process: str,
+        registry: CollectorRegistry = REGISTRY,
+        told: Callable[[str, str, float], None] | None = None,
+    ) -> None:
+        """told: called like `observe`."""
+        figures, self._told = Figures(registry), told
         self._seconds = figures.histogram(
             f"freshet_{process}_rpc_seconds", "Seconds per RPC, by method and gRPC status.", "method", "code"
         )
@@ -114,6 +120,8 @@ class RpcMetrics:
         if child is None:
             child = self._children[key] = self._seconds.labels(method, code)
         child.observe(seconds)
+        if self._told is not None:
+            self._told(method, code, seconds)
 
     def watch_limit(self, admission: Admission) -> None:
         """Export the limit at scrape time."""

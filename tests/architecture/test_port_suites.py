@@ -23,6 +23,8 @@ WITHOUT_SUITE = {
     "services.platform.http.connections.LimitedConnection": "asyncio's word for a connection; no port",
     "services.gateway.ports.StreamStatus": "two flags, set by hand in the fake",
     "services.gateway.ports.StreamEnds": "a question; the real one is asked in tests/contract/test_gateway_topics.py",
+    "services.gateway.ports.Parts": "questions to other processes: tests/unit/gateway/test_health.py",
+    "services.gateway.ports.DeadLetterLog": "the real one is asked in tests/integration/test_dead_letters_on_kafka.py",
     # Models: functions of their input.
     "services.encoder.ports.Keeper": "told only",
     "services.encoder.ports.SequenceEncoder": "what it keeps never shows in an answer (tests/unit/encoder)",

@@ -339,6 +339,8 @@ class Gateway:
             items=me(append=self._put),
             forgets=me(append=self._forget),
             stream=world.status,
+            parts=me(),
+            letters=me(),
         )
         self.handlers = make_handlers(
             ports,

@@ -2,13 +2,15 @@
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from services.algorithms.indexes.protocol import EXACT
 from services.algorithms.rules.filters import ItemFilter
 from services.algorithms.rules.ranking_rules import Rule
+from services.contracts.dead_letters import Replayed
 from services.contracts.explanations import ExplainedPair, ExplainedScore, ItemVotes, VotingInteractions
 from services.contracts.query_state import PackedQueryState
+from services.contracts.topics.dead_letters import StoredLetter
 from services.contracts.topics.exposures import Exposure
 from services.contracts.topics.forgets import Forget
 from services.contracts.topics.interactions import Interaction
@@ -501,3 +503,55 @@ class MemoryStreamStatus:
 
     log_reachable: bool = True
     encoder_serving: bool = True
+
+
+@dataclass
+class MemoryParts:
+    """By part why it is not ready."""
+
+    found: dict[str, str] = field(default_factory=lambda: {"kafka": "", "redis": "", "encoder": "", "candidates": ""})
+    looks: int = 0
+
+    async def problems(self, timeout_s: float) -> Mapping[str, str]:
+        self.looks += 1
+        return dict(self.found)
+
+
+def letter_at(place: Position, *, reason: str = "internal error", written_ms: int = 1_000) -> StoredLetter:
+    """A dead letter of an interaction."""
+    return StoredLetter(
+        topic="interactions",
+        position=place,
+        written_ms=written_ms,
+        reason=reason,
+        key=b"ann",
+        value=b"v",
+        headers=[],
+        is_whole=True,
+    )
+
+
+@dataclass
+class MemoryDeadLetters(_Failing):
+    """Dead letters, newest first. A replay is noted."""
+
+    letters: list[StoredLetter] = field(default_factory=list)
+    has_older: bool = False
+
+    async def newest(self, topics: Collection[str], timeout_s: float) -> tuple[list[StoredLetter], bool]:
+        await self._behave()
+        return [one for one in self.letters if one.topic in topics], self.has_older
+
+    async def replay(self, topic: str, place: Position, *, preview: bool, timeout_s: float) -> Replayed:
+        await self._behave()
+        names = [(letter.topic, letter.position) for letter in self.letters]
+        if (topic, place) not in names:
+            raise NotFound("no dead letter")
+        at = names.index((topic, place))
+        letter = self.letters[at]
+        if letter.replayed_to is not None:
+            return Replayed("it was replayed before", None, "")
+        if preview:
+            return Replayed("", None, "e-1")
+        self.letters[at] = replace(letter, replayed_to=Position(0, 99))
+        return Replayed("", Position(0, 99), "e-1")

@@ -18,6 +18,7 @@ import grpc
 from campaign import SLOWEST_S, Target, Violation, random_of
 from encoder.streams import VOCABULARY
 from fakes.encoder import HashEncoder
+from fakes.gateway import letter_at
 from freshet.v1 import (
     candidates_pb2,
     candidates_pb2_grpc,
@@ -65,6 +66,7 @@ from services.generator.config import GeneratorSettings
 from services.offline.backfill.memory_store import MemoryStore
 from services.platform.rpc.request_counts import OF_CLIENTS
 from services.platform.rpc.server import RpcServer
+from services.platform.stream.position import Position
 from services.refresher.config import RefresherSettings
 from services.refresher.server import RefresherServicer
 from services.reranker.config import RerankerSettings
@@ -85,6 +87,7 @@ ALSO: dict[str, set[str]] = {
     "GatewayService.RecordImpressions": {"PERMISSION_DENIED"},  # of a mutated user
     "GatewayService.Explain": {"NOT_FOUND"},
     "GatewayService.Similar": {"NOT_FOUND"},
+    "GatewayService.ReplayDeadLetter": {"NOT_FOUND"},
     "CandidatesService.Similar": {"NOT_FOUND"},
     # Of another model.
     "EncoderService.Encode": {"FAILED_PRECONDITION"},
@@ -254,6 +257,7 @@ async def serving(
 async def gateway(folder: Path) -> AsyncIterator[Process]:
     """On memory ports; a forget is applied as soon as it is written."""
     scene = Scene()
+    scene.letters.letters.append(letter_at(Position(3, 5)))
 
     def apply(forget: Forget) -> None:
         pseudonym = f"p-{forget.user_id}"
@@ -397,6 +401,9 @@ def _gateway() -> Service:
     item = events_pb2.Item(
         item_id="a", title="A", categories=["x"], available=True, attributes={"price": {"number": 9}}
     )
+    replay = g.ReplayDeadLetterRequest(
+        topic="interactions", position=common_pb2.StreamPosition(partition=3, offset=5), preview=True
+    )
     forgets = [g.ForgetUserRequest(user_id="ann"), g.ForgetUserRequest(user_id="b", preview=True)]
     rpcs = [
         Rpc("Recommend", 16, lambda state: recommends),
@@ -412,6 +419,9 @@ def _gateway() -> Service:
         Rpc("GetFreshness", 2, lambda state: [g.GetFreshnessRequest()]),
         Rpc("DescribeCatalogue", 2, lambda state: [g.DescribeCatalogueRequest(max_categories=2)]),
         Rpc("GetUser", 4, lambda state: [g.GetUserRequest(user_id="ann", max_events=1, skip_events=1)]),
+        Rpc("GetHealth", 2, lambda state: [g.GetHealthRequest(minutes=3)]),
+        Rpc("ListDeadLetters", 3, lambda state: [g.ListDeadLettersRequest(topic="interactions", max_letters=2)]),
+        Rpc("ReplayDeadLetter", 3, lambda state: [replay]),
         Rpc("GetVersionSets", 1, lambda state: [g.GetVersionSetsRequest()]),
     ]
     return Service("GatewayService", gateway, rpcs, hints)

@@ -11,12 +11,18 @@ from freshet.v1 import events_pb2
 from typer.testing import CliRunner, Result
 
 from services.cli.main import app
+from services.contracts.dead_letters import Replayed
+from services.contracts.read_backwards import Backwards
 from services.contracts.topic_reader import TopicReader
 from services.contracts.topics.dead_letters import SUFFIX, dead_letter
+from services.contracts.topics.exposures import EXPOSURES
 from services.contracts.topics.forgets import FORGETS, Forget, encode_forget
 from services.contracts.topics.interactions import INTERACTIONS, Interaction, encode_interaction
 from services.contracts.topics.items import ITEMS, CatalogueItem, encode_item
+from services.gateway.adapters.dead_letters import KafkaDeadLetters
+from services.platform.errors import NotFound
 from services.platform.stream.kafka import BulkProducer, Record, partition_for
+from services.platform.stream.position import Position
 from services.platform.stream.record import DeadLetter, SourceRecord
 from services.platform.stream.topic import NUM_PARTITIONS
 
@@ -176,4 +182,43 @@ def test_what_a_forgotten_user_left_is_taken_out_and_nothing_else(letters: Lette
     reader = TopicReader(letters.kafka, INTERACTIONS + SUFFIX, group_id="test")
     reader.seek({0: reader.bounds([0])[0][0]})
     assert user.encode() not in {record.key for record in reader.read_to_end() if record.value == b"\xff\x00"}
+    reader.close()
+
+
+async def test_the_gateway_lists_the_newest_and_replays_one_once(letters: Letters) -> None:
+    user, reason = new_user(), f"internal error: KeyError {secrets.token_hex(4)}"
+    value = json.dumps({"user_id": user, "item_id": "7"}).encode()
+    name = letters.put(INTERACTIONS, user.encode(), value, JSON, reason=reason)
+    place = Position(*map(int, name.split(":")[1:]))
+    log = KafkaDeadLetters(letters.kafka)
+    found, _ = await log.newest([INTERACTIONS, ITEMS], 60.0)
+    (mine,) = [letter for letter in found if letter.reason == reason]
+    assert (mine.name, mine.replayed_to) == (name, None)
+    assert await log.replay(INTERACTIONS, place, preview=True, timeout_s=60.0) == Replayed(
+        "", None, f"{place.partition}-{place.offset}"
+    )
+    done = await log.replay(INTERACTIONS, place, preview=False, timeout_s=60.0)
+    assert done.written_to is not None
+    assert letters.read(INTERACTIONS, *done.written_to).key == user.encode()
+    again = await log.replay(INTERACTIONS, place, preview=False, timeout_s=60.0)
+    assert again == Replayed("it was replayed before", None, "")
+    with pytest.raises(NotFound, match="freshet dead-letters replay interactions:0:999999999"):
+        await log.replay(INTERACTIONS, Position(0, 999_999_999), preview=False, timeout_s=60.0)
+    log.close()
+
+
+def test_a_partition_is_read_backwards_within_limits(letters: Letters) -> None:
+    key = next(key for key in (f"{n}".encode() for n in range(99)) if partition_for(key, NUM_PARTITIONS) == 2)
+    places = letters.producer.send_many([Record(EXPOSURES, key, b"%1000d" % n) for n in range(1_200)])
+    ours = [place.offset for place in places]
+    reader = TopicReader(letters.kafka, EXPOSURES, group_id="test")
+    few = Backwards(reader, 2, max_bytes=600_000, max_s=60.0)
+    blocks = [[record.offset for record in block] for block in few]
+    assert [offset for block in reversed(blocks) for offset in block] == ours[-1_000:]
+    assert not few.is_complete
+    everything = Backwards(reader, 2, max_bytes=1 << 30, max_s=60.0)
+    found = [record for block in reversed(list(everything)) for record in block]
+    assert [record.offset for record in found][-1_200:] == ours
+    assert everything.is_complete
+    assert list(Backwards(reader, 2, max_bytes=1 << 30, max_s=0.0)) == []
     reader.close()

@@ -1,6 +1,6 @@
 """`freshet dead-letters list | show | replay | forget`: dead letters, their reasons, and replay onto their topic.
 
-services/cli/dead_letters.py defines dead letters and the records of a replay.
+services/contracts/dead_letters.py defines dead letters and the records of a replay.
 """
 
 import base64
@@ -18,7 +18,7 @@ from services.cli.output import CommandError, console, emit_json, reports_errors
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from services.cli.dead_letters import DeadLetters, Replay
+    from services.contracts.dead_letters import DeadLetters, Replay
     from services.contracts.topics.dead_letters import StoredLetter
 
 app = typer.Typer(
@@ -73,7 +73,7 @@ def show(
 
     Example:  freshet dead-letters show interactions:3:17
     """
-    from services.cli.dead_letters import decoded
+    from services.contracts.dead_letters import decoded
 
     with _opened(state, kafka) as opened:
         (letter,) = _named(opened, [record])
@@ -179,7 +179,7 @@ def forget(
 
 @contextmanager
 def _opened(state: "Path", kafka: str) -> "Iterator[DeadLetters]":
-    from services.cli.dead_letters import DeadLetters
+    from services.contracts.dead_letters import DeadLetters
     from services.platform.config import environment_kafka
     from services.stack import Stack
 
@@ -192,7 +192,7 @@ def _opened(state: "Path", kafka: str) -> "Iterator[DeadLetters]":
 
 
 def _topics(topic: str) -> list[str]:
-    from services.cli.dead_letters import LETTERED
+    from services.contracts.dead_letters import LETTERED
     from services.contracts.topics.dead_letters import SUFFIX
 
     if not topic:

@@ -10,24 +10,11 @@ from typing import Any
 
 from services.cli.doctor.findings import Finding, error, fine, warning
 from services.cli.output import CommandError, duration
-from services.contracts.processes import PROCESSES
+from services.contracts.processes import EFFECTS, PROCESSES
 from services.platform.turn_clock import STUCK_S
 from services.stack.folders import DEFAULT_STATE
 from services.stack.launcher import PartStatus, Stack
 
-# The effect of a part that is down.
-COSTS: Mapping[str, str] = {
-    "kafka": "nothing can be written, and nothing gets newer",
-    "redis": "everybody gets popular items, and the stream waits",
-    "inference-server": "where it encodes (FRESHET_ENCODER_ENGINE=inference-server) the stream waits",
-    "encoder": "users' states stand still, and who has none gets popular items",
-    "refresher": "items learn nothing: the index does not change",
-    "candidates": "everybody gets popular items",
-    "reranker": "answers with words, a category limit or diversity keep the first stage's order",
-    "generator": "Search fails",
-    "console": "no pages in a browser; answers go on",
-    "gateway": "nobody is answered",
-}
 # The RPC by which a process tells its model's version.
 _TELLS = {
     "refresher": "GetStatus",
@@ -92,9 +79,9 @@ def look_at_parts(running: Running) -> Iterator[Finding]:
         return
     for name, status in running.statuses.items():
         if name not in running.answers:
-            yield error(name, "not running", COSTS[name], running.command("up", f"--only {name}"))
+            yield error(name, "not running", EFFECTS[name], running.command("up", f"--only {name}"))
         elif (problem := running.answers[name]) is not None:
-            yield error(name, problem, COSTS[name], running.log_command(name))
+            yield error(name, problem, EFFECTS[name], running.log_command(name))
         else:
             where = "" if status.running else ", not started from this state folder"
             yield fine(name, f"ready at {status.address}{where}")

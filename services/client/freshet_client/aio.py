@@ -21,10 +21,11 @@ from freshet_client.answers import (
     Recommendation,
     SearchAnswer,
     SimilarAnswer,
+    StreamPosition,
 )
 from freshet_client.channel import Endpoint, Tls
 from freshet_client.client import RECONNECT_S, TIMEOUT_S
-from freshet_client.described import CatalogueDescription, UserReport
+from freshet_client.described import CatalogueDescription, DeadLetterList, HealthReport, ReplayedLetter, UserReport
 from freshet_client.errors import FreshetError, Unreachable, of_call
 from freshet_client.requests import (
     Filter,
@@ -205,6 +206,22 @@ class AsyncClient:
     async def catalogue(self, *, max_categories: int = 0, timeout_s: float | None = None) -> CatalogueDescription:
         """As `Client.catalogue`."""
         return await self._run(calls.catalogue(max_categories), timeout_s)
+
+    async def health(self, *, minutes: int = 0, timeout_s: float | None = None) -> HealthReport:
+        """As `Client.health`."""
+        return await self._run(calls.health(minutes), timeout_s)
+
+    async def dead_letters(
+        self, topic: str = "", *, max_letters: int = 0, timeout_s: float | None = None
+    ) -> DeadLetterList:
+        """As `Client.dead_letters`."""
+        return await self._run(calls.dead_letters(topic, max_letters), timeout_s)
+
+    async def replay_dead_letter(
+        self, topic: str, position: StreamPosition, *, preview: bool = False, timeout_s: float | None = None
+    ) -> ReplayedLetter:
+        """As `Client.replay_dead_letter`."""
+        return await self._run(calls.replay_dead_letter(topic, position, preview), timeout_s)
 
     async def user(
         self, user_id: str, *, max_events: int = 0, skip_events: int = 0, timeout_s: float | None = None

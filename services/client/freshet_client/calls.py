@@ -16,8 +16,9 @@ from freshet_client.answers import (
     Recommendation,
     SearchAnswer,
     SimilarAnswer,
+    StreamPosition,
 )
-from freshet_client.described import CatalogueDescription, UserReport
+from freshet_client.described import CatalogueDescription, DeadLetterList, HealthReport, ReplayedLetter, UserReport
 from freshet_client.errors import InvalidArgument, TooLarge
 from freshet_client.requests import Filter, HistoryEvent, Impression, Interaction, Item, Rule
 from freshet_client.wire import read, write
@@ -126,6 +127,22 @@ def user(user_id: str, max_events: int, skip_events: int) -> Call[UserReport]:
     """What is stored of a user."""
     request = gateway_pb2.GetUserRequest()
     return _call("GetUser", request, user_id=user_id, max_events=max_events, skip_events=skip_events)
+
+
+def health(minutes: int) -> Call[HealthReport]:
+    """How each part does."""
+    return _call("GetHealth", gateway_pb2.GetHealthRequest(), minutes=minutes)
+
+
+def dead_letters(topic: str, max_letters: int) -> Call[DeadLetterList]:
+    """The newest dead letters."""
+    return _call("ListDeadLetters", gateway_pb2.ListDeadLettersRequest(), topic=topic, max_letters=max_letters)
+
+
+def replay_dead_letter(topic: str, position: StreamPosition, preview: bool) -> Call[ReplayedLetter]:
+    """Write a dead letter's record again."""
+    request = gateway_pb2.ReplayDeadLetterRequest()
+    return _call("ReplayDeadLetter", request, topic=topic, position=position, preview=preview)
 
 
 def _parts(request: Any, field: str, entries: Sequence[Any]) -> Iterator[Any]:

@@ -19,9 +19,10 @@ from freshet_client.answers import (
     Recommendation,
     SearchAnswer,
     SimilarAnswer,
+    StreamPosition,
 )
 from freshet_client.channel import Endpoint, Tls
-from freshet_client.described import CatalogueDescription, UserReport
+from freshet_client.described import CatalogueDescription, DeadLetterList, HealthReport, ReplayedLetter, UserReport
 from freshet_client.errors import FreshetError, Unreachable, of_call
 from freshet_client.requests import (
     Filter,
@@ -221,6 +222,20 @@ class Client:
     def catalogue(self, *, max_categories: int = 0, timeout_s: float | None = None) -> CatalogueDescription:
         """Categories with counts (0-10,000, largest first; 0 is 1,000), attributes, and what types of events mean."""
         return self._run(calls.catalogue(max_categories), timeout_s)
+
+    def health(self, *, minutes: int = 0, timeout_s: float | None = None) -> HealthReport:
+        """How each part does now, and by the minute in the newest minutes (0-1,440)."""
+        return self._run(calls.health(minutes), timeout_s)
+
+    def dead_letters(self, topic: str = "", *, max_letters: int = 0, timeout_s: float | None = None) -> DeadLetterList:
+        """The newest dead letters of a topic, or of each (role operator): 1-200 of each, 0 is 50."""
+        return self._run(calls.dead_letters(topic, max_letters), timeout_s)
+
+    def replay_dead_letter(
+        self, topic: str, position: StreamPosition, *, preview: bool = False, timeout_s: float | None = None
+    ) -> ReplayedLetter:
+        """Write a dead letter's record again, once (role operator); `preview`: only say so."""
+        return self._run(calls.replay_dead_letter(topic, position, preview), timeout_s)
 
     def user(
         self, user_id: str, *, max_events: int = 0, skip_events: int = 0, timeout_s: float | None = None

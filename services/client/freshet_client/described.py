@@ -1,4 +1,4 @@
-"""What a gateway says of its catalogue and of a user, as plain values with the field names of `gateway.proto`."""
+"""What a gateway says of its catalogue, its users and its parts, as plain values with `gateway.proto`'s field names."""
 
 from __future__ import annotations
 
@@ -75,3 +75,65 @@ class UserReport:
     state_position: StreamPosition | None
     state_time: datetime | None
     state_reaches_history: bool
+
+
+@dataclass(frozen=True)
+class PartHealth:
+    """One part: why it is not ready ("" if it is), what does not work while it is not, and columns by the minute.
+
+    `calls`, `failed` and `degraded` are counts, the latter of the gateway's answers; times are milliseconds; `lag` is
+    in `lag_unit`, -1 where it is not known.
+    """
+
+    name: str
+    ready: bool
+    problem: str
+    effect: str
+    calls: tuple[int, ...]
+    failed: tuple[int, ...]
+    degraded: tuple[int, ...]
+    p50_ms: tuple[float, ...]
+    p99_ms: tuple[float, ...]
+    lag_unit: str
+    lag: tuple[float, ...]
+    was_ready: tuple[bool, ...]
+
+
+@dataclass(frozen=True)
+class HealthReport:
+    """How each part does, since the gateway's process started (`since`). `last_minute_seconds`: how much of the last
+    minute is over."""
+
+    since: datetime | None
+    first_minute: datetime | None
+    last_minute_seconds: float
+    parts: tuple[PartHealth, ...]
+
+
+@dataclass(frozen=True)
+class DeadLetter:
+    """An unusable record: where it is, when it was written, why it is a dead letter, and where its replay is."""
+
+    topic: str
+    position: StreamPosition | None
+    written_time: datetime | None
+    reason: str
+    replayed_to: StreamPosition | None
+
+
+@dataclass(frozen=True)
+class DeadLetterList:
+    """Newest first. `has_older`: older ones were not looked at."""
+
+    letters: tuple[DeadLetter, ...]
+    has_older: bool
+
+
+@dataclass(frozen=True)
+class ReplayedLetter:
+    """Why a record was not written again ("" if it was, or would be), where it was written, and an interaction's event
+    id."""
+
+    left_out: str
+    written_to: StreamPosition | None
+    event_id: str

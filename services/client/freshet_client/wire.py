@@ -32,6 +32,11 @@ _CLASSES: dict[str, Any] = {
     "DescribeCatalogueResponse": described.CatalogueDescription,
     "EventTypeMeaning": described.EventTypeMeaning,
     "GetUserResponse": described.UserReport,
+    "GetHealthResponse": described.HealthReport,
+    "PartHealth": described.PartHealth,
+    "DeadLetter": described.DeadLetter,
+    "ListDeadLettersResponse": described.DeadLetterList,
+    "ReplayDeadLetterResponse": described.ReplayedLetter,
     "StoredEvent": described.StoredEvent,
 }
 _WHOLE = {

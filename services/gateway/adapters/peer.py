@@ -1,10 +1,17 @@
-"""The peers behind the ports of encoder, candidates and reranker: remote processes, or this one."""
+"""The peers behind the ports of processes: remote ones, or this one."""
 
+import time
 from typing import Any, Protocol
 
 import grpc
 
+from services.gateway.health.minutes import PartCalls
+from services.platform.errors import DeadlineExceeded, DependencyUnavailable, FreshetError, Overloaded
 from services.platform.rpc import client as rpc_client
+
+FAILURES = (DependencyUnavailable, DeadlineExceeded, Overloaded)
+# Questions about the peer itself, which no answer waits for.
+_STATUS = ("GetIndexInfo", "GetRerankerInfo")
 
 
 class Peer(Protocol):
@@ -35,3 +42,27 @@ class Remote:
     async def close(self) -> None:
         """Close the channel."""
         await self._channel.close()
+
+
+class Timed:
+    """Implements `Peer`: another peer whose calls are counted."""
+
+    def __init__(self, peer: Peer, calls: PartCalls) -> None:
+        self._peer, self._calls = peer, calls
+
+    async def call(self, stub: Any, method: str, request: Any, *, timeout_s: float, peer: str) -> Any:
+        """As `Peer.call`."""
+        if method in _STATUS:
+            return await self._peer.call(stub, method, request, timeout_s=timeout_s, peer=peer)
+        began = time.perf_counter()
+        try:
+            answer = await self._peer.call(stub, method, request, timeout_s=timeout_s, peer=peer)
+        except FreshetError as exc:
+            self._calls.add(time.perf_counter() - began, failed=isinstance(exc, FAILURES))
+            raise
+        self._calls.add(time.perf_counter() - began)
+        return answer
+
+    async def close(self) -> None:
+        """Close the other peer."""
+        await self._peer.close()

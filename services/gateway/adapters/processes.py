@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import grpc
 from freshet.v1 import (
     candidates_pb2,
     candidates_pb2_grpc,
@@ -338,8 +337,8 @@ class RemoteReranker:
 class RemoteTextSources:
     """Implements `ports.TextSources`: one RPC for all sources."""
 
-    def __init__(self, channel: grpc.aio.Channel) -> None:
-        self._find_by_words = _GeneratorStub(channel).FindByWords
+    def __init__(self, peer: Peer) -> None:
+        self._peer = peer
 
     async def find(
         self, sources: Sequence[str], query: str, *, k: int, filter: ItemFilter, timeout_s: float
@@ -347,7 +346,8 @@ class RemoteTextSources:
         """Call FindByWords."""
         request = generator_pb2.FindByWordsRequest(query=query, k=k, filter=filter_message(filter), sources=sources)
         request.filter.ClearField("exclude_seen")  # sources know no users
-        response = await rpc_client.call(self._find_by_words, request, timeout_s=timeout_s, peer="generator")
+        call = self._peer.call
+        response = await call(_GeneratorStub, "FindByWords", request, timeout_s=timeout_s, peer="generator")
         return {answer.source: _to_hits(answer, response.text_version) for answer in response.answers}
 
 

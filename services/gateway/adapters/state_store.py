@@ -1,8 +1,10 @@
 """The user state store, through `services.user_state.reader`."""
 
+import time
 from collections.abc import Mapping, Sequence
 
 from services.gateway.domain import HistoryEvent
+from services.gateway.health.minutes import PartCalls
 from services.user_state.reader import StateReader
 from services.user_state.values import UserView
 
@@ -10,13 +12,21 @@ from services.user_state.values import UserView
 class RedisUserStates:
     """Implements `ports.UserStates` for one model version."""
 
-    def __init__(self, reader: StateReader, model_version: str) -> None:
+    def __init__(self, reader: StateReader, model_version: str, calls: PartCalls | None = None) -> None:
+        """calls: counts the reads of users."""
         self._reader = reader
         self._model_version = model_version
+        self._calls = calls or PartCalls()
 
     async def read_user(self, user_id: str, *, with_seen: bool, partition: int | None) -> UserView:
         """Read in one round trip; a state of another model version is ignored."""
-        return await self._reader.read_user(user_id, self._model_version, with_seen=with_seen, partition=partition)
+        began, failed = time.perf_counter(), True
+        try:
+            view = await self._reader.read_user(user_id, self._model_version, with_seen=with_seen, partition=partition)
+            failed = False
+        finally:
+            self._calls.add(time.perf_counter() - began, failed=failed)
+        return view
 
     async def read_history(self, user_id: str) -> Sequence[HistoryEvent]:
         """Return the stored events, oldest first."""

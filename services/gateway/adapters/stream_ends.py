@@ -35,11 +35,11 @@ class KafkaStreamEnds:
         """
         if self._asking is None or self._asking.done():
             self._asking = self._submit(self._reader.end_offsets)
-        return await _within(self._asking, timeout_s)
+        return await within(self._asking, timeout_s)
 
     async def attribution_partitions(self, timeout_s: float) -> int:
         """Return the number in the client's metadata, which is renewed every few minutes. Raises: as `interactions`."""
-        return await _within(self._submit(lambda: self._reader.num_partitions(ATTRIBUTIONS)), timeout_s)
+        return await within(self._submit(lambda: self._reader.num_partitions(ATTRIBUTIONS)), timeout_s)
 
     def _submit(self, ask: Callable[[], T]) -> asyncio.Future[T]:
         asking = asyncio.get_running_loop().run_in_executor(self._thread, ask)
@@ -53,7 +53,8 @@ class KafkaStreamEnds:
         self._thread.shutdown(wait=False)
 
 
-async def _within(asking: asyncio.Future[T], timeout_s: float) -> T:
+async def within(asking: asyncio.Future[T], timeout_s: float) -> T:
+    """Return a thread's result. Raises: DeadlineExceeded; the thread goes on."""
     try:
         async with asyncio.timeout(timeout_s):
             return await asyncio.shield(asking)

@@ -25,7 +25,7 @@ def admissions() -> dict[str, Admission]:
         **dict.fromkeys(
             (
                 *("Similar", "Explain", "GetFreshness", "GetVersionSets", "PutItems", "ForgetUser"),
-                *("DescribeCatalogue", "GetUser"),
+                *("DescribeCatalogue", "GetUser", "GetHealth", "ListDeadLetters", "ReplayDeadLetter"),
             ),
             rest,
         ),

@@ -35,6 +35,9 @@ ROLES_OF: Mapping[str, frozenset[Role]] = MappingProxyType(
         "GetUser": frozenset({Role.SUPPORT}),
         "GetVersionSets": frozenset({Role.OPERATOR}),
         "ForgetUser": frozenset({Role.ERASER}),
+        "GetHealth": frozenset({Role.RECOMMEND, Role.OPERATOR, Role.SUPPORT}),
+        "ListDeadLetters": frozenset({Role.OPERATOR}),
+        "ReplayDeadLetter": frozenset({Role.OPERATOR}),
     }
 )
 # Only an operator's, an eraser's or support's: each call of these goes into the audit log, whatever comes of it.

@@ -210,7 +210,8 @@ class RpcServer:
 
     health_state: reports readiness; without it, the server is ready at once. door: authorises calls; None allows all.
     admissions: by method, where the limit of `settings` is not shared. max_request_bytes: a larger request is rejected
-    unread. limits: of its repeated fields, where they differ from `request_counts.LIMITS`.
+    unread. limits: of its repeated fields, where they differ from `request_counts.LIMITS`. told: called at each
+    call's end with method, status and seconds.
     """
 
     def __init__(
@@ -227,11 +228,12 @@ class RpcServer:
         limits: Mapping[str, int] = MappingProxyType({}),
         idle_s: float = 60.0,
         registry: CollectorRegistry = REGISTRY,
+        told: Callable[[str, str, float], None] | None = None,
     ) -> None:
         self.settings = settings
         self._health = health_state or HealthState(ready=True)
         self.guards = CallGuards(
-            RpcMetrics(process, registry),
+            RpcMetrics(process, registry, told),
             max_in_flight=settings.max_in_flight,
             admissions=admissions,
             idle_s=idle_s,

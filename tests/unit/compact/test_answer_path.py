@@ -13,11 +13,13 @@ import numpy as np
 import pytest
 from fakes.called_files import Calls, listed, noted_calls
 from fakes.gateway import (
+    MemoryDeadLetters,
     MemoryEncoder,
     MemoryExposureLog,
     MemoryForgetLog,
     MemoryInteractionLog,
     MemoryItemLog,
+    MemoryParts,
     MemoryRefreshers,
     MemorySessions,
     MemoryStreamEnds,
@@ -106,6 +108,8 @@ async def recommend(calls: Calls, request: gateway_pb2.RecommendRequest, folder:
         items=MemoryItemLog(),
         forgets=MemoryForgetLog(),
         stream=MemoryStreamStatus(),
+        parts=MemoryParts(),
+        letters=MemoryDeadLetters(),
     )
     own = GatewaySettings(port=0, metrics_port=0)
     handlers = make_handlers(

@@ -6,11 +6,13 @@ from random import Random
 import numpy as np
 from fakes.gateway import (
     MemoryCandidates,
+    MemoryDeadLetters,
     MemoryEncoder,
     MemoryExposureLog,
     MemoryForgetLog,
     MemoryInteractionLog,
     MemoryItemLog,
+    MemoryParts,
     MemoryRefreshers,
     MemoryReranker,
     MemorySessions,
@@ -94,6 +96,8 @@ class Scene:
     candidates: MemoryCandidates = field(default_factory=lambda: MemoryCandidates(item_ids=list(ITEMS)))
     reranker: MemoryReranker = field(default_factory=lambda: MemoryReranker(titles=dict(TITLES) | {"new": "New"}))
     interactions: MemoryInteractionLog = field(default_factory=MemoryInteractionLog)
+    parts: MemoryParts = field(default_factory=MemoryParts)
+    letters: MemoryDeadLetters = field(default_factory=MemoryDeadLetters)
     stream: MemoryStreamStatus = field(default_factory=MemoryStreamStatus)
     ends: MemoryStreamEnds = field(
         default_factory=lambda: MemoryStreamEnds(ends={3: 9, 4: 2}, num_attribution_partitions=2)

@@ -114,7 +114,7 @@ async def test_sources_of_items_by_words_are_asked_in_one_call_and_each_says_how
             text_version="t1",
         )
         asked = ["phrases", "text_mol", "lexical"]
-        found = await RemoteTextSources(channel).find(asked, "space", k=7, filter=wanted, timeout_s=5)
+        found = await RemoteTextSources(over(channel)).find(asked, "space", k=7, filter=wanted, timeout_s=5)
     best = [Hit("i1", -1.0, "Space"), Hit("i2", -2.0, "Movies")]
     assert found["phrases"] == SourceHits(items=best, text_version="t1", milliseconds=3.5)
     assert isinstance(found["text_mol"], PreconditionFailed)

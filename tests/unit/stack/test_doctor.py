@@ -19,10 +19,9 @@ from prometheus_client import CollectorRegistry
 from services.algorithms.bundles.model_bundle import BundleError, write_bundle
 from services.cli.doctor.examine import examine
 from services.cli.doctor.findings import Finding
-from services.cli.doctor.running import COSTS
 from services.cli.doctor.settings_check import OF_COMMANDS, settings_of, variables_of
 from services.cli.main import app
-from services.contracts.processes import PROCESSES
+from services.contracts.processes import EFFECTS, PROCESSES
 from services.encoder.metrics import EncoderMetrics
 from services.gateway.edge.api_keys import create_key
 from services.gateway.edge.roles import Role
@@ -146,7 +145,7 @@ async def test_parts_that_are_away_or_not_ready_say_what_that_costs(stack: Stack
 
 
 def test_every_parts_absence_has_a_cost() -> None:
-    assert set(COSTS) == set(PARTS)
+    assert set(EFFECTS) == set(PARTS)
 
 
 class Candidates(candidates_pb2_grpc.CandidatesServiceServicer):

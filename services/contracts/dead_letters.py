@@ -1,4 +1,4 @@
-"""Dead letters for commands: list them, read an original record, and replay it.
+"""Dead letters for people: list them, read an original record, and replay it.
 
 A replay counts once. An interaction has its event id, or the one that the encoder gives to a record without one: its
 partition and offset. Records of `attributions` and `search-clicks` are identified by the position in them. A replay
@@ -17,6 +17,7 @@ from kafka import TopicPartition
 from kafka.admin import KafkaAdminClient
 from kafka.errors import KafkaError
 
+from services.contracts.read_backwards import Backwards
 from services.contracts.retraction import furthest, is_covered
 from services.contracts.topic_reader import TopicReader
 from services.contracts.topics import TOPICS
@@ -32,7 +33,7 @@ from services.contracts.topics.interactions import (
 )
 from services.contracts.topics.items import ITEMS
 from services.contracts.topics.search_clicks import SEARCH_CLICKS
-from services.platform.errors import DependencyUnavailable, InvalidRequest
+from services.platform.errors import DependencyUnavailable, InvalidRequest, NotFound
 from services.platform.stream.kafka import Brokers, BulkProducer, Headers, Record, kafka_options
 from services.platform.stream.position import Position
 from services.platform.stream.record import SourceRecord
@@ -51,6 +52,8 @@ _GROUP = "freshet-dead-letters"
 # Records written together; each batch is marked as replayed before the next one is written.
 _TOGETHER = 500
 _NO_TIME = -1
+# Of the dead letters of one topic that `newest` reads.
+_MAX_BYTES, _MAX_S = 8 << 20, 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,15 @@ class Replay:
     record: Record | None
     why_not: str = ""
     event_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What became of a replay: the record's new position, or (None) why it was left out."""
+
+    left_out: str
+    written_to: Position | None
+    event_id: str
 
 
 class DeadLetters:
@@ -84,6 +96,20 @@ class DeadLetters:
             found += stored_letters(self._read_whole(topic + SUFFIX))
         return sorted(found, key=lambda letter: (letter.written_ms, letter.name))
 
+    def newest(self, topics: Collection[str] = LETTERED) -> tuple[list[StoredLetter], bool]:
+        """Return the newest dead letters of these topics, newest first, and whether there are older ones.
+
+        Of each topic at most 8 MiB are read, for at most two seconds.
+        """
+        found: list[StoredLetter] = []
+        has_older = False
+        for topic in topics:
+            read = Backwards(self._reader(topic + SUFFIX), 0, max_bytes=_MAX_BYTES, max_s=_MAX_S)
+            blocks = list(read)
+            found += stored_letters([record for block in reversed(blocks) for record in block])
+            has_older |= not read.is_complete
+        return sorted(found, key=lambda letter: (letter.written_ms, letter.name), reverse=True), has_older
+
     def whole(self, letter: StoredLetter) -> StoredLetter | None:
         """Return the letter with the original's key, value and headers, from its topic if the letter lacks some; None
         if the original does not exist any more.
@@ -106,7 +132,10 @@ class DeadLetters:
     def plan(self, letters: Sequence[StoredLetter], *, again: bool = False) -> list[Replay]:
         """Return the replays of these letters. again: also letters that were replayed before."""
         forgotten = self._forgotten() if any(letter.topic == INTERACTIONS for letter in letters) else {}
-        newest = {topic: self._newest(topic) for topic in {letter.topic for letter in letters} & _COMPACTED}
+        newest = {
+            topic: self._newest(topic, [letter for letter in letters if letter.topic == topic])
+            for topic in {letter.topic for letter in letters} & _COMPACTED
+        }
         planned = []
         for letter in letters:
             whole = self.whole(letter)
@@ -134,6 +163,20 @@ class DeadLetters:
             self._producer.send_many(replay_notes([(one.letter, place) for one, place in written]))
             done += written
         return done
+
+    def replay_one(self, topic: str, place: Position, *, preview: bool) -> Replayed:
+        """Replay one of the newest dead letters; with `preview`, only say what would be done.
+
+        Raises: NotFound if it is not among them.
+        """
+        letters, _ = self.newest([topic])
+        letter = next((one for one in letters if one.position == place), None)
+        if letter is None:
+            name = f"{topic}:{place.partition}:{place.offset}"
+            raise NotFound(f"no dead letter {name} among the newest; older ones: freshet dead-letters replay {name}")
+        (planned,) = self.plan([letter])
+        written = [] if preview else self.replay([planned])
+        return Replayed(planned.why_not, written[0][1] if written else None, planned.event_id)
 
     def forget(self) -> int:
         """Delete dead letters of forgotten users' interactions; return their number.
@@ -177,8 +220,13 @@ class DeadLetters:
             found[user] = furthest(found.get(user, {}), forget.up_to)
         return found
 
-    def _newest(self, topic: str) -> dict[bytes, int]:
-        return {record.key or b"": record.offset for record in self._read_whole(topic)}
+    def _newest(self, topic: str, letters: Sequence[StoredLetter]) -> dict[bytes, int]:
+        """Return by key the newest offset behind the first of these letters."""
+        reader = self._reader(topic)
+        backwards = sorted((letter.position for letter in letters), reverse=True)
+        first = {place.partition: place.offset for place in backwards}
+        reader.assign(first)
+        return {record.key or b"": record.offset for record in reader.read_to_end()}
 
 
 def decoded(letter: StoredLetter) -> dict[str, Any] | None:

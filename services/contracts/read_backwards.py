@@ -1,0 +1,46 @@
+"""Read a partition from its end backwards, within limits of bytes and time, for people who look."""
+
+import time
+from collections.abc import Iterator
+
+from services.platform.stream.ports import Reader
+from services.platform.stream.record import SourceRecord
+
+# Records of a block, and how long one poll waits.
+_BLOCK, _POLL_MS = 500, 200
+
+
+class Backwards:
+    """The newest records of one partition, in blocks; iterate once.
+
+    max_bytes: of keys and values; the block that exceeds it is the last one. max_s: seconds in all. After the
+    iteration, `is_complete` is whether everything up to the partition's first record was read.
+    """
+
+    def __init__(self, reader: Reader, partition: int, *, topic: str = "", max_bytes: int, max_s: float) -> None:
+        self._reader, self._partition, self._topic = reader, partition, topic
+        self._max_bytes, self._max_s = max_bytes, max_s
+        self.is_complete = False
+
+    def __iter__(self) -> Iterator[list[SourceRecord]]:
+        """Yield blocks, the newest one first; each is in the partition's order.
+
+        Raises: DependencyUnavailable.
+        """
+        deadline, size, partition = time.monotonic() + self._max_s, 0, self._partition
+        first, end = self._reader.bounds([partition], self._topic)[partition]
+        while first < end:
+            if size > self._max_bytes:
+                return
+            start = max(first, end - _BLOCK)
+            self._reader.assign({partition: start}, self._topic)
+            block: list[SourceRecord] = []
+            # Compaction and transactions leave gaps, so the position, not a count, says that the block is read.
+            while self._reader.positions(self._topic)[partition] < end:
+                if time.monotonic() > deadline:
+                    return
+                block += [one for one in self._reader.poll(_POLL_MS) if one.offset < end]
+            size += sum(len(one.key or b"") + len(one.value or b"") for one in block)
+            end = start
+            yield block
+        self.is_complete = True

@@ -1,0 +1,104 @@
+"""GetHealth: ask every part at once, and add what the minutes have. Never fails.
+
+A look is at most a second old for all callers; one every ten seconds fills the minutes while nobody asks.
+"""
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from services.contracts.processes import EFFECTS
+from services.gateway.freshness import UNKNOWN, FreshnessReport, PartitionProgress
+from services.gateway.get_freshness import GetFreshness
+from services.gateway.health.minutes import MINUTES, PARTS, Minutes
+from services.gateway.ports import Ports
+from services.platform.errors import InvalidRequest
+
+LAG_UNITS: Mapping[str, str] = {
+    **dict.fromkeys(("encoder", "refresher"), "records"),
+    **dict.fromkeys(("candidates", "reranker"), "seconds"),
+}
+_TIMEOUT_S, _FRESH_S, _LOOK_EVERY_S = 1.0, 1.0, 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartHealth:
+    """One part. problem: why it is not ready, else "". minutes: rows as `Minutes.last` has them."""
+
+    name: str
+    problem: str
+    effect: str
+    lag_unit: str
+    minutes: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HealthReport:
+    """since_ms: when this process started. first_ms: when the first minute began."""
+
+    since_ms: int
+    first_ms: int
+    last_s: float
+    parts: Sequence[PartHealth]
+
+
+class GetHealth:
+    """The handler; one per version set, `minutes` are the gateway's."""
+
+    def __init__(self, ports: Ports, freshness: GetFreshness, minutes: Minutes) -> None:
+        self._ports, self._freshness, self._minutes = ports, freshness, minutes
+        self._lock = asyncio.Lock()
+        self._looked_s, self._problems = float("-inf"), dict[str, str]()
+
+    async def __call__(self, minutes: int) -> HealthReport:
+        """Return each part's state, and the newest minutes. Raises: InvalidRequest."""
+        if minutes > MINUTES:
+            raise InvalidRequest.of("minutes", minutes, f"0-{MINUTES}")
+        problems = await self.look()
+        first_ms, last_s, rows = self._minutes.last(minutes)
+        return HealthReport(
+            since_ms=self._minutes.since_ms,
+            first_ms=first_ms,
+            last_s=last_s,
+            parts=[
+                PartHealth(
+                    name=name,
+                    problem=problems[name],
+                    effect=EFFECTS[name],
+                    lag_unit=LAG_UNITS.get(name, ""),
+                    minutes=of_part,
+                )
+                for name, of_part in zip(PARTS, rows, strict=True)
+                if name in problems
+            ],
+        )
+
+    async def look(self) -> Mapping[str, str]:
+        """Ask all parts, unless that was done just now; return by part why it is not ready, "" if it is."""
+        async with self._lock:
+            if time.monotonic() - self._looked_s >= _FRESH_S:
+                asked = asyncio.gather(self._ports.parts.problems(_TIMEOUT_S), self._freshness())
+                problems, report = await asked
+                self._problems = {"gateway": ""} | dict(problems)
+                self._minutes.seen(self._problems, _lags(report))
+                self._looked_s = time.monotonic()
+        return self._problems
+
+    async def look_now(self) -> float:
+        """Look for the minutes' sake; return after how many seconds to do it again, at a minute's end at the latest."""
+        await self.look()
+        return min(_LOOK_EVERY_S, self._minutes.left_s + 0.01)
+
+
+def _lags(report: FreshnessReport) -> dict[str, float]:
+    found = {"encoder": _waiting(report.interactions), "refresher": _waiting(report.attributions)}
+    for name, index in (("candidates", report.candidates), ("reranker", report.reranker)):
+        found[name] = None if index is None else index.freshness.lag_seconds
+    return {name: lag for name, lag in found.items() if lag is not None}
+
+
+def _waiting(partitions: Sequence[PartitionProgress]) -> float | None:
+    known = [one for one in partitions if one.end_offset != UNKNOWN]
+    return float(sum(max(0, one.end_offset - 1 - one.applied_offset) for one in known)) if known else None
