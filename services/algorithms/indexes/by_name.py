@@ -17,8 +17,7 @@ from services.algorithms.indexes.protocol import Index, Indices
 from services.algorithms.indexes.quantized.anisotropic import Anisotropic
 from services.algorithms.indexes.quantized.codebooks import Codebooks
 from services.algorithms.indexes.quantized.dot_products import Quantized
-from services.algorithms.indexes.quantized.pools import CodedIndex, QuantizedTopKAvg, QuantizedTopKPerEmbedding
-from services.algorithms.indexes.quantized.tangents import QuantizedTangents
+from services.algorithms.indexes.quantized.tangents import QuantizedTangents, TangentIndex
 from services.algorithms.indexes.top_k_avg import TopKAvg
 from services.algorithms.indexes.top_k_per_embedding import TopKPerEmbedding
 from services.algorithms.ops.mol_scores import MolScorer
@@ -40,18 +39,10 @@ _ALGORITHMS: dict[str, tuple[Callable[..., Index], dict[str, tuple[str, ...]]]] 
     "top_k_per_embedding": (TopKPerEmbedding, _POOL),
     "combined_top_k": (CombinedTopK, {"N1,N2": ("pair_pool_size", "average_pool_size")}),
     "quantized": (Quantized, _POOL_AND_CELLS),
-    "quantized_top_k_avg": (QuantizedTopKAvg, _POOL_AND_CELLS),
     "quantized_tangents": (QuantizedTangents, _POOL_AND_CELLS),
-    "quantized_top_k_per_embedding": (QuantizedTopKPerEmbedding, _POOL_AND_CELLS),
     "anisotropic": (Anisotropic, _POOL_AND_CELLS),
 }
-_CODED: tuple[Callable[..., Index], ...] = (
-    Quantized,
-    QuantizedTopKAvg,
-    QuantizedTangents,
-    QuantizedTopKPerEmbedding,
-    Anisotropic,
-)
+_CODED: tuple[Callable[..., Index], ...] = (Quantized, QuantizedTangents, Anisotropic)
 # Algorithms of a card. "exact" and "brute_force" are the same there: the certified pass over everything is its exact
 # mode.
 _ON_A_CARD = ("brute_force", "exact", "top_k_avg", "top_k_per_embedding", "combined_top_k")
@@ -131,12 +122,12 @@ def make_indexes(
 ) -> dict[str, Index]:
     """Build each by its name as written; those that differ only in sizes share their codes. The rest: `make_index`."""
     made: dict[str, Index] = {}
-    coded: dict[str, CodedIndex] = {}
+    coded: dict[str, TangentIndex] = {}
     for one in algorithms:
         if one.name in coded:
             made[one.text] = cast(Any, coded[one.name]).with_sizes(**one.arguments)
             continue
         made[one.text] = index = make_index(one, scorer, tie_ranks, coder, codebooks)
-        if isinstance(index, CodedIndex):
+        if isinstance(index, TangentIndex):
             coded[one.name] = index
     return made

@@ -28,7 +28,6 @@ from services.algorithms.indexes.exact.two_pass import (
 from services.algorithms.indexes.protocol import Index
 from services.algorithms.indexes.quantized.anisotropic import Anisotropic
 from services.algorithms.indexes.quantized.dot_products import Quantized
-from services.algorithms.indexes.quantized.pools import QuantizedTopKAvg, QuantizedTopKPerEmbedding
 from services.algorithms.indexes.quantized.tangents import QuantizedTangents
 from services.algorithms.indexes.top_k_avg import TopKAvg
 from services.algorithms.indexes.top_k_per_embedding import TopKPerEmbedding
@@ -99,13 +98,13 @@ BUILDERS: list[Builder] = [
         lambda items, gate, **o: CombinedTopK(items, gate, pair_pool_size=2, average_pool_size=8, **o),
         exact=False,
     ),
-    # Quantized answers dot products alone; with more pairs these builders fall to the pools with quantized vectors.
+    # Quantized answers dot products alone; with more pairs these builders fall to pools.
     Builder(
         "quantized_exact",
         lambda items, gate, **o: (
             Quantized(items, gate, cells=Cells(num_cells=7, bits=8), **o)
             if items.components.shape[1] == 1 and (items.gate is None or items.gate.shape[1] == 1) and gate is None
-            else QuantizedTopKAvg(items, gate, pool_size=len(items) + 1, cells=Cells(num_cells=7, bits=8), **o)
+            else TopKAvg(items, gate, pool_size=len(items) + 1, **o)
         ),
         exact=True,
     ),
@@ -114,26 +113,9 @@ BUILDERS: list[Builder] = [
         lambda items, gate, **o: (
             Quantized(items, gate, pool_size=8, visit=Visit(probes=2), cells=Cells(num_cells=7, bits=4), **o)
             if items.components.shape[1] == 1 and (items.gate is None or items.gate.shape[1] == 1) and gate is None
-            else QuantizedTopKAvg(items, gate, pool_size=8, visit=Visit(probes=2, reach=0.5), **o)
+            else QuantizedTangents(items, gate, pool_size=8, visit=Visit(probes=2, reach=0.5), **o)
         ),
         exact=False,
-    ),
-    Builder(
-        "quantized_top_k_avg_8",
-        lambda items, gate, **o: QuantizedTopKAvg(items, gate, pool_size=8, cells=Cells(num_cells=5, bits=8), **o),
-        exact=False,
-    ),
-    Builder(
-        "quantized_top_k_per_embedding_3",
-        lambda items, gate, **o: QuantizedTopKPerEmbedding(
-            items, gate, pool_size=3, cells=Cells(num_cells=5, bits=8), **o
-        ),
-        exact=False,
-    ),
-    Builder(
-        "quantized_top_k_per_embedding_all",
-        lambda items, gate, **o: QuantizedTopKPerEmbedding(items, gate, pool_size=len(items) + 1, **o),
-        exact=True,
     ),
     Builder(
         "quantized_tangents_8",

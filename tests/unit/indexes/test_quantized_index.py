@@ -5,13 +5,10 @@ The conformance suite holds for all of these too; here are the claims that only 
 
 import numpy as np
 import pytest
-from retrieval_scene import make_items, make_pair_gate, make_queries
+from retrieval_scene import make_items, make_pair_gate
 
 from services.algorithms.indexes.brute_force import BruteForce
 from services.algorithms.indexes.quantized.dot_products import Quantized
-from services.algorithms.indexes.quantized.pools import QuantizedTopKAvg, QuantizedTopKPerEmbedding
-from services.algorithms.indexes.top_k_avg import TopKAvg
-from services.algorithms.indexes.top_k_per_embedding import TopKPerEmbedding
 from services.algorithms.ops.quantized_scan import Cells, CellScan, Visit, coded
 from services.algorithms.scoring.states import ItemStates, QueryStates
 
@@ -96,34 +93,6 @@ def test_codes_take_about_a_byte_or_half_per_dimension() -> None:
     assert CELLS[4].nbytes / COUNT < 1.2 * WIDTH + 8
     index = Quantized(ITEMS, cells=CELLS[8])
     assert index.nbytes == ITEMS.components.nbytes + 8 * COUNT + CELLS[8].nbytes
-
-
-@pytest.mark.parametrize(
-    ("build", "plain"), [(QuantizedTopKAvg, TopKAvg), (QuantizedTopKPerEmbedding, TopKPerEmbedding)]
-)
-def test_mixtures_of_logits_find_what_their_plain_first_stage_does(build: type, plain: type) -> None:
-    rng = np.random.default_rng(3)
-    items, gate = make_items(rng, 1_500, 4, 4, 16, spread=0.3), make_pair_gate(rng, 16, 8)
-    queries = make_queries(rng, 12, 4, 4, 16)
-    index = build(items, gate, pool_size=100, visit=Visit(probes=40), cells=Cells(num_cells=40, bits=8))
-    found, wanted = (
-        which.search(queries, 20).item_indices.tolist() for which in (index, plain(items, gate, pool_size=100))
-    )
-    assert np.mean([len(set(a) & set(b)) for a, b in zip(found, wanted, strict=True)]) > 19.5
-
-
-def test_close_components_make_the_quantized_average_provably_exact() -> None:
-    rng = np.random.default_rng(7)
-    queries, items = make_queries(rng, 20, 1, 4, 16), make_items(rng, 500, 1, 4, 16, spread=0.001)
-    index = QuantizedTopKAvg(items, make_pair_gate(rng, 4, 8), pool_size=100, cells=Cells(num_cells=6, bits=8))
-    assert {found.kind for found in index.search(queries, 5).certificates} == {"exact"}
-
-
-def test_cells_left_unvisited_make_an_estimate_of_the_average_and_it_says_so() -> None:
-    rng = np.random.default_rng(8)
-    queries, items = make_queries(rng, 20, 4, 4, 16), make_items(rng, 500, 4, 4, 16)
-    index = QuantizedTopKAvg(items, make_pair_gate(rng, 16, 8), pool_size=50, visit=Visit(probes=2))
-    assert {found.kind for found in index.search(queries, 5).certificates} == {"estimate"}
 
 
 def test_more_than_one_pair_and_foreign_cells_are_refused_by_name() -> None:

@@ -5,8 +5,8 @@ import pytest
 from retrieval_scene import make_items, make_pair_gate, make_queries
 
 from services.algorithms.indexes.brute_force import BruteForce
-from services.algorithms.indexes.quantized.pools import QuantizedTopKAvg
 from services.algorithms.indexes.quantized.tangents import QuantizedTangents, Slopes
+from services.algorithms.indexes.top_k_avg import TopKAvg
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.ops.mol_scores.reference import mol_scores_reference
 from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
@@ -62,9 +62,7 @@ def test_tangents_find_what_averages_miss() -> None:
     network = make_pair_gate(rng, 8, 32)
     scorer = MolScorer(items, network)
     wanted = BruteForce(scorer).search(queries, 50).item_indices
-    found = [
-        kind(scorer, pool_size=1_000).search(queries, 50).item_indices for kind in (QuantizedTangents, QuantizedTopKAvg)
-    ]
+    found = [kind(scorer, pool_size=1_000).search(queries, 50).item_indices for kind in (QuantizedTangents, TopKAvg)]
     tangents, averages = (
         np.mean([len(set(row) & set(best)) / 50 for row, best in zip(rows, wanted, strict=True)]) for rows in found
     )

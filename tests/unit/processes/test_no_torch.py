@@ -49,8 +49,6 @@ def test_no_scoring_process_loads_pytorch_to_answer_on_the_cpu(tmp_path: Path) -
         "top_k_avg(20)",
         "top_k_per_embedding(20)",
         "combined_top_k(20,20)",
-        "quantized_top_k_avg(20)",
-        "quantized_top_k_per_embedding(20)",
     ]
     done = subprocess.run(
         [sys.executable, "-c", _SCRIPT, str(tmp_path / "bundle"), *algorithms],

@@ -43,7 +43,7 @@ class Anisotropic(TangentIndex):
         codebooks: Codebooks | None,
         **options: Any,
     ) -> None:
-        """As `CodedIndex`, with the codebooks as `cells`.
+        """As `TangentIndex`, with the codebooks as `cells`.
 
         Raises: ValueError also without codebooks, and for those of other vectors.
         """

@@ -18,21 +18,32 @@ visited cells; the sample and the pool in full. Memory: w / 2 bytes and 4 more p
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.indexes.pools import certificates
+from services.algorithms.indexes.pools import certificates, check_pool_size
 from services.algorithms.indexes.protocol import Indices, Mask, Pass, Pool, Scores, TopK, empty_answer
-from services.algorithms.indexes.quantized.pools import CodedIndex
 from services.algorithms.indexes.rescoring import rescore
+from services.algorithms.indexes.scored_index import ScoredIndex
 from services.algorithms.ops.mol_scores import MolScorer
-from services.algorithms.ops.quantized_scan import CellAnswer, Cells, Visit, default_cells
+from services.algorithms.ops.quantized_scan import (
+    CellAnswer,
+    Cells,
+    CellScan,
+    Coder,
+    RowCodes,
+    Visit,
+    codes_key,
+    default_cells,
+    vectors_coded,
+)
 from services.algorithms.ops.top_rows import count_passing
-from services.algorithms.scoring.states import ItemStates, QueryStates
+from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
 
 DoubleArray = npt.NDArray[np.float64]
 
@@ -55,13 +66,48 @@ class VectorScan(Protocol):
         """Return the `size` best of the allowed (X,), or all of those, for each of the queries (M, w)."""
 
 
-class TangentIndex(CodedIndex, ABC):
+class TangentIndex(ScoredIndex, ABC):
     """The union of the N / M best by each of a query's M tangents as coded, reordered by s. Certificate: an estimate.
 
-    A list has at least k items.
+    A list has at least k items. pool_size: N; visit: the visited cells, None for all.
     """
 
+    name: str
     _gate_scale: DoubleArray | None = None  # None: the items'
+
+    def __init__(
+        self,
+        items: ItemStates | MolScorer,
+        pair_gate: PairGate | None = None,
+        *,
+        pool_size: int,
+        visit: Visit | None = None,
+        cells: Cells | None = None,
+        seed: int = 0,
+        coder: Coder = vectors_coded,
+        tie_ranks: npt.NDArray[np.integer] | None = None,
+    ) -> None:
+        """As `ScoredIndex`; `cells` None: `default_cells`. Raises: ValueError also for a pool_size below 1."""
+        check_pool_size("pool_size", pool_size)
+        self.pool_size, self._visit, self._chosen, self._seed = pool_size, visit, cells, seed
+        self._coder, self._parts = coder, dict[str, Callable[[], RowCodes]]()
+        self._bytes_of_codes = 0
+        super().__init__(items, pair_gate, tie_ranks=tie_ranks)
+
+    def with_sizes(self, *, pool_size: int, visit: Visit | None = None) -> Self:
+        """Return the same index with other sizes; the shared codes count as the first one's bytes."""
+        check_pool_size("pool_size", pool_size)
+        other = copy(self)
+        other.pool_size, other._visit, other._bytes_of_codes = pool_size, visit, 0
+        return other
+
+    @property
+    def nbytes(self) -> int:
+        return super().nbytes + self._bytes_of_codes
+
+    @property
+    def row_codes(self) -> Mapping[str, RowCodes]:
+        return {key: of_part() for key, of_part in self._parts.items()}
 
     def _prepare(self) -> None:
         num_items = self.num_items
@@ -160,11 +206,16 @@ class QuantizedTangents(TangentIndex):
     name = "quantized_tangents"
 
     def _scan(self) -> VectorScan:
-        if self._chosen is None:
-            # All coordinates in 4 bits each: .9925 of the top 100 of a million in 1.9 ms, in 8 bits .9942 in 2.4, and
-            # two thirds of the coordinates, as `default_cells` chooses for wide vectors, .936 (N 2,000).
-            self._chosen = Cells(num_cells=default_cells(self.num_items, self.scorer.width).num_cells, bits=4)
-        return self._coded("slopes", self._slopes.vectors, self._slopes.width)
+        # All coordinates in 4 bits each: .9925 of the top 100 of a million in 1.9 ms, in 8 bits .9942 in 2.4, and two
+        # thirds of the coordinates, as `default_cells` chooses for wide vectors, .936 (N 2,000).
+        cells = Cells(num_cells=default_cells(self.num_items, self.scorer.width).num_cells, bits=4)
+        cells, part = self._chosen or cells, f"{self.name}-slopes"
+        shape = (self.num_items, self._slopes.width)
+        codes = self._coder(part, self._slopes.vectors, shape, cells=cells, seed=self._seed)
+        self._parts[codes_key(part, cells, self._seed)] = lambda: codes
+        scan = CellScan(codes, tie_ranks=self.ranks)
+        self._bytes_of_codes += scan.nbytes
+        return scan
 
     @property
     def visit(self) -> Visit:

@@ -194,19 +194,6 @@ class CellScan:
         """Bytes of codes and cells; the caller owns the vectors."""
         return self.codes.nbytes
 
-    def errors(self, queries: FloatMatrix) -> npt.NDArray[np.float64]:
-        """Return the largest error of a score by code against the exact product, per query (B, d): (B,)."""
-        codes = self.codes
-        norms = np.linalg.norm(queries.astype(np.float64), axis=1)
-        coded = queries if codes.projection is None else queries @ codes.projection
-        # A query's own codes have an error of at most half a step per coordinate.
-        own = np.abs(coded).max(axis=1, initial=0).astype(np.float64) / 254 * codes.coded_width**0.5 * (1 + 2.0**-20)
-        largest_centre = float(np.linalg.norm(codes.centres.astype(np.float64), axis=1).max())
-        spread = 1.0 if codes.projection is None else codes.coded_width**0.5
-        largest_code = float(codes.code_norms.max())
-        rounding = (codes.width + 16) * 2.0**-24 * norms * (largest_centre + spread * largest_code)
-        return np.asarray(norms * float(codes.errors.max()) + own * largest_code + rounding)
-
     def best(
         self,
         queries: FloatMatrix,

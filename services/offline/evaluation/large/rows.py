@@ -26,7 +26,6 @@ ALGORITHMS = (
     "quantized_tangents(2000)",
     "quantized_tangents(4000)",
     "quantized_tangents(2000,128)",
-    "quantized_top_k_avg(4000)",
     "exact",
 )
 _QUERIES, _AT_ONCE = 128, 16

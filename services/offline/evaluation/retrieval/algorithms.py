@@ -26,7 +26,6 @@ from services.algorithms.indexes.exact.two_pass import (
 from services.algorithms.indexes.protocol import Index
 from services.algorithms.indexes.quantized.anisotropic import Anisotropic
 from services.algorithms.indexes.quantized.codebooks import Codebooks
-from services.algorithms.indexes.quantized.pools import QuantizedTopKAvg
 from services.algorithms.indexes.quantized.tangents import QuantizedTangents
 from services.algorithms.indexes.top_k_avg import TopKAvg
 from services.algorithms.indexes.top_k_per_embedding import TopKPerEmbedding
@@ -46,8 +45,7 @@ _TANGENT_POOLS = (500, 2000)
 _COMBINED_POOLS = ((5, 200), (50, 500), (100, 1000))
 # A proof that passes every item costs more than brute force and shows nothing new; two pool sizes each already show the
 # trade-off.
-_NOT_QUICK = ("exact_algorithm_1", "quantized_top_k_avg(2000)", "top_k_per_embedding(10)",
-              "top_k_per_embedding(50)", "combined_top_k(50,500)")  # fmt: skip
+_NOT_QUICK = ("exact_algorithm_1", "top_k_per_embedding(10)", "top_k_per_embedding(50)", "combined_top_k(50,500)")
 
 Scan = Callable[..., Work]
 
@@ -107,7 +105,6 @@ def algorithms(num_items: int, shape: Shape, *, quick: bool) -> list[Algorithm]:
         *(Algorithm(name=kind.name, build=lambda bench, kind=kind: kind(bench.scorer)) for kind in EXACT),  # type: ignore[misc]
         *(_pooled(TopKPerEmbedding, pair_scan, pool_size=size) for size in _PAIR_POOLS),
         *(_pooled(TopKAvg, average_scan, pool_size=size) for size in _AVERAGE_POOLS),
-        *(_pooled(QuantizedTopKAvg, average_scan, pool_size=size) for size in _AVERAGE_POOLS[-2:]),
         # A query's number of tangents varies, so these are compared with brute force's work.
         *(_pooled(QuantizedTangents, pool_size=size) for size in _TANGENT_POOLS),
         *(_pooled(Anisotropic, pool_size=size) for size in _TANGENT_POOLS if find_spec("faiss")),

@@ -37,7 +37,7 @@ def page(report: Report) -> str:
 # Settings whose rows are in the stored report only.
 _LEFT_OUT = {
     *("top_k_per_embedding(5)", "top_k_per_embedding(10)", "top_k_per_embedding(50)"),
-    *("top_k_avg(200)", "top_k_avg(1000)", "top_k_avg(2000)", "quantized_top_k_avg(2000)"),
+    *("top_k_avg(200)", "top_k_avg(1000)", "top_k_avg(2000)"),
     *("combined_top_k(5,200)", "combined_top_k(100,1000)"),
 }
 

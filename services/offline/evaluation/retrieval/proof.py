@@ -19,13 +19,11 @@ from services.algorithms.indexes.combined_top_k import CombinedTopK
 from services.algorithms.indexes.exact.cheapest import Exact
 from services.algorithms.indexes.exact.two_pass import ExactExpandedGates, ExactLowPrecision
 from services.algorithms.indexes.protocol import Index, TopK, take_queries
-from services.algorithms.indexes.quantized.pools import QuantizedTopKAvg
 from services.algorithms.indexes.quantized.tangents import QuantizedTangents
 from services.algorithms.indexes.top_k_avg import TopKAvg
 from services.algorithms.indexes.top_k_per_embedding import TopKPerEmbedding
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.ops.mol_scores.reference import mol_scores_reference
-from services.algorithms.ops.quantized_scan import Cells
 from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
 from services.offline.evaluation.catalogues.generator import generate
 from services.offline.evaluation.catalogues.scene import SHAPES
@@ -173,7 +171,6 @@ def _heuristics(scorer: MolScorer) -> list[Index]:
         TopKAvg(scorer, pool_size=_SMALL_POOL),
         TopKPerEmbedding(scorer, pool_size=_SMALL_POOL),
         CombinedTopK(scorer, pair_pool_size=_SMALL_POOL, average_pool_size=_SMALL_POOL),
-        QuantizedTopKAvg(scorer, pool_size=_SMALL_POOL, cells=Cells(num_cells=min(8, scorer.num_items), bits=8)),
         QuantizedTangents(scorer, pool_size=_SMALL_POOL),
     ]
 
