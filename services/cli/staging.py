@@ -9,9 +9,9 @@ from services.cli import options
 from services.cli.output import CommandError, console, sentences
 
 if TYPE_CHECKING:
+    from services.contracts.operation_record import Control
     from services.contracts.version_sets import VersionSet, VersionSets
     from services.stack import Stack
-    from services.stack.operation_record import Control
 
 _ENOUGH_IN_COMMON = 0.5
 
@@ -33,10 +33,10 @@ def stage_bundle(
     addresses: those of a `VersionSet` whose processes run already.
     """
     from services.cli.asked_gateways import problem_of, wait_for_gateways
+    from services.contracts.operation_record import NotKnown
     from services.contracts.version_sets import VersionSet, VersionSets
     from services.stack import Stack, StackError
     from services.stack.display import showing
-    from services.stack.operation_record import NotKnown
     from services.stack.version_sets import new_set, remove_set, set_names, set_parts
 
     with sentences():
@@ -89,8 +89,8 @@ def set_of(model_version: str, state: Path) -> str:
 
 def control_of(main: "Stack") -> "Control[VersionSets]":
     """Return the record of this stack's version sets."""
+    from services.contracts.operation_record import Control
     from services.contracts.topics.version_sets import OPERATIONS
-    from services.stack.operation_record import Control
 
     return Control(kafka_of(main), OPERATIONS)
 

@@ -194,6 +194,14 @@ class Experiments(Revised):
             experiments={other: one for other, one in self.experiments.items() if other != name},
         )
 
+    def check_no_arm(self, version_set: str) -> None:
+        """Raises: PreconditionFailed if a running experiment has an arm of this version set."""
+        for one in self.running:
+            if any(arm.version_set == version_set for arm in one.arms):
+                raise PreconditionFailed(
+                    f"set {version_set!r} answers an arm of running experiment {one.name!r}: stop that first"
+                )
+
     def _with(self, one: Experiment) -> "Experiments":
         return replace(self, revision=self.revision + 1, experiments={**self.experiments, one.name: one})
 

@@ -23,11 +23,12 @@ from services.contracts.operation_follower import OperationFollower, operation_r
 from services.contracts.operations import OperationTopic
 from services.contracts.pseudonyms import pseudonym_key
 from services.contracts.shards import Shard
-from services.contracts.topics import experiments, version_sets
+from services.contracts.topics import experiments, rules, version_sets
 from services.contracts.topics.items import ITEMS
 from services.contracts.version_sets import VersionSet
 from services.gateway.adapters.dead_letters import KafkaDeadLetters
 from services.gateway.adapters.exposure_log import KafkaExposureLog
+from services.gateway.adapters.operations import operations
 from services.gateway.adapters.parts import ProbedParts
 from services.gateway.adapters.peer import Peer, Timed
 from services.gateway.adapters.peers import Peers
@@ -58,7 +59,7 @@ from services.gateway.recommend.exposures import Exposures
 from services.gateway.recommend.pages import PageTokens
 from services.gateway.recommend.popular import PopularItems
 from services.gateway.recommend.popular_now import FollowedPopularity
-from services.gateway.recommend.standing_rules import check_arms, standing_rules
+from services.gateway.recommend.standing_rules import LiveRules, check_arms, standing_rules
 from services.gateway.server import SERVICE, GatewayServicer
 from services.gateway.stages import Limits
 from services.gateway.version_sets.routes import Routes, ServedSet, own_set
@@ -76,7 +77,7 @@ from services.user_state.sessions import SessionStore
 
 # gRPC's default, which clients expect.
 MAX_REQUEST_BYTES = 4 * 1024 * 1024
-# How long a start waits for the records of version sets and experiments.
+# How long a start waits for the records of version sets, experiments and rules.
 _SETS_KNOWN_S = 3.0
 
 log = structlog.get_logger()
@@ -186,22 +187,22 @@ class _Gateway:
         self.routes = Routes(
             own=own, open_set=self._open_set, check=partial(check_arms, opened.bundle.attributes.kinds)
         )
-        loop, sets_known, experiments_known = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
-        self._follow(
-            version_sets.OPERATIONS,
-            lambda sets: asyncio.run_coroutine_threadsafe(self.routes.apply(sets), loop).result(),
-            on_ready=lambda: loop.call_soon_threadsafe(sets_known.set),
-        )
-        self._follow(
-            experiments.OPERATIONS,
-            lambda found: loop.call_soon_threadsafe(self.routes.apply_experiments, found),
-            on_ready=lambda: loop.call_soon_threadsafe(experiments_known.set),
-        )
-        # Each user's set and arms are known before the first request, unless Kafka is unavailable.
+        loop, routes = asyncio.get_running_loop(), self.routes
+        known = [
+            self._follow(
+                version_sets.OPERATIONS,
+                lambda sets: asyncio.run_coroutine_threadsafe(routes.apply(sets), loop).result(),
+            ),
+            self._follow(
+                experiments.OPERATIONS, lambda found: loop.call_soon_threadsafe(routes.apply_experiments, found)
+            ),
+            self._follow(rules.OPERATIONS, lambda found: loop.call_soon_threadsafe(routes.apply_rules, found)),
+        ]
+        # Each user's set and arms, and the rules, are known before the first request, unless Kafka is unavailable.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_SETS_KNOWN_S):
-                await sets_known.wait()
-                await experiments_known.wait()
+                for one in known:
+                    await one.wait()
         self._looking = asyncio.create_task(self._look_for_good())
         return self.routes
 
@@ -222,13 +223,18 @@ class _Gateway:
             left_s = await self.routes.serving.handlers.get_health.look_now()
             await asyncio.sleep(left_s)
 
-    def _follow(
-        self, of: OperationTopic[Any], changed: Callable[[Any], Any], *, on_ready: Callable[[], Any] = lambda: None
-    ) -> None:
+    def _follow(self, of: OperationTopic[Any], changed: Callable[[Any], Any]) -> asyncio.Event:
+        """Return what is set once the topic was read."""
         client_id, replicas = f"freshet-gateway-{of.name}", self._settings.replicas
         reader = operation_reader(self._settings.kafka, of, client_id, makes_topics=replicas)
-        self._followers.append(OperationFollower(of, reader, changed, on_ready=on_ready))
+        loop, known = asyncio.get_running_loop(), asyncio.Event()
+
+        def ready() -> None:
+            loop.call_soon_threadsafe(known.set)
+
+        self._followers.append(OperationFollower(of, reader, changed, on_ready=ready))
         self._followers[-1].start()
+        return known
 
     async def _open_set(self, one: VersionSet) -> ServedSet:
         opened = await asyncio.to_thread(_Opened.of, Path(one.bundle), self._settings)
@@ -272,7 +278,7 @@ class _Gateway:
             limits=settings.limits,
             preferences=settings.preferences,
             stalls=self._stalls,
-            rules=opened.rules,
+            rules=LiveRules(bundle.attributes.kinds, opened.rules),
             others=lambda: [served.refreshers for served in self.routes.others],
         )
         unseen = make(metrics=GatewayMetrics(CollectorRegistry()), exposures=Exposures(self._key, None))
@@ -339,7 +345,8 @@ async def run(
     health = health or HealthState(ready=True, check=changed_in_place)
     async with opened_door(settings.api_keys, settings.audit_log) as door:
         gateway = _Gateway(settings, tracing)
-        servicer = GatewayServicer(await gateway.start(health, in_process or {}), tracing)
+        routes = await gateway.start(health, in_process or {})
+        servicer = GatewayServicer(routes, operations(settings, routes), tracing)
 
         def add_services(server: grpc.aio.Server) -> list[str]:
             _add_servicer(servicer, server)

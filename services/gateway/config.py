@@ -59,7 +59,7 @@ class GatewaySettings(PseudonymSettings):
     impression_half_life_minutes: float = Field(
         default=24 * 60, gt=0, le=30 * 24 * 60, validation_alias="FRESHET_GATEWAY_IMPRESSION_HALF_LIFE_MINUTES"
     )
-    # Standing rules of rankings, a YAML file (docs/guide/rules.md), read at the start. None: none.
+    # Standing rules until the first PutRules, a YAML file (docs/guide/rules.md), read at the start. None: none.
     rules: Path | None = Field(default=None, validation_alias="FRESHET_GATEWAY_RULES")
     # Popular items score more for users with fewer items than this (0: for nobody).
     cold_items: int = Field(default=10, ge=0, le=1_000, validation_alias="FRESHET_GATEWAY_COLD_ITEMS")

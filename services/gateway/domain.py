@@ -139,6 +139,9 @@ class RecommendQuery:
     assignments: tuple[Assignment, ...] = ()
     # Share of positions for new items; None: the gateway's.
     new_item_share: float | None = None
+    # Of the standing rules in `rules`.
+    rules_revision: int = 0
+    without_standing_rules: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -282,6 +285,7 @@ class Recommendation:
     items_touched: int = 0
     assignments: Sequence[Assignment] = ()
     warnings: Sequence[str] = ()
+    rules_revision: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from services.algorithms.rules.ranking_rules import Rule
 from services.gateway.breaker import LoopStalls
 from services.gateway.describe.catalogue import DescribeCatalogue
 from services.gateway.describe.user import GetUser
@@ -24,6 +23,7 @@ from services.gateway.recommend.rankings import Rankings
 from services.gateway.recommend.recommend import Recommend
 from services.gateway.recommend.request_states import RequestStates
 from services.gateway.recommend.similar import Similar
+from services.gateway.recommend.standing_rules import LiveRules
 from services.gateway.recommend.token_waits import TokenWaits
 from services.gateway.search.search import Search
 from services.gateway.search.text_retrieval import TextRetrieval
@@ -68,13 +68,14 @@ def make_handlers(
     preferences: Preferences,
     stalls: LoopStalls | None = None,
     rng: Random | None = None,
-    rules: Sequence[Rule] = (),
+    rules: LiveRules | None = None,
     others: Callable[[], Sequence[Refreshers]] = tuple,
 ) -> Handlers:
     """Make every handler. titles: live. stalls: of this event loop. rules: standing ones. others: refreshers of other
     version
     sets.
     """
+    rules = rules or LiveRules(model.kinds)
     stages = Stages(ports, limits, model, stalls=stalls, on_nothing=metrics.component_failed)
     text = TextRetrieval(ports.sources, limits)
     record = RecordInteractions(

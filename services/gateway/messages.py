@@ -97,6 +97,7 @@ def recommend_query(request: gateway_pb2.RecommendRequest) -> RecommendQuery:
         as_of_ms=read_ms(request.as_of, "as_of") if request.HasField("as_of") else None,
         max_gap=request.max_gap if request.HasField("max_gap") else None,
         arms=dict(request.arms) if request.arms else {},
+        without_standing_rules=request.without_standing_rules,
     )
 
 
@@ -172,6 +173,7 @@ def answer_message(
         absence_bucket=answer.absence_bucket,
         assignments=map(assignment_message, assigned_texts(answer.assignments)),
         warnings=answer.warnings,
+        rules_revision=answer.rules_revision,
     )
     if details is not None:
         for item, known in zip(message.items, details([one.item_id for one in answer.items]), strict=True):

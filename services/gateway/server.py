@@ -7,6 +7,7 @@ from typing import Any
 from freshet.v1 import gateway_pb2, gateway_pb2_grpc
 
 from services.contracts.topics.interactions import Interaction
+from services.contracts.wire import rule_message, rules_of
 from services.gateway.domain import (
     Impression,
     Recommendation,
@@ -38,6 +39,7 @@ from services.gateway.messages import (
     similar_query,
     user_message,
 )
+from services.gateway.version_sets.change import Operations
 from services.gateway.version_sets.routes import Routes, ServedSet
 from services.platform.errors import PermissionDenied
 from services.platform.large_requests import in_turn
@@ -51,15 +53,19 @@ SERVICE = "freshet.v1.GatewayService"
 class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
     """GatewayService over the handlers of the version set of a request's user."""
 
-    def __init__(self, routes: Routes, tracing: Tracing = OFF) -> None:
-        self.routes, self.tracing = routes, tracing
+    def __init__(self, routes: Routes, operations: Operations, tracing: Tracing = OFF) -> None:
+        self.routes, self.operations, self.tracing = routes, operations, tracing
         self.interleaved = Interleaved(rng=routes.rng)
 
     async def Recommend(self, request: gateway_pb2.RecommendRequest, context: Any) -> gateway_pb2.RecommendResponse:
         """Return the top K items for a user, or for a history in the request."""
         query = await in_turn(recommend_query, request)
         roles = request_context.roles.get()
-        for name, is_asked in (("as_of", query.as_of_ms is not None), ("arms", bool(query.arms))):
+        for name, is_asked in (
+            ("as_of", query.as_of_ms is not None),
+            ("arms", bool(query.arms)),
+            ("without_standing_rules", query.without_standing_rules),
+        ):
             if is_asked and roles is not None and Role.OPERATOR not in roles:
                 key = request_context.caller.get()
                 raise PermissionDenied(f"{name} needs the role operator; API key {key} has {', '.join(sorted(roles))}")
@@ -201,6 +207,32 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
     ) -> gateway_pb2.GetVersionSetsResponse:
         """Return this gateway's version sets and what each of them serves."""
         return sets_message(self.routes, await self.routes.report())
+
+    async def ChangeVersionSet(
+        self, request: gateway_pb2.ChangeVersionSetRequest, context: Any
+    ) -> gateway_pb2.ChangeVersionSetResponse:
+        """Take an operator's step with a version set."""
+        revision, is_applied = await self.operations.change_set(
+            request.change, request.name, request.share, request.expected_revision
+        )
+        return gateway_pb2.ChangeVersionSetResponse(revision=revision, is_applied=is_applied)
+
+    async def ListRules(self, request: gateway_pb2.ListRulesRequest, context: Any) -> gateway_pb2.ListRulesResponse:
+        """Return the standing rules."""
+        found = self._serving.recommend.rules
+        return gateway_pb2.ListRulesResponse(
+            revision=found.whole.revision, rules=map(rule_message, found.whole.rules), problems=found.problems
+        )
+
+    async def PutRules(self, request: gateway_pb2.PutRulesRequest, context: Any) -> gateway_pb2.PutRulesResponse:
+        """Replace the standing rules."""
+        rules = rules_of(request.rules)
+        for served in self.routes.open:
+            served.handlers.recommend.rules.check(rules)
+        revision, is_applied = await self.operations.rules(
+            request.expected_revision, lambda standing: standing.replaced_by(rules), f"put {len(rules)} rules"
+        )
+        return gateway_pb2.PutRulesResponse(revision=revision, is_applied=is_applied)
 
     def _took(self, interactions: Sequence[Interaction]) -> None:
         for one in interactions:

@@ -51,11 +51,12 @@ def check_query(query: RecommendQuery, now_ms: int, kinds: Kinds) -> None:
         allowed = f"0 to {now_ms + MAX_FUTURE_MS} ms: at most a day in the future"
         raise InvalidRequest.of("as_of", f"{query.as_of_ms} ms", allowed)
     _check_shown(query)
-    _check_rules(query.rules, kinds)
+    check_rules(query.rules, kinds)
     _check_filter(query.filter, kinds)
 
 
-def _check_rules(rules: Sequence[Rule], kinds: Kinds) -> None:
+def check_rules(rules: Sequence[Rule], kinds: Kinds) -> None:
+    """Raises: InvalidRequest for too many rules, or the first part of one that breaks its limit."""
     if len(rules) > MAX_RULES:
         raise InvalidRequest.of("rules", f"{len(rules)} rules", f"at most {MAX_RULES}")
     for position, rule in enumerate(rules):
@@ -120,7 +121,7 @@ def check_explain(query: ExplainQuery, now_ms: int, kinds: Kinds) -> None:
     validate_id("item_id", query.item_id)
     _check_asker(query.user_id, query.history)
     _check_history(query.history, now_ms)
-    _check_rules(query.rules, kinds)
+    check_rules(query.rules, kinds)
 
 
 def _check_k(k: int) -> None:

@@ -3,12 +3,14 @@
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from services.algorithms.indexes.protocol import EXACT
 from services.algorithms.rules.filters import ItemFilter
 from services.algorithms.rules.ranking_rules import Rule
 from services.contracts.dead_letters import Replayed
 from services.contracts.explanations import ExplainedPair, ExplainedScore, ItemVotes, VotingInteractions
+from services.contracts.operations import Operation
 from services.contracts.query_state import PackedQueryState
 from services.contracts.topics.dead_letters import StoredLetter
 from services.contracts.topics.exposures import Exposure
@@ -42,6 +44,22 @@ class _Failing:
             await asyncio.sleep(self.delay_s)
         if self.failure is not None:
             raise self.failure
+
+
+@dataclass
+class MemoryControl:
+    """As `Control`, in memory; `apply` is called with what was written."""
+
+    apply: Callable[[Any], object]
+    last: Operation[Any] | None = None
+
+    def read(self) -> "MemoryControl":
+        return self
+
+    def write(self, after: Any, operation: str, operator: str = "") -> Any:
+        self.last = Operation(after=after, operation=operation, operator=operator, operation_id="1", time_ms=1)
+        self.apply(after)
+        return after
 
 
 @dataclass

@@ -30,11 +30,12 @@ from scene import ITEM_IDS, Served, query_state, write_small_bundle
 from state_scene import NOW_MS, EncoderProcess, FragileStore
 
 from services.algorithms.indexes.mutable.index import IndexFullError
+from services.algorithms.rules.attributes import Kind
 from services.catalogue.changes import CatalogueChanges
 from services.catalogue.follower import CatalogueFollower
 from services.contracts.operations import Counted
 from services.contracts.query_state import to_message
-from services.contracts.topics import experiments, histories, index_deltas
+from services.contracts.topics import experiments, histories, index_deltas, rules
 from services.contracts.topics.attributions import ATTRIBUTIONS, encode_attribution
 from services.contracts.topics.dead_letters import dead_letter, replay_notes, stored_letters
 from services.contracts.topics.forgets import FORGETS
@@ -46,6 +47,7 @@ from services.contracts.topics.search_clicks import encode_click
 from services.contracts.topics.version_sets import VERSION_SETS, decode_operation, encode_operation
 from services.contracts.wire import index_freshness_message
 from services.gateway.recommend.catalogue import DescribedItems
+from services.gateway.recommend.standing_rules import LiveRules
 from services.generator.changes import ItemChanges
 from services.platform.errors import FreshetError, InvalidRequest
 from services.platform.stream.kafka import Record
@@ -685,6 +687,36 @@ class Experimenting(Records):
                 raise Violation("it is not read as it was written")
 
 
+class Ruling(Records):
+    """`rules`, by a gateway."""
+
+    name, weight = "rules", 4
+
+    def begin(self) -> None:
+        """Nothing counted yet."""
+        self.counted, self.offset = Counted(rules.decode_operation), 0
+        self.live = LiveRules({"price": Kind.NUMBER})
+
+    def write(self, rng: Random) -> None:
+        """An operation, mutated: what is applied keeps the limits."""
+        last = self.counted.last
+        revision = (0 if last is None else last.after.revision) + rng.choice((1, 1, 1, 0, 2))
+        message = events_pb2.StandingRules(revision=revision, operation_id="1", time=_NOW)
+        message.rules.add(name="up", categories=["x"], boost=0.5)
+        message.rules.add(name="few", where=[{"name": "price", "comparison": 7}], cap=1)
+        value = message_bytes(rng, message, {"name": ["price", "a"], "time": _TIMES})
+        record = SourceRecord(rules.RULES, 0, self.offset, 1, None, value if rng.random() < 0.98 else None)
+        self.offset += 1
+        self.counted.take([record])
+        now = self.counted.last
+        if now is not None and now is not last:
+            self.live.apply(now.after)
+            self.live.check(self.live.now.rules)
+            # NaN is not equal to itself.
+            if repr(rules.decode_operation(rules.encode_operation(now))) != repr(now):
+                raise Violation("it is not read as it was written")
+
+
 class Letters(Records):
     """Dead-letter topics, by the commands and by the encoder process."""
 
@@ -727,4 +759,14 @@ def _expect(allowed: type[Exception], act: Callable[[], object]) -> None:
 
 def record_targets() -> list[Target]:
     """One for each group of topics that one process reads together."""
-    return [EncoderStream(), Catalogue(), Attributions(), Clicks(), Checkpoints(), Sets(), Experimenting(), Letters()]
+    return [
+        EncoderStream(),
+        Catalogue(),
+        Attributions(),
+        Clicks(),
+        Checkpoints(),
+        Sets(),
+        Experimenting(),
+        Ruling(),
+        Letters(),
+    ]

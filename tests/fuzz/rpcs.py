@@ -35,7 +35,7 @@ from freshet.v1 import (
     reranker_pb2,
     reranker_pb2_grpc,
 )
-from gateway.gateway_scene import ITEMS, Scene
+from gateway.gateway_scene import ITEMS, Scene, memory_operations
 from generator import Hints, message_bytes
 from generator_scenes import films
 from google.protobuf.message import DecodeError, Message
@@ -45,7 +45,9 @@ from refresher.refresher_scene import World, make_rules, random_records
 from scene import ITEM_IDS, Served, query_state, write_small_bundle
 
 from services.candidates.config import CandidatesSettings
+from services.contracts.operations import Operation
 from services.contracts.topics.forgets import Forget
+from services.contracts.version_sets import VersionSet, VersionSets
 from services.encoder.config import EncoderSettings
 from services.encoder.handlers.describe_user import DescribeUser
 from services.encoder.handlers.encode_history import EncodeHistory
@@ -88,6 +90,8 @@ ALSO: dict[str, set[str]] = {
     "GatewayService.Explain": {"NOT_FOUND"},
     "GatewayService.Similar": {"NOT_FOUND"},
     "GatewayService.ReplayDeadLetter": {"NOT_FOUND"},
+    "GatewayService.PutRules": {"ABORTED"},  # of another revision
+    "GatewayService.ChangeVersionSet": {"ABORTED", "FAILED_PRECONDITION", "NOT_FOUND"},
     "CandidatesService.Similar": {"NOT_FOUND"},
     # Of another model.
     "EncoderService.Encode": {"FAILED_PRECONDITION"},
@@ -278,6 +282,10 @@ async def gateway(folder: Path) -> AsyncIterator[Process]:
         ):
             kept.clear()  # type: ignore[attr-defined]
 
+    staged = VersionSets.of_one(VersionSet(name="a", model_version="m1", bundle="/a"))
+    staged = staged.staged(VersionSet(name="b", model_version="m2", bundle="/b"))
+    made = Operation(after=staged, operation="stage b", operator="ann", operation_id="1", time_ms=1)
+    scene.servicer.operations = memory_operations(scene.routes, made)
     tidy()
     scene.forgets.on_append = apply
     key = ApiKey(id="fuzz", sha256=digest(SECRET.encode()).hex(), roles=frozenset(Role))
@@ -405,6 +413,7 @@ def _gateway() -> Service:
         topic="interactions", position=common_pb2.StreamPosition(partition=3, offset=5), preview=True
     )
     forgets = [g.ForgetUserRequest(user_id="ann"), g.ForgetUserRequest(user_id="b", preview=True)]
+    shadow = g.ChangeVersionSetRequest(change=1, name="b", share=0.5, expected_revision=1)
     rpcs = [
         Rpc("Recommend", 16, lambda state: recommends),
         Rpc("Search", 12, lambda state: searches),
@@ -423,6 +432,9 @@ def _gateway() -> Service:
         Rpc("ListDeadLetters", 3, lambda state: [g.ListDeadLettersRequest(topic="interactions", max_letters=2)]),
         Rpc("ReplayDeadLetter", 3, lambda state: [replay]),
         Rpc("GetVersionSets", 1, lambda state: [g.GetVersionSetsRequest()]),
+        Rpc("ChangeVersionSet", 4, lambda state: [shadow]),
+        Rpc("ListRules", 1, lambda state: [g.ListRulesRequest()]),
+        Rpc("PutRules", 6, lambda state: [g.PutRulesRequest(rules=recommends[4].rules)]),
     ]
     return Service("GatewayService", gateway, rpcs, hints)
 

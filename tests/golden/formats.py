@@ -72,6 +72,8 @@ from services.contracts.topics.index_deltas import (
 from services.contracts.topics.interactions import INTERACTIONS, Interaction, encode_interaction
 from services.contracts.topics.items import ITEMS, CatalogueItem, encode_item
 from services.contracts.topics.refresher_checkpoints import REFRESHER_CHECKPOINTS, Head, Piece, encode_head
+from services.contracts.topics.rules import RULES, StandingRules
+from services.contracts.topics.rules import encode_operation as encode_rules
 from services.contracts.topics.search_clicks import SEARCH_CLICKS, SearchClick, encode_click, key_of
 from services.contracts.topics.version_sets import VERSION_SETS, encode_operation
 from services.contracts.version_sets import Share, VersionSet, VersionSets
@@ -349,6 +351,13 @@ OPERATION = Operation(
     time_ms=NOW_MS,
 )
 BOOSTED = Rule(name="new", which=ItemFilter(exclude_seen=False, allow_categories=("drama",)), boost=0.5)
+RULES_OPERATION = Operation(
+    after=StandingRules(revision=1, rules=(BOOSTED,)),
+    operation="put 1 rules",
+    operator="ann@here",
+    operation_id="0123456789abcdef",
+    time_ms=NOW_MS,
+)
 EXPERIMENT_OPERATION = Operation(
     after=Experiments(revision=1)
     .created(
@@ -414,6 +423,7 @@ def topic_records() -> dict[str, list[tuple[bytes, bytes, Sequence[tuple[str, by
         REFRESHER_CHECKPOINTS: [(b"model-1/1/0123456789abcdef/head-0", encode_head(CHECKPOINT_HEAD), [])],
         VERSION_SETS: [(b"", encode_operation(OPERATION), [])],
         EXPERIMENTS: [(b"", encode_experiments(EXPERIMENT_OPERATION), [])],
+        RULES: [(b"", encode_rules(RULES_OPERATION), [])],
         letter.topic: [(letter.key, letter.value or b"", list(letter.headers))],
     }
 

@@ -23,7 +23,7 @@ from services.algorithms.generation.phrases_part import load_phrases, save_phras
 from services.algorithms.indexes.mutable.snapshot import load_snapshot
 from services.cli.backup import MANIFEST, Positions, _own_checksum, read_backup
 from services.contracts import stored_history
-from services.contracts.topics import experiments, histories, index_deltas
+from services.contracts.topics import experiments, histories, index_deltas, rules
 from services.contracts.topics.dead_letters import stored_letters
 from services.contracts.topics.exposures import decode_exposure
 from services.contracts.topics.forgets import decode_forget
@@ -221,6 +221,7 @@ def test_attributions() -> None:
         ("refresher-checkpoints", lambda one: decode_head(one.value), [formats.CHECKPOINT_HEAD]),
         ("version-sets", lambda one: decode_operation(one.value), [formats.OPERATION]),
         ("experiments", lambda one: experiments.decode_operation(one.value), [formats.EXPERIMENT_OPERATION]),
+        ("rules", lambda one: rules.decode_operation(one.value), [formats.RULES_OPERATION]),
     ],
 )
 def test_topics_whose_records_are_plain(topic: str, read: Callable[[SourceRecord], Any], wanted: list[Any]) -> None:

@@ -20,6 +20,7 @@ from outside import Outside, event, until
 from typer.testing import CliRunner
 
 from services.cli.main import app
+from services.contracts.operation_record import Control
 from services.contracts.pseudonyms import pseudonym_key, pseudonym_of
 from services.contracts.topic_reader import TopicReader
 from services.contracts.topics.experiments import OPERATIONS
@@ -30,7 +31,6 @@ from services.offline.datasets.interactions import Interactions
 from services.offline.datasets.simulator import SimulatorConfig, simulate
 from services.platform.stream.record import SourceRecord
 from services.stack import Stack
-from services.stack.operation_record import Control
 from services.user_state.merging import read_arrival
 
 pytestmark = [pytest.mark.integration, pytest.mark.cluster, pytest.mark.timeout(600)]

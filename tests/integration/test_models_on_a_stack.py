@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from services.algorithms.bundles.model_bundle import load_bundle
+from services.contracts.operation_record import Control
 from services.contracts.topics.version_sets import OPERATIONS
 from services.offline.backfill.jobs import import_interactions
 from services.offline.datasets.simulator import SimulatorConfig, simulate
 from services.platform.errors import Conflict
 from services.stack import Ports, Stack
-from services.stack.operation_record import Control
 from services.stack.version_sets import remove_set, set_names
 from tests.integration.model_traffic import Load
 from tests.integration.model_walk import canary_of, judge, walk

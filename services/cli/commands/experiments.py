@@ -15,7 +15,7 @@ from services.cli.staging import kafka_of
 
 if TYPE_CHECKING:
     from services.contracts.experiments import Experiment, Experiments
-    from services.stack.operation_record import Control
+    from services.contracts.operation_record import Control
 
 app = typer.Typer(
     name="experiments",
@@ -116,9 +116,9 @@ def list_experiments(*, state: options.State = options.DEFAULT_STATE, as_json: o
 
 def control_of_experiments(state: Path) -> "Control[Experiments]":
     """Return the record of this stack's experiments."""
+    from services.contracts.operation_record import Control
     from services.contracts.topics.experiments import OPERATIONS
     from services.stack import Stack
-    from services.stack.operation_record import Control
 
     return Control(kafka_of(Stack(state)), OPERATIONS)
 
@@ -135,16 +135,6 @@ def operated(operation: "Callable[[Experiments], Experiments]", description: str
     """Apply the operation and return the new state. Raises: as the operation and `Control.write`."""
     control = control_of_experiments(state)
     return control.write(operation(current_experiments(control)), description)
-
-
-def check_no_arm(name: str, state: Path) -> None:
-    """Raises: CommandError if a running experiment has an arm of this version set."""
-    for one in current_experiments(control_of_experiments(state)).running:
-        if any(arm.version_set == name for arm in one.arms):
-            raise CommandError(
-                f"set {name!r} answers an arm of running experiment {one.name!r}",
-                advice=f"freshet experiments stop {one.name}",
-            )
 
 
 def _check_sets(new: "Experiment", state: Path) -> None:

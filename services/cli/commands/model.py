@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from services.cli import options
-from services.cli.commands.experiments import check_no_arm
+from services.cli.commands.experiments import control_of_experiments, current_experiments
 from services.cli.output import (
     CommandError,
     console,
@@ -36,8 +36,6 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-# Share of warm users that a promotion requires.
-WARM = 0.99
 # A gateway closes the connections of a removed set after five seconds.
 _LAST_CALLS_S = 6.0
 _GO_BY_S = 10.0
@@ -204,6 +202,7 @@ def promote(
     from services.encoder.config import EncoderSettings
     from services.offline.backfill.jobs import measure_warmth
     from services.stack import Stack
+    from services.user_state.warmth import WARM
 
     with sentences():
         main = Stack(state)
@@ -211,10 +210,7 @@ def promote(
         sets.promoted(name)
         settings = EncoderSettings(bundle=Path(sets.find(name).bundle), redis_url=redis_of(main))
         until = time.monotonic() + wait_s
-        while True:
-            report = measure_warmth(settings)
-            if report.share >= WARM:
-                break
+        while (report := measure_warmth(settings)).share < WARM:
             if time.monotonic() > until:
                 raise CommandError(
                     f"{report.warm:,} of {report.active:,} people are warm ({report.share:.1%}); allowed: {WARM:.0%}",
@@ -262,23 +258,25 @@ def retire(
 
     with sentences():
         main = Stack(state)
-        left = required(control_of(main)).retired(name)
-        check_no_arm(name, state)
-        local, gone = set_names(main), name
-        takes_over = left.serving in local and name not in local
-        after = _operated(lambda sets: sets.retired(name), f"retire {name}", main, gateways)
-        if takes_over:
+        after, local, gone = required(control_of(main)), set_names(main), name
+        # A set that a gateway retired (ChangeVersionSet) may still have its processes.
+        is_left = name in local or (len(after.sets) == 1 and after.serving in local)
+        if name in after.sets or not is_left:
+            after.retired(name)
+            current_experiments(control_of_experiments(state)).check_no_arm(name)
+            after = _operated(lambda sets: sets.retired(name), f"retire {name}", main, gateways)
+        if after.serving in local and name not in local:
             # Only now, because nobody can roll back to these processes' set any more.
             parts = _OF_A_SET if main.profile == "split" else ()
             try:
                 with showing(None if as_json else console(stderr=True)) as say:
                     main = Stack(state, say=say)
-                    main.replace_bundle(Path(left.sets[left.serving].bundle), parts)
+                    main.replace_bundle(Path(after.sets[after.serving].bundle), parts)
             except StackError as exc:
                 advice = "freshet down, then freshet up: the stack is noted with the remaining model"
                 raise CommandError(f"{exc.part}: {exc.problem}", advice=advice) from exc
             if parts:
-                gone = left.serving
+                gone = after.serving
                 after = _operated(lambda sets: sets.settled(), f"retire {name}: taken over", main, gateways)
         if gone in local:
             # Gateways finish calls in flight on the existing connections.

@@ -25,7 +25,16 @@ from freshet_client.answers import (
 )
 from freshet_client.channel import Endpoint, Tls
 from freshet_client.client import RECONNECT_S, TIMEOUT_S
-from freshet_client.described import CatalogueDescription, DeadLetterList, HealthReport, ReplayedLetter, UserReport
+from freshet_client.described import (
+    CatalogueDescription,
+    Changed,
+    DeadLetterList,
+    HealthReport,
+    ReplayedLetter,
+    StandingRules,
+    UserReport,
+    VersionSets,
+)
 from freshet_client.errors import FreshetError, Unreachable, of_call
 from freshet_client.requests import (
     Filter,
@@ -36,6 +45,7 @@ from freshet_client.requests import (
     NotAgain,
     RecommendOptions,
     Rule,
+    SetChange,
 )
 
 if TYPE_CHECKING:
@@ -228,6 +238,32 @@ class AsyncClient:
     ) -> UserReport:
         """As `Client.user`."""
         return await self._run(calls.user(user_id, max_events, skip_events), timeout_s)
+
+    async def version_sets(self, *, timeout_s: float | None = None) -> VersionSets:
+        """As `Client.version_sets`."""
+        return await self._run(calls.version_sets(), timeout_s)
+
+    async def change_version_set(
+        self,
+        change: SetChange,
+        name: str = "",
+        *,
+        expected_revision: int,
+        share: float = 0.0,
+        timeout_s: float | None = None,
+    ) -> Changed:
+        """As `Client.change_version_set`."""
+        return await self._run(calls.change_version_set(change, name, share, expected_revision), timeout_s)
+
+    async def rules(self, *, timeout_s: float | None = None) -> StandingRules:
+        """As `Client.rules`."""
+        return await self._run(calls.rules(), timeout_s)
+
+    async def put_rules(
+        self, rules: Sequence[Rule], *, expected_revision: int, timeout_s: float | None = None
+    ) -> Changed:
+        """As `Client.put_rules`."""
+        return await self._run(calls.put_rules(rules, expected_revision), timeout_s)
 
     async def call(self, method: str, request: Any, *, timeout_s: float | None = None) -> Any:
         """As `Client.call`."""

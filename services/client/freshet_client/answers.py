@@ -127,6 +127,7 @@ class Provenance:
     `state_position` are None without a stored state. `index_version` is opaque: compare it for equality alone.
     `searched_share` is below 1 where a shard did not answer. `absence_bucket`: how long the user had been away, 0 below
     the model's floor. `assignments`: the arms of experiments that the answer was made by.
+    `rules_revision`: of the standing rules, 0 for those of the gateway's file.
     """
 
     model_version: str
@@ -138,6 +139,7 @@ class Provenance:
     searched_share: float
     absence_bucket: int
     assignments: tuple[Assignment, ...]
+    rules_revision: int
     stage_times: StageTimes | None
     request_id: str
 

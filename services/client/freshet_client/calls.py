@@ -18,7 +18,16 @@ from freshet_client.answers import (
     SimilarAnswer,
     StreamPosition,
 )
-from freshet_client.described import CatalogueDescription, DeadLetterList, HealthReport, ReplayedLetter, UserReport
+from freshet_client.described import (
+    CatalogueDescription,
+    Changed,
+    DeadLetterList,
+    HealthReport,
+    ReplayedLetter,
+    StandingRules,
+    UserReport,
+    VersionSets,
+)
 from freshet_client.errors import InvalidArgument, TooLarge
 from freshet_client.requests import Filter, HistoryEvent, Impression, Interaction, Item, Rule
 from freshet_client.wire import read, write
@@ -143,6 +152,27 @@ def replay_dead_letter(topic: str, position: StreamPosition, preview: bool) -> C
     """Write a dead letter's record again."""
     request = gateway_pb2.ReplayDeadLetterRequest()
     return _call("ReplayDeadLetter", request, topic=topic, position=position, preview=preview)
+
+
+def version_sets() -> Call[VersionSets]:
+    """The version sets of the gateway."""
+    return _call("GetVersionSets", gateway_pb2.GetVersionSetsRequest())
+
+
+def change_version_set(change: str, name: str, share: float, expected_revision: int) -> Call[Changed]:
+    """An operator's step with a version set."""
+    fields: dict[str, Any] = {"name": name, "share": share, "expected_revision": expected_revision}
+    return _call("ChangeVersionSet", gateway_pb2.ChangeVersionSetRequest(), change=change, **fields)
+
+
+def rules() -> Call[StandingRules]:
+    """The standing rules."""
+    return _call("ListRules", gateway_pb2.ListRulesRequest())
+
+
+def put_rules(wanted: Sequence[Rule], expected_revision: int) -> Call[Changed]:
+    """Replace the standing rules."""
+    return _call("PutRules", gateway_pb2.PutRulesRequest(), rules=wanted, expected_revision=expected_revision)
 
 
 def _parts(request: Any, field: str, entries: Sequence[Any]) -> Iterator[Any]:

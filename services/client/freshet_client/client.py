@@ -22,7 +22,16 @@ from freshet_client.answers import (
     StreamPosition,
 )
 from freshet_client.channel import Endpoint, Tls
-from freshet_client.described import CatalogueDescription, DeadLetterList, HealthReport, ReplayedLetter, UserReport
+from freshet_client.described import (
+    CatalogueDescription,
+    Changed,
+    DeadLetterList,
+    HealthReport,
+    ReplayedLetter,
+    StandingRules,
+    UserReport,
+    VersionSets,
+)
 from freshet_client.errors import FreshetError, Unreachable, of_call
 from freshet_client.requests import (
     Filter,
@@ -33,6 +42,7 @@ from freshet_client.requests import (
     NotAgain,
     RecommendOptions,
     Rule,
+    SetChange,
 )
 
 if TYPE_CHECKING:
@@ -242,6 +252,33 @@ class Client:
     ) -> UserReport:
         """What is stored of a user (role support): 1-1,000 events (0 is 100), newest first, behind `skip_events`."""
         return self._run(calls.user(user_id, max_events, skip_events), timeout_s)
+
+    def version_sets(self, *, timeout_s: float | None = None) -> VersionSets:
+        """The models at this gateway and what each of them answers (role operator)."""
+        return self._run(calls.version_sets(), timeout_s)
+
+    def change_version_set(
+        self,
+        change: SetChange,
+        name: str = "",
+        *,
+        expected_revision: int,
+        share: float = 0.0,
+        timeout_s: float | None = None,
+    ) -> Changed:
+        """Take a step with a staged set (role operator); `roll_back` takes no name, `shadow` and `canary` a share.
+
+        Conflict if `expected_revision` is not the present one, PreconditionFailed for what must be done first.
+        """
+        return self._run(calls.change_version_set(change, name, share, expected_revision), timeout_s)
+
+    def rules(self, *, timeout_s: float | None = None) -> StandingRules:
+        """The standing rules of all answers."""
+        return self._run(calls.rules(), timeout_s)
+
+    def put_rules(self, rules: Sequence[Rule], *, expected_revision: int, timeout_s: float | None = None) -> Changed:
+        """Replace all standing rules (role operator); Conflict if `expected_revision` is not the present one."""
+        return self._run(calls.put_rules(rules, expected_revision), timeout_s)
 
     def call(self, method: str, request: Any, *, timeout_s: float | None = None) -> Any:
         """Call a method of GatewayService with its Protobuf request (`freshet.v1`); the answer's message."""

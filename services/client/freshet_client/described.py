@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from freshet_client.answers import StreamPosition
+from freshet_client.requests import Rule
 
 
 @dataclass(frozen=True)
@@ -137,3 +138,82 @@ class ReplayedLetter:
     left_out: str
     written_to: StreamPosition | None
     event_id: str
+
+
+@dataclass(frozen=True)
+class StandingRules:
+    """The standing rules: put `revision` times, 0 for those of the gateway's file. `problems`: which ones the serving
+    model does not apply, and why."""
+
+    revision: int
+    rules: tuple[Rule, ...]
+    problems: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Changed:
+    """An operator's change: the new revision, and whether the gateway that took it applies it already."""
+
+    revision: int
+    is_applied: bool
+
+
+@dataclass(frozen=True)
+class VersionSet:
+    """A model and the processes that serve it; an empty address is the gateway's own."""
+
+    name: str
+    model_version: str
+    bundle: str
+    candidates: str
+    reranker: str
+    refreshers: tuple[str, ...]
+    generator: str
+
+
+@dataclass(frozen=True)
+class SetShare:
+    """A set's share of users (canary) or requests (shadow), above 0 and at most 1."""
+
+    name: str
+    share: float
+
+
+@dataclass(frozen=True)
+class ShadowReport:
+    """A shadow's answers beside those that went out: `overlap` is the mean share of items in both, `score_shift` the
+    mean of its best score less the answer's; of `taken` items each answer had so many."""
+
+    requests: int
+    skipped: int
+    failed: int
+    overlap: float
+    score_shift: float
+    median_ms: float
+    p99_ms: float
+    taken: int
+    taken_from_answer: int
+    taken_from_shadow: int
+
+
+@dataclass(frozen=True)
+class HeldSet:
+    """A set at a gateway: ready, or the `problem`; how many answers it gave; its report where it is the shadow."""
+
+    set: VersionSet
+    ready: bool
+    problem: str
+    answered: int
+    shadow: ShadowReport | None
+
+
+@dataclass(frozen=True)
+class VersionSets:
+    """The version sets of a gateway. `revision` 0: none was ever staged. `before`: what a roll back returns to."""
+
+    revision: int
+    serving: str
+    before: str
+    canary: SetShare | None
+    shadow: SetShare | None
+    sets: tuple[HeldSet, ...]

@@ -14,6 +14,8 @@ Value = float | str | datetime
 """An attribute's value: a number, a tag, or a time (UTC where it names no zone)."""
 Comparison = Literal["at_most", "at_least", "below", "above", "one_of", "none_of", "present", "absent"]
 """How a `Condition` compares."""
+SetChange = Literal["shadow", "canary", "promote", "roll_back", "retire"]
+"""A step with a version set: ask it beside, let it answer a share or all, go back, remove it."""
 
 
 def new_event_id() -> str:
@@ -138,7 +140,7 @@ class RecommendOptions(TypedDict, total=False):
     page. `not_again`: leave out what was shown. `rules`: at most 8. `as_of`: when the request is made, for replays by
     operators. `max_gap`: the largest gap of the certificate that is wanted, 0 for exact. `arms`: experiment -> arm in
     place of the user's own, for operators. `with_details`: titles and categories
-    of the items, too.
+    of the items, too. `without_standing_rules`: `rules` stand in place of the standing ones, for operators.
     """
 
     filter: Filter | None
@@ -156,3 +158,4 @@ class RecommendOptions(TypedDict, total=False):
     max_gap: float | None
     arms: Mapping[str, str]
     with_details: bool
+    without_standing_rules: bool

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from freshet_client import answers, described
+from freshet_client import answers, described, requests
 from freshet_client.errors import InvalidArgument
 
 T = TypeVar("T")
@@ -38,6 +38,16 @@ _CLASSES: dict[str, Any] = {
     "ListDeadLettersResponse": described.DeadLetterList,
     "ReplayDeadLetterResponse": described.ReplayedLetter,
     "StoredEvent": described.StoredEvent,
+    "AttributeCondition": requests.Condition,
+    "ChangeVersionSetResponse": described.Changed,
+    "GetVersionSetsResponse": described.VersionSets,
+    "HeldSet": described.HeldSet,
+    "ListRulesResponse": described.StandingRules,
+    "PutRulesResponse": described.Changed,
+    "Rule": requests.Rule,
+    "SetShare": described.SetShare,
+    "ShadowReport": described.ShadowReport,
+    "VersionSet": described.VersionSet,
 }
 _WHOLE = {
     FieldDescriptor.TYPE_UINT32: "a whole number, 0 to 4294967295",
@@ -79,7 +89,14 @@ def _converter(field: Any) -> Callable[[Any], Any]:
         return lambda value: value
     if field.message_type.full_name == Timestamp.DESCRIPTOR.full_name:
         return lambda value: value.ToDatetime(tzinfo=timezone.utc)
+    if field.message_type.name == "AttributeValue":
+        return _attribute_value
     return read
+
+
+def _attribute_value(value: Any) -> Any:
+    kind = value.WhichOneof("value")
+    return value.time.ToDatetime(tzinfo=timezone.utc) if kind == "time" else getattr(value, kind) if kind else None
 
 
 def enum_name(enum: Any, number: int) -> str:

@@ -21,6 +21,7 @@ from services.contracts.topics import (
     interactions,
     items,
     refresher_checkpoints,
+    rules,
     search_clicks,
     version_sets,
 )
@@ -45,6 +46,7 @@ _OWN = tuple(
         refresher_checkpoints,
         version_sets,
         experiments,
+        rules,
     )
 )
 TOPICS: tuple[Topic, ...] = (

@@ -29,7 +29,7 @@ class Exposure:
     query
     state. assignments: the answer's (experiment, arm, share). teams (n,): of an interleaved answer, 0 for the first
     arm's
-    pick, 1 for the second's; else empty.
+    pick, 1 for the second's; else empty. rules_revision: of the standing rules.
     """
 
     exposure_id: str
@@ -47,6 +47,7 @@ class Exposure:
     absence_bucket: int = 0
     assignments: Sequence[tuple[str, str, float]] = ()
     teams: Sequence[int] = ()
+    rules_revision: int = 0
 
 
 def assignment_message(assigned: tuple[str, str, float]) -> common_pb2.Assignment:
@@ -74,6 +75,7 @@ def encode_exposure(exposure: Exposure) -> bytes:
         absence_bucket=exposure.absence_bucket,
         assignments=map(assignment_message, exposure.assignments),
         teams=exposure.teams,
+        rules_revision=exposure.rules_revision,
     )
     set_ms(message.shown_time, exposure.shown_ms)
     data: bytes = message.SerializeToString()
@@ -109,4 +111,5 @@ def decode_exposure(value: bytes | None) -> Exposure:
         absence_bucket=message.absence_bucket,
         assignments=tuple((one.experiment, one.arm, one.share) for one in message.assignments),
         teams=tuple(message.teams),
+        rules_revision=message.rules_revision,
     )

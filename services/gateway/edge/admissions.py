@@ -26,6 +26,7 @@ def admissions() -> dict[str, Admission]:
             (
                 *("Similar", "Explain", "GetFreshness", "GetVersionSets", "PutItems", "ForgetUser"),
                 *("DescribeCatalogue", "GetUser", "GetHealth", "ListDeadLetters", "ReplayDeadLetter"),
+                *("ListRules", "PutRules", "ChangeVersionSet"),
             ),
             rest,
         ),

@@ -55,6 +55,7 @@ class Interleaved:
                 absence_bucket=one.absence_bucket,
                 assignments=query.assignments,
                 teams=teams,
+                rules_revision=one.rules_revision,
             ),
         )
         handlers.metrics.answered(answer, had_token=query.token is not None)

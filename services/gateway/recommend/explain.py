@@ -8,12 +8,12 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from services.algorithms.rules.ranking_rules import Rule
 from services.algorithms.scoring.packed_state import after_absence
 from services.gateway.domain import HistoryEvent, Seen, ServedModel, last_event_ms, now_ms, seen_in, turned_down_in
 from services.gateway.ports import Ports
 from services.gateway.recommend.catalogue import Titles
 from services.gateway.recommend.explanation import ExplainQuery, Explanation, PastInteraction
+from services.gateway.recommend.standing_rules import LiveRules
 from services.gateway.stages import FoundState, Limits
 from services.gateway.validation import check_explain, with_times
 from services.platform.large_requests import in_turn
@@ -29,7 +29,7 @@ class Explain:
     titles: Titles
     model: ServedModel
     limits: Limits
-    rules: Sequence[Rule]
+    rules: LiveRules
 
     async def __call__(self, query: ExplainQuery) -> Explanation:
         """Explain a score. Raises: InvalidRequest with the field; NotFound for an item that no index serves; the error
@@ -38,7 +38,7 @@ class Explain:
         """
         asked_ms = now_ms()
         await in_turn(check_explain, query, asked_ms, self.model.kinds)
-        rules = (*self.rules, *query.rules, *query.arm_rules)
+        rules = (*self.rules.now.rules, *query.rules, *query.arm_rules)
         found, history = await self._find_state(query, asked_ms)
         if found.query_state is None:
             return Explanation(model_version=self.model.version, state_source=found.source)

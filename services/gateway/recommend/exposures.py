@@ -43,6 +43,7 @@ class Exposures:
         absence_bucket: int = 0,
         assignments: Sequence[Assignment] = (),
         teams: Sequence[int] = (),
+        rules_revision: int = 0,
     ) -> str:
         """Return the exposure id of an answer sent now (see `Exposure`); an empty user id is a visitor without one."""
         shown_ms = self._clock_ms()
@@ -66,6 +67,7 @@ class Exposures:
                     absence_bucket=absence_bucket,
                     assignments=assigned_texts(assignments),
                     teams=teams,
+                    rules_revision=rules_revision,
                 ),
             )
         return exposure_id

@@ -48,6 +48,7 @@ class ServedList:
     ranking: Ranking
     model_version: str
     degradations: Sequence[Degradation] = ()
+    rules_revision: int = 0
 
 
 class PageTokens:
@@ -104,6 +105,7 @@ def packed_list(place: Place, served: ServedList) -> bytes:
             "searched_share": json.dumps(served.ranking.searched_share),
             "rules": json.dumps({row: item.rules for row, item in enumerate(items) if item.rules}),
         },
+        rules_revision=served.rules_revision,
     )
     return place.list_id + _GAP.pack(math.nan if certificate.gap is None else certificate.gap) + encode_exposure(shown)
 
@@ -126,5 +128,10 @@ def find_list(entries: list[bytes], place: Place) -> ServedList:
                 searched_share=context.get("searched_share", 1.0),
             )
             marks = [Degradation(number) for number in context.get("degradations", ())]
-            return ServedList(ranking=ranking, model_version=shown.model_version, degradations=marks)
+            return ServedList(
+                ranking=ranking,
+                model_version=shown.model_version,
+                degradations=marks,
+                rules_revision=shown.rules_revision,
+            )
     raise PreconditionFailed(_ENDED)

@@ -6,10 +6,9 @@ stage's (`rankings`). Requests beyond the gateway's concurrency limit get popula
 never an error: only a bad request or an exceeded deadline is. Knows ports, not processes.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from services.algorithms.rules.ranking_rules import Rule
+from services.contracts.topics.rules import StandingRules
 from services.gateway.domain import Degradation, Ranking, Recommendation, RecommendQuery, ServedModel, now_ms
 from services.gateway.experiments.arms import with_arms
 from services.gateway.metrics import GatewayMetrics
@@ -20,6 +19,7 @@ from services.gateway.recommend.pages import KEPT_S, MAX_LISTS, PageTokens, Plac
 from services.gateway.recommend.rankings import Rankings
 from services.gateway.recommend.request_states import RequestStates, token_failed
 from services.gateway.recommend.shown_before import ANSWERS_KEPT_S, MAX_ANSWERS, MAX_ITEMS_OF_ANSWER, packed_items
+from services.gateway.recommend.standing_rules import LiveRules
 from services.gateway.stages import FoundState, Limits, Stages, Work
 from services.gateway.validation import check_query
 from services.platform.errors import DependencyUnavailable
@@ -39,7 +39,7 @@ class Recommend:
     new_items: NewItems
     stream: StreamStatus
     model: ServedModel
-    rules: Sequence[Rule]
+    rules: LiveRules
     exposures: Exposures
     pages: PageTokens
     metrics: GatewayMetrics
@@ -52,10 +52,12 @@ class Recommend:
         """
         asked_ms = now_ms()
         await in_turn(check_query, query, asked_ms, self.model.kinds)
+        standing = StandingRules() if query.without_standing_rules else self.rules.now
         asked = replace(
             query,
             k=max(query.k, query.page_depth),
-            rules=(*self.rules, *query.rules),
+            rules=(*standing.rules, *query.rules),
+            rules_revision=standing.revision,
             max_gap=None if query.page_token else query.max_gap,
         )
         asked = with_arms(asked)
@@ -65,7 +67,12 @@ class Recommend:
         ranking, found = await self._ranked(work, asked_ms)
         if query.max_gap is not None and not ranking.certificate.proves(query.max_gap):
             work.mark(Degradation.GAP_NOT_PROVEN)
-        served = ServedList(ranking=ranking, model_version=self.model.version, degradations=tuple(work.degradations))
+        served = ServedList(
+            ranking=ranking,
+            model_version=self.model.version,
+            degradations=tuple(work.degradations),
+            rules_revision=standing.revision,
+        )
         next_page = await self._kept(work, served, query)
         answer = await self._answer(work, query.k, served, next_page, stored=found.stored, source=found.source)
         self.metrics.answered(answer, had_token=query.token is not None)
@@ -171,6 +178,7 @@ class Recommend:
                 context=work.query.context,
                 absence_bucket=work.absence_bucket,
                 assignments=work.query.assignments,
+                rules_revision=served.rules_revision,
             ),
             next_page_token="" if next_page is None else self.pages.token(next_page, user_id),
             searched_share=work.searched_share,
@@ -179,4 +187,5 @@ class Recommend:
             max_gap=work.query.max_gap,
             items_touched=work.items_touched,
             assignments=work.query.assignments,
+            rules_revision=served.rules_revision,
         )

@@ -1,15 +1,50 @@
 """Rules of more than one request: the operator's, for all answers, and those of experiments' arms."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+
+import structlog
 
 from services.algorithms.rules.attributes import Kinds
 from services.algorithms.rules.ranking_rules import Rule
 from services.contracts.experiments import Experiment
 from services.contracts.rule_file import read_rules
+from services.contracts.topics.rules import StandingRules
 from services.contracts.wire import rules_of
-from services.gateway.validation import MAX_RULES, check_rule
+from services.gateway.validation import check_rule, check_rules
 from services.platform.config import ConfigError
 from services.platform.errors import InvalidRequest
+
+log = structlog.get_logger()
+
+
+class LiveRules:
+    """The standing rules that a model applies now: `whole` as they were put (the file's until then), `now` without
+    those that its attributes do not allow, and `problems` with the reasons.
+    """
+
+    def __init__(self, kinds: Kinds, of_file: Sequence[Rule] = ()) -> None:
+        self.whole = self.now = StandingRules(rules=tuple(of_file))
+        self.problems: Sequence[str] = ()
+        self._kinds = kinds
+
+    def check(self, rules: Sequence[Rule]) -> None:
+        """Raises: InvalidRequest for the first rule that this model would not apply."""
+        check_rules(rules, self._kinds)
+
+    def apply(self, standing: StandingRules) -> None:
+        """Apply these from now on."""
+        kept, problems = [], []
+        for position, rule in enumerate(standing.rules):
+            try:
+                check_rule(rule, f"rules[{position}]", self._kinds)
+                kept.append(rule)
+            except InvalidRequest as exc:
+                problems.append(exc.message)
+        if problems:
+            log.error("rules_not_applied", revision=standing.revision, reasons=problems)
+        self.whole, self.now, self.problems = standing, replace(standing, rules=tuple(kept)), problems
 
 
 def standing_rules(file: Path | None, kinds: Kinds) -> list[Rule]:
@@ -21,10 +56,7 @@ def standing_rules(file: Path | None, kinds: Kinds) -> list[Rule]:
         return []
     try:
         rules = list(rules_of(read_rules(file)))
-        for position, rule in enumerate(rules):
-            check_rule(rule, f"rules[{position}]", kinds)
-        if len(rules) > MAX_RULES:
-            raise InvalidRequest.of("rules", f"{len(rules)} rules", f"at most {MAX_RULES}")
+        check_rules(rules, kinds)
     except InvalidRequest as exc:
         raise ConfigError(f"FRESHET_GATEWAY_RULES: {exc.message}") from exc
     return rules

@@ -14,6 +14,7 @@ from types import MappingProxyType
 import structlog
 
 from services.contracts.experiments import Arm, Assignment, Experiment, Experiments
+from services.contracts.topics.rules import StandingRules
 from services.contracts.version_sets import VersionSet, VersionSets
 from services.gateway.domain import Recommendation, RecommendQuery
 from services.gateway.handlers import Handlers
@@ -74,6 +75,7 @@ class Routes:
     rng: Random = field(default_factory=Random)
     sets: VersionSets | None = field(default=None, init=False)
     experiments: Experiments = field(default_factory=Experiments, init=False)
+    standing: StandingRules | None = field(default=None, init=False)
     _sets: dict[str, ServedSet] = field(default_factory=dict, init=False)
     _problems: dict[str, str] = field(default_factory=dict, init=False)
     _shadow: Shadow | None = field(default=None, init=False)
@@ -117,6 +119,17 @@ class Routes:
                 del kept[one.name]
         self.experiments = replace(experiments, experiments=kept)
 
+    def apply_rules(self, standing: StandingRules) -> None:
+        """Apply these standing rules in every set from now on."""
+        self.standing = standing
+        for served in self.open:
+            served.handlers.recommend.rules.apply(standing)
+
+    @property
+    def open(self) -> set[ServedSet]:
+        """Return all open sets."""
+        return {self.own, *self._sets.values()}
+
     @property
     def serving(self) -> ServedSet:
         """Return the default set, independent of users' shares."""
@@ -158,6 +171,8 @@ class Routes:
         gone = [one for one in self._sets.values() if one is not self.own and one not in served.values()]
         # Assigned without awaiting in between: a request sees the old record or this one.
         self._sets, self._problems, self.sets = served, problems, sets
+        if self.standing is not None:
+            self.apply_rules(self.standing)
         old, self._shadow = self._shadow, self._shadow_of(sets)
         if old is not None and old is not self._shadow:
             await old.close()

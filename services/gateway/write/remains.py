@@ -17,6 +17,7 @@ from services.contracts.topics.index_deltas import INDEX_DELTAS
 from services.contracts.topics.interactions import INTERACTIONS
 from services.contracts.topics.items import ITEMS
 from services.contracts.topics.refresher_checkpoints import REFRESHER_CHECKPOINTS
+from services.contracts.topics.rules import RULES
 from services.contracts.topics.search_clicks import SEARCH_CLICKS
 from services.contracts.topics.version_sets import VERSION_SETS
 from services.platform.stream.topic import Topic
@@ -39,7 +40,7 @@ HOLDS: Mapping[str, str] = {
     "refreshers held before the forget, under hashes of a pseudonym, until two later checkpoints of a partition",
     FORGETS + SUFFIX: "unreadable wishes to forget, with the user id; a forget does not reach them",
 }
-NOTHING_OF_USERS = frozenset({ITEMS, ITEMS + SUFFIX, VERSION_SETS, EXPERIMENTS})
+NOTHING_OF_USERS = frozenset({ITEMS, ITEMS + SUFFIX, VERSION_SETS, EXPERIMENTS, RULES})
 
 _ELSEWHERE = (
     "answers may rest on earlier item states until the refresher's next changes are served, seconds later",

@@ -31,11 +31,12 @@ from services.offline.backfill.memory_store import MemoryStore
 from services.offline.backfill.past_interactions import PastInteractions
 from services.offline.backfill.reattribution import POLL_RECORDS, Reattribution, ReattributionReport
 from services.offline.backfill.rebuild import Rebuild, RebuildReport
-from services.offline.backfill.warming import Warmth, measure, warm
+from services.offline.backfill.warming import warm
 from services.offline.datasets import Interactions
 from services.platform.stream.kafka import BulkProducer
 from services.refresher.bootstrap import checkpoint_topic, fold_rules, kafka_log
 from services.refresher.config import RefresherSettings
+from services.user_state.warmth import Warmth, measure
 
 if TYPE_CHECKING:
     from services.offline.backfill.bulk_import import ImportReport

@@ -5,52 +5,26 @@ updates the states of both models, is not disturbed. The job can be interrupted 
 current states.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 
 from services.contracts.query_state import PackedQueryState
 from services.encoder.encoding import Vocabulary, encode_job, user_state
 from services.encoder.ports import SequenceEncoder
-from services.platform.errors import PreconditionFailed
-from services.user_state.layout import num_partitions_of
 from services.user_state.values import ModelState, StoredState, UserHistory, now_ms
+from services.user_state.warmth import Warmth, current_epoch, measure, stored_users
 from services.user_state.writer import StateWriter
 
-# Users per call of the model, and per request to the store.
-_USERS, _ASKED = 32, 512
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Warmth:
-    """active: users with a history. warm: those whose state of the model reflects all of it. made: written now."""
-
-    active: int
-    warm: int
-    made: int = 0
-
-    @property
-    def share(self) -> float:
-        """1 if nobody has a history."""
-        return self.warm / self.active if self.active else 1.0
-
-
-def measure(store: StateWriter, model_version: str) -> Warmth:
-    """Measure how many users have current states of a model.
-
-    Raises: PreconditionFailed before anything was applied; DependencyUnavailable.
-    """
-    epoch = _epoch(store)
-    whole = [state for users in _users(store, epoch) for state in store.are_whole(users, model_version, epoch).values()]
-    return Warmth(active=len(whole), warm=sum(whole))
+# Users per call of the model.
+_USERS = 32
 
 
 def warm(
     store: StateWriter, encoder: SequenceEncoder, vocabulary: Vocabulary, progress: Callable[[int, int], None]
 ) -> Warmth:
     """Compute missing states. progress: (users checked, all users). Raises: as `measure`."""
-    epoch, version = _epoch(store), vocabulary.model_version
+    epoch, version = current_epoch(store), vocabulary.model_version
     store.add_model(version)
-    pages = list(_users(store, epoch))
+    pages = list(stored_users(store, epoch))
     total, looked_at, made = sum(map(len, pages)), 0, 0
     for users in pages:
         cold = [user for user, is_whole in store.are_whole(users, version, epoch).items() if not is_whole]
@@ -107,17 +81,3 @@ def _state_of(user_id: str, vocabulary: Vocabulary, history: UserHistory, state:
         forgotten=history.forgotten,
         state=state,
     )
-
-
-def _epoch(store: StateWriter) -> str:
-    epoch = store.epoch()
-    if epoch is None:
-        raise PreconditionFailed("nothing was applied to the state store yet")
-    return epoch
-
-
-def _users(store: StateWriter, epoch: str) -> Iterator[list[str]]:
-    for partition in range(num_partitions_of(epoch)):
-        users = store.user_ids(partition, epoch)
-        for start in range(0, len(users), _ASKED):
-            yield users[start : start + _ASKED]

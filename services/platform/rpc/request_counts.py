@@ -43,6 +43,7 @@ LIMITS: Mapping[str, int] = {
     "Item.attributes": 32,
     "Item.categories": 64,
     "PutItemsRequest.items": 1000,
+    "PutRulesRequest.rules": 8,
     "RecommendRequest.arms": 32,
     "RecommendRequest.context": 32,
     "RecommendRequest.history": 1000,

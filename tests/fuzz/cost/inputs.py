@@ -27,6 +27,7 @@ LIMITS = {
     "Interaction.context": 32,
     "RecordImpressionsRequest.impressions": 1000,
     "PutItemsRequest.items": 1000,
+    "PutRulesRequest.rules": 8,
     "Item.categories": 64,
     "Item.attributes": 32,
     "Filter.allow_item_ids": 10_000,

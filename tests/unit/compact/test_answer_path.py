@@ -62,7 +62,7 @@ from services.user_state.reader import StateReader
 from services.user_state.values import StoredState, UserUpdate
 from services.user_state.writer import StateWriter
 from tests.chaos.memory_redis import AsyncClient, Client, MemoryServer
-from tests.unit.gateway.gateway_scene import only_set
+from tests.unit.gateway.gateway_scene import memory_operations, only_set
 
 MOST_OF_LIBRARY = 28
 
@@ -124,9 +124,10 @@ async def recommend(calls: Calls, request: gateway_pb2.RecommendRequest, folder:
         exposures=Exposures(b"key", MemoryExposureLog()),
         pages=PageTokens(b"key"),
     )
+    routes = only_set(handlers, bundle.model_version)
     address = await serve(
         gateway_pb2_grpc.add_GatewayServiceServicer_to_server,
-        GatewayServicer(only_set(handlers, bundle.model_version)),
+        GatewayServicer(routes, memory_operations(routes)),
         admissions=admissions(),
     )
     async with rpc_client.channel(address) as channel:

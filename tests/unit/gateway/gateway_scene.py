@@ -6,6 +6,7 @@ from random import Random
 import numpy as np
 from fakes.gateway import (
     MemoryCandidates,
+    MemoryControl,
     MemoryDeadLetters,
     MemoryEncoder,
     MemoryExposureLog,
@@ -27,8 +28,10 @@ from services.algorithms.bundles.event_schema import EventSchema, default_schema
 from services.algorithms.encoding.absence import AbsenceRows
 from services.algorithms.item_table.attributes import AttributeTable
 from services.algorithms.rules.attributes import Kind
+from services.contracts.operations import Operation
 from services.contracts.query_state import PackedQueryState
-from services.contracts.version_sets import VersionSet
+from services.contracts.topics.rules import StandingRules
+from services.contracts.version_sets import VersionSet, VersionSets
 from services.gateway.domain import ServedModel, now_ms
 from services.gateway.freshness import PartitionProgress
 from services.gateway.handlers import Handlers, make_handlers
@@ -41,9 +44,13 @@ from services.gateway.recommend.popular import PopularItems
 from services.gateway.search.searching import Hit
 from services.gateway.server import GatewayServicer
 from services.gateway.stages import Limits, Preferences
+from services.gateway.version_sets.change import ChangeVersionSet, Operations
 from services.gateway.version_sets.routes import Routes, ServedSet
 from services.gateway.write.lag import AcknowledgedLag
+from services.gateway.write.operations import Operate
+from services.platform.errors import PreconditionFailed
 from services.user_state.values import StoredState
+from services.user_state.warmth import Warmth
 
 ITEMS = ["a", "b", "c", "d", "e", "f"]
 COUNTS = np.array([10, 60, 30, 60, 20, 20], dtype=np.int64)
@@ -73,6 +80,35 @@ def only_set(handlers: Handlers, model_version: str) -> Routes:
     refreshers = handlers.forget_user.ports.refreshers
     own = ServedSet(handlers=handlers, model_version=model_version, refreshers=refreshers, shadowed=handlers.recommend)
     return Routes(own=own, open_set=refuse)
+
+
+def memory_operations(routes: Routes, sets: Operation[VersionSets] | None = None) -> Operations:
+    """What operators change, in memory; these routes apply rules at once. sets: what was done before."""
+    return Operations(
+        rules=Operate(
+            control=MemoryControl(routes.apply_rules),  # type: ignore[arg-type]
+            initial=StandingRules,
+            applied=lambda: routes.standing.revision if routes.standing else 0,
+        ),
+        change_set=ChangeVersionSet(
+            routes=routes,
+            operate=Operate(
+                control=MemoryControl(lambda after: None, sets),  # type: ignore[arg-type]
+                initial=_nothing_staged,
+                applied=lambda: 1 << 60,
+            ),
+            measure=_warm,
+        ),
+    )
+
+
+async def _warm(model_version: str) -> Warmth:
+    """Of model m3 a tenth."""
+    return Warmth(active=100, warm=10 if model_version == "m3" else 99)
+
+
+def _nothing_staged() -> VersionSets:
+    raise PreconditionFailed("no set was ever staged")
 
 
 def query_state(name: str) -> PackedQueryState:
@@ -146,7 +182,9 @@ class Scene:
             pages=PageTokens(b"key", lambda: self.now_ms or now_ms()),
             rng=self.rng,
         )
-        self.servicer = GatewayServicer(only_set(self.handlers, "m1"))
+        self.routes = only_set(self.handlers, "m1")
+        self.operations = memory_operations(self.routes)
+        self.servicer = GatewayServicer(self.routes, self.operations)
         self.search, self.recommend, self.explain = self.handlers.search, self.handlers.recommend, self.handlers.explain
         self.record, self.get_freshness = self.handlers.record, self.handlers.get_freshness
         self.record_impressions = self.handlers.record_impressions

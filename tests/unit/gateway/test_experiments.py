@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 from freshet.v1 import common_pb2, gateway_pb2
-from gateway_scene import Scene
+from gateway_scene import Scene, memory_operations
 
 from services.algorithms.rules.filters import ItemFilter
 from services.algorithms.rules.ranking_rules import Rule
@@ -53,7 +53,7 @@ class Gateway:
         self.scenes["b"].candidates.item_ids.reverse()
         self.routes = Routes(own=self._held("a", "m1"), open_set=self._open, rng=Random(0), check=check)
         self.routes.apply_experiments(experiments)
-        self.servicer = GatewayServicer(self.routes)
+        self.servicer = GatewayServicer(self.routes, memory_operations(self.routes))
 
     def _held(self, name: str, model_version: str) -> ServedSet:
         scene = self.scenes[name]

@@ -2,17 +2,21 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from random import Random
 
 import pytest
 from freshet.v1 import events_pb2, gateway_pb2
-from gateway_scene import Scene
+from gateway_scene import Scene, memory_operations
 
-from services.contracts.version_sets import VersionSet, VersionSets
+from services.contracts.experiments import Arm, Experiment, Experiments
+from services.contracts.operations import Operation
+from services.contracts.version_sets import Share, VersionSet, VersionSets
 from services.gateway.domain import RecommendQuery
 from services.gateway.server import GatewayServicer
 from services.gateway.version_sets.routes import Routes, ServedSet
-from services.platform.errors import DependencyUnavailable
+from services.platform.errors import Conflict, DependencyUnavailable, InvalidRequest, NotFound, PreconditionFailed
+from services.platform.rpc import request_context
 
 A = VersionSet(name="a", model_version="m1", bundle="/a")
 B = VersionSet(name="b", model_version="m2", bundle="/b")
@@ -28,7 +32,7 @@ class Sets:
         self.closed: list[str] = []
         self.failure: Exception | None = None
         self.routes = Routes(own=self._held("a", "m1"), open_set=self._open, rng=Random(0))
-        self.servicer = GatewayServicer(self.routes)
+        self.servicer = GatewayServicer(self.routes, memory_operations(self.routes))
 
     def _held(self, name: str, model_version: str) -> ServedSet:
         handlers = self.scenes[name].handlers
@@ -155,3 +159,56 @@ async def test_a_shadow_fails_by_itself_and_takes_no_more_than_its_part() -> Non
     await asyncio.sleep(0.05)
     report = shadow.report()
     assert (report.requests, report.skipped, report.failed) == (2, 3, 2)
+
+
+async def step(servicer: GatewayServicer, change: str, name: str = "", *, revision: int, share: float = 0.0) -> int:
+    number = gateway_pb2.ChangeVersionSetRequest.Change.Value(f"CHANGE_{change}")
+    request = gateway_pb2.ChangeVersionSetRequest(change=number, name=name, share=share, expected_revision=revision)
+    return (await servicer.ChangeVersionSet(request, None)).revision
+
+
+async def test_an_operator_takes_a_staged_set_to_all_users_and_back() -> None:
+    sets = Sets()
+    with pytest.raises(PreconditionFailed, match="no set was ever staged"):
+        await step(sets.servicer, "PROMOTE", "b", revision=0)
+    await sets.routes.apply(BOTH)
+    made = Operation(after=BOTH, operation="stage b", operator="ann", operation_id="1", time_ms=1)
+    operations = memory_operations(sets.routes, made)
+    servicer, control = GatewayServicer(sets.routes, operations), operations.change_set.operate.control
+    assert await step(servicer, "SHADOW", "b", revision=1, share=0.5) == 2
+    request_context.caller.set("ops")
+    assert await step(servicer, "CANARY", "b", revision=2, share=0.05) == 3
+    last = control.read().last
+    assert last is not None
+    assert (last.operation, last.operator) == ("canary b 5.000%", "ops")
+    assert (last.after.canary, last.after.shadow) == (Share(name="b", share=0.05), Share(name="b", share=0.5))
+    with pytest.raises(Conflict, match="expected_revision=2 allowed: 3, the present one"):
+        await step(servicer, "PROMOTE", "b", revision=2)
+    assert await step(servicer, "PROMOTE", "b", revision=3) == 4
+    assert await step(servicer, "ROLL_BACK", revision=4) == 5
+    last = control.read().last
+    assert last is not None
+    assert last.after.serving == "a"
+    with pytest.raises(PreconditionFailed, match="set 'a' serves: promote another one"):
+        await step(servicer, "RETIRE", "a", revision=5)
+    assert await step(servicer, "RETIRE", "b", revision=5) == 6
+
+
+async def test_a_promotion_needs_a_ready_set_and_warm_users_and_a_retirement_no_arm() -> None:
+    sets = Sets()
+    both = VersionSets.of_one(A).staged(replace(B, model_version="m3"))
+    await sets.routes.apply(both)
+    with pytest.raises(PreconditionFailed, match=r"10 of 100 users are warm \(10.0%\).*: freshet model warm b"):
+        await step(sets.servicer, "PROMOTE", "b", revision=1)
+    sets.failure = DependencyUnavailable("no bundle here")
+    await sets.routes.apply(BOTH)
+    with pytest.raises(PreconditionFailed, match="set 'b': no bundle here"):
+        await step(sets.servicer, "PROMOTE", "b", revision=1)
+    with pytest.raises(NotFound, match="set='c' allowed: a, b"):
+        await step(sets.servicer, "PROMOTE", "c", revision=1)
+    arms = (Arm(name="control", share=0.5), Arm(name="new", share=0.5, version_set="b"))
+    sets.routes.apply_experiments(Experiments().created(Experiment(name="one", arms=arms)).started("one", 1))
+    with pytest.raises(PreconditionFailed, match="set 'b' answers an arm of running experiment 'one'"):
+        await step(sets.servicer, "RETIRE", "b", revision=1)
+    with pytest.raises(InvalidRequest, match="change=0 allowed: 1-5"):
+        await step(sets.servicer, "UNSPECIFIED", "b", revision=1)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 import pytest_asyncio
@@ -26,6 +27,8 @@ from services.candidates.metrics import CandidatesMetrics
 from services.candidates.server import CandidatesServicer
 from services.compact.in_process import InProcess
 from services.contracts.query_state import PackedQueryState
+from services.contracts.topics.rules import StandingRules
+from services.contracts.wire import rules_of
 from services.gateway.adapters.processes import RemoteCandidates, RemoteReranker
 from services.gateway.domain import Degradation, Pool, RecommendQuery
 from services.gateway.recommend.explanation import ExplainQuery
@@ -164,7 +167,7 @@ async def test_standing_rules_hold_beside_a_requests() -> None:
     scene = Scene()
     standing = Rule(name="house", which=ItemFilter(allow_categories=("x",)), boost=0.5)
     own = Rule(name="own", which=ItemFilter(allow_categories=("y",)), bury=0.5)
-    object.__setattr__(scene.recommend, "rules", [standing])
+    scene.recommend.rules.apply(StandingRules(revision=1, rules=(standing,)))
     await scene.recommend(RecommendQuery(user_id="ann", k=2, rules=(own,)))
     assert list(scene.reranker.rules[-1]) == [standing, own]
     # Every page of a list that is kept has them.
@@ -175,7 +178,7 @@ async def test_standing_rules_hold_beside_a_requests() -> None:
 async def test_explain_says_standing_rules_first_on_the_wire_too() -> None:
     scene = Scene()
     standing = Rule(name="house", which=ItemFilter(allow_item_ids=("b",)), bury=0.5)
-    object.__setattr__(scene.explain, "rules", [standing])
+    scene.explain.rules.apply(StandingRules(revision=1, rules=(standing,)))
     own = [common_pb2.Rule(name="own", item_ids=["b"], pin=3), common_pb2.Rule(name="other", item_ids=["c"], boost=1)]
     async with gateway(scene) as stub:
         answer = await stub.Explain(gateway_pb2.ExplainRequest(user_id="ann", item_id="b", rules=own), timeout=5)
@@ -300,3 +303,49 @@ def test_a_file_that_says_something_else_stops_the_gateway(tmp_path: Path, text:
         standing_rules(file_of(tmp_path, text), ATTRIBUTES.kinds)
     with pytest.raises(ConfigError, match="cannot be read"):
         standing_rules(tmp_path / "nowhere", ATTRIBUTES.kinds)
+
+
+async def test_rules_are_put_without_a_restart_and_answers_and_exposures_name_their_revision() -> None:
+    scene = Scene()
+    async with gateway(scene) as stub:
+        found = await stub.ListRules(gateway_pb2.ListRulesRequest(), timeout=5)
+        assert (found.revision, list(found.rules)) == (0, [])
+        put = await stub.PutRules(gateway_pb2.PutRulesRequest(rules=[message()]), timeout=5)
+        assert (put.revision, put.is_applied) == (1, True)
+        listed = await stub.ListRules(gateway_pb2.ListRulesRequest(), timeout=5)
+        assert (listed.revision, list(listed.rules)) == (1, [message()])
+        answer = await stub.Recommend(gateway_pb2.RecommendRequest(user_id="ann", k=2, page_depth=4), timeout=5)
+        assert answer.rules_revision == scene.exposures.written[-1][1].rules_revision == 1
+        with pytest.raises(Exception, match="expected_revision=0 allowed: 1, the present one") as failure:
+            await stub.PutRules(gateway_pb2.PutRulesRequest(), timeout=5)
+        assert failure.value.code() is grpc.StatusCode.ABORTED  # type: ignore[attr-defined]
+        await stub.PutRules(gateway_pb2.PutRulesRequest(expected_revision=1), timeout=5)
+        # A page is of the list that was made before.
+        page = gateway_pb2.RecommendRequest(user_id="ann", k=2, page_token=answer.next_page_token)
+        assert (await stub.Recommend(page, timeout=5)).rules_revision == 1
+        after = await stub.Recommend(gateway_pb2.RecommendRequest(user_id="ann", k=2), timeout=5)
+        assert (after.rules_revision, scene.recommend.rules.now.rules) == (2, ())
+
+
+async def test_rules_can_be_tried_in_place_of_the_standing_ones() -> None:
+    scene = Scene()
+    standing = Rule(name="house", which=ItemFilter(allow_categories=("x",)), boost=0.5)
+    own = Rule(name="own", which=ItemFilter(allow_categories=("y",)), bury=0.5)
+    scene.recommend.rules.apply(StandingRules(revision=1, rules=(standing,)))
+    answer = await scene.recommend(RecommendQuery(user_id="ann", k=2, rules=(own,), without_standing_rules=True))
+    assert (list(scene.reranker.rules[-1]), answer.rules_revision) == ([own], 0)
+
+
+async def test_a_rule_that_the_model_does_not_allow_is_refused_or_left_out_by_name() -> None:
+    scene = Scene()
+    good, bad = message(), message(name="bad", where=[{"name": "colour", "comparison": 7}])
+    async with gateway(scene) as stub:
+        with pytest.raises(Exception, match=r"rules\[1\].where\[0\]: name='colour' allowed"):
+            await stub.PutRules(gateway_pb2.PutRulesRequest(rules=[good, bad]), timeout=5)
+        assert scene.routes.standing is None
+        # As another gateway put them, whose model has colours.
+        scene.routes.apply_rules(StandingRules(revision=1, rules=rules_of([good, bad])))
+        found = await stub.ListRules(gateway_pb2.ListRulesRequest(), timeout=5)
+    assert [rule.name for rule in found.rules] == ["r", "bad"]
+    assert [rule.name for rule in scene.recommend.rules.now.rules] == ["r"]
+    assert [problem.split(" allowed")[0] for problem in found.problems] == ["rules[1].where[0]: name='colour'"]

@@ -38,15 +38,15 @@ class Control(Generic[S]):
             counted.take(topic.read_to_end())
         return counted
 
-    def write(self, after: S, operation: str) -> S:
-        """Write the next record.
+    def write(self, after: S, operation: str, operator: str = "") -> S:
+        """Write the next record. operator: "" for the user of this process.
 
         Raises: Conflict if another operator's came first; DependencyUnavailable if it was not written; NotKnown.
         """
         made = Operation(
             after=after,
             operation=operation,
-            operator=f"{getpass.getuser()}@{socket.gethostname()}",
+            operator=operator or f"{getpass.getuser()}@{socket.gethostname()}",
             operation_id=secrets.token_hex(8),
             time_ms=time.time_ns() // 1_000_000,
         )

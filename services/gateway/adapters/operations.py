@@ -1,0 +1,46 @@
+"""What operators change: topics of operations in Kafka, and whether this gateway applies their newest record."""
+
+import asyncio
+
+from services.contracts.operation_record import Control
+from services.contracts.topics import rules, version_sets
+from services.contracts.version_sets import VersionSets
+from services.gateway.config import GatewaySettings
+from services.gateway.version_sets.change import ChangeVersionSet, Operations
+from services.gateway.version_sets.routes import Routes
+from services.gateway.write.operations import Operate
+from services.platform.errors import PreconditionFailed
+from services.user_state.warmth import Warmth, measure
+from services.user_state.writer import StateWriter
+
+
+def operations(settings: GatewaySettings, routes: Routes) -> Operations:
+    """Return the writers of a gateway's operators."""
+    return Operations(
+        rules=Operate(
+            control=Control(settings.kafka, rules.OPERATIONS),
+            initial=rules.StandingRules,
+            applied=lambda: routes.standing.revision if routes.standing else 0,
+        ),
+        change_set=ChangeVersionSet(
+            routes=routes,
+            operate=Operate(
+                control=Control(settings.kafka, version_sets.OPERATIONS),
+                initial=_nothing_staged,
+                applied=lambda: routes.sets.revision if routes.sets else 0,
+            ),
+            measure=lambda version: asyncio.to_thread(_measured, settings, version),
+        ),
+    )
+
+
+def _nothing_staged() -> VersionSets:
+    raise PreconditionFailed("no set was ever staged: freshet model stage NAME --bundle DIR")
+
+
+def _measured(settings: GatewaySettings, model_version: str) -> Warmth:
+    store = StateWriter(settings.redis)
+    try:
+        return measure(store, model_version)
+    finally:
+        store.close()
