@@ -33,8 +33,8 @@ TRUTH = "truth"
 class Answered:
     """One live answer: item ids (n,), best first, with their scores, and the bound or certificate.
 
-    votes: by item, None if nothing votes; a FULL answer's scores are otherwise
-    model_share * s + (1 - model_share) * vote.
+    votes: by item, None if nothing votes; a FULL answer's scores are otherwise model_share * s + (1 - model_share) *
+    vote.
     """
 
     algorithm: str
@@ -56,8 +56,7 @@ class Finding:
     """The result of an audit.
 
     recall: share of the true best `RECALL_K` (or k) among the answered. promised: the highest left-out score that the
-    answer
-    allows, None without proof. true: the highest left-out score, -inf if nothing was left out.
+    answer allows, None without proof. true: the highest left-out score, -inf if nothing was left out.
     """
 
     algorithm: str

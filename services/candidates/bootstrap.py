@@ -29,7 +29,7 @@ from services.algorithms.indexes.quantized.codebooks import Codebooks
 from services.algorithms.item_table.ids import ItemIds
 from services.algorithms.item_table.strings import Indices, Strings
 from services.algorithms.items.catalogue import Catalogue, catalogue_from_bundle, required_bytes
-from services.algorithms.items.live_catalogue import VERSIONS_KEPT, LiveCatalogue
+from services.algorithms.items.live_catalogue import MAX_VERSIONS, LiveCatalogue
 from services.algorithms.native.threads import set_compute_threads
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.ops.quantized_scan import Coder, vectors_coded
@@ -115,9 +115,9 @@ class Live:
 
 
 def make_live(
-    settings: CandidatesSettings, base: Catalogue, metrics: CandidatesMetrics, *, versions_kept: int = 1
+    settings: CandidatesSettings, base: Catalogue, metrics: CandidatesMetrics, *, max_versions: int = 1
 ) -> Live:
-    """Build the indexes, the audit and the handler. versions_kept: as in `LiveCatalogue`.
+    """Build the indexes, the audit and the handler. max_versions: as in `LiveCatalogue`.
 
     Raises: ConfigError for unsupported algorithms; MemoryError with both values if they exceed the limit.
     """
@@ -132,7 +132,7 @@ def make_live(
             raise SnapshotError(f"{snapshot.path}: changes of `index-deltas`, which this process does not follow")
         coder = HeldCodes() if snapshot is None else replace(snapshot.codes, report=log.info)
         build = on_card or host_build(algorithms, coder, base.codebooks)
-        live = LiveCatalogue(base, build=build, max_bytes=limit, versions_kept=versions_kept, snapshot=snapshot)
+        live = LiveCatalogue(base, build=build, max_bytes=limit, max_versions=max_versions, snapshot=snapshot)
         return live, coder
 
     try:
@@ -260,18 +260,18 @@ def make_follower(
 
 @contextlib.asynccontextmanager
 async def opened(
-    settings: CandidatesSettings, health: HealthState, tracing: Tracing, *, versions_kept: int = 1
+    settings: CandidatesSettings, health: HealthState, tracing: Tracing, *, max_versions: int = 1
 ) -> AsyncIterator[tuple[CandidatesServicer, Live]]:
     """Open the service over its indexes, which follow the stream inside the block; `health` is ready after they caught
     up.
 
-    versions_kept: as in `LiveCatalogue`. Raises: BundleError, MemoryError.
+    max_versions: as in `LiveCatalogue`. Raises: BundleError, MemoryError.
     """
     set_compute_threads(settings.compute_threads)
     metrics = CandidatesMetrics()
 
     live = await asyncio.to_thread(
-        lambda: make_live(settings, load_catalogue(settings), metrics, versions_kept=versions_kept)
+        lambda: make_live(settings, load_catalogue(settings), metrics, max_versions=max_versions)
     )
     info = live.search.info
     log.info(
@@ -317,8 +317,8 @@ async def opened(
 async def run(settings: CandidatesSettings) -> None:
     """Serve until a signal. Raises: BundleError, MemoryError, PortTaken."""
     tracing, health = configure_tracing("candidates", settings.otlp_endpoint), HealthState(check=changed_in_place)
-    num_versions = 1 if settings.shard.is_all else VERSIONS_KEPT
-    async with opened(settings, health, tracing, versions_kept=num_versions) as (servicer, live):
+    num_versions = 1 if settings.shard.is_all else MAX_VERSIONS
+    async with opened(settings, health, tracing, max_versions=num_versions) as (servicer, live):
         health.serve_as([PROCESSES["candidates"].health_of(live.search.info.model_version, str(settings.shard))])
 
         def add_services(server: grpc.aio.Server) -> list[str]:

@@ -68,8 +68,7 @@ class Choice:
         self, max_gap: float, deadline: float | None, num_searches: int, tried: Sequence[str] = ()
     ) -> str | None:
         """Return the best algorithm, among those not tried, to prove the gap for `num_searches` together until
-        `deadline`; None
-        if there is no time.
+        `deadline`; None if there is no time.
         """
         left = inf if deadline is None else max(0.0, deadline - self._clock()) / num_searches
         gaps = bisect_right(_GAPS, max_gap)
@@ -82,8 +81,7 @@ class Choice:
 
     def of(self, deadline: float | None, num_searches: int) -> str:
         """Return the first algorithm that fits `num_searches` together into their share of the time until `deadline`
-        (on the
-        clock), else the cheapest one; the first one without a deadline.
+        (on the clock), else the cheapest one; the first one without a deadline.
         """
         now, cheapest = self._clock(), ("", float("inf"))
         for name, (cost, measured) in self._costs.items():

@@ -23,8 +23,7 @@ class Stage(Enum):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SearchQuery:
     """One search. query: one state. algorithm: "" lets the process choose one that meets `deadline` (monotonic clock),
-    and
-    proves `max_gap` if given.
+    and proves `max_gap` if given.
     """
 
     query: QueryStates
@@ -42,12 +41,11 @@ class SearchQuery:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Found:
+class SearchResult:
     """The index's result: scores descending, ties by item id. `bound` at stage FIRST, `certificate` at FULL.
 
     passes: of all attempts, with the times of the whole batch and the items touched (1,) by this search. votes: of
-    memory
-    and neighbours for each item, in similarity units, None if nothing votes.
+    memory and neighbours for each item, in similarity units, None if nothing votes.
     """
 
     algorithm: str
@@ -60,7 +58,7 @@ class Found:
     served: Served
     votes: list[float] | None = None
 
-    def after(self, earlier: "Found") -> "Found":
+    def after(self, earlier: "SearchResult") -> "SearchResult":
         """Return the attempt with the smaller proven gap, with the time and passes of both."""
         gaps = [
             inf if one.certificate is None or one.certificate.gap is None else one.certificate.gap
@@ -77,7 +75,7 @@ class Found:
 class SearchAnswer:
     """An answer with its provenance; times in seconds. model_share: lambda of the votes, 1 without any."""
 
-    found: Found
+    found: SearchResult
     model_version: str
     model_share: float
     queue_s: float

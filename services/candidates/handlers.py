@@ -1,8 +1,7 @@
 """Search: validate requests, batch concurrent ones, and scan once per batch.
 
 The event loop only validates and queues. One worker thread runs the index, so a kernel works on one batch at a time
-with
-its threads. The stream's thread changes the catalogue meanwhile; a batch uses one version.
+with its threads. The stream's thread changes the catalogue meanwhile; a batch uses one version.
 """
 
 import time
@@ -17,10 +16,18 @@ from services.algorithms.indexes.protocol import Pass
 from services.algorithms.items.live_catalogue import LiveCatalogue, Served
 from services.algorithms.rules.filters import ItemFilter
 from services.algorithms.scoring.states import FloatArray, QueryStates
-from services.algorithms.scoring.voted_answers import Joined, Votes, joined_answer, joined_pool, num_negative
+from services.algorithms.scoring.voted_answers import ScoredItems, Votes, joined_answer, joined_pool, num_negative
 from services.candidates.audit import Answered, Audit
 from services.candidates.choice import Choice
-from services.candidates.domain import Found, IndexInfo, SearchAnswer, SearchQuery, SimilarAnswer, Stage, VotesQuery
+from services.candidates.domain import (
+    IndexInfo,
+    SearchAnswer,
+    SearchQuery,
+    SearchResult,
+    SimilarAnswer,
+    Stage,
+    VotesQuery,
+)
 from services.candidates.metrics import CandidatesMetrics
 from services.candidates.votes import Voting
 from services.contracts.explanations import ItemVotes
@@ -54,7 +61,7 @@ class Search:
         self.shard = shard
         self._algorithms, self._copied_bytes_per_item = list(algorithms), copied_bytes_per_item
         self._names, self._choice = _short_names(algorithms), Choice(algorithms)
-        self._batcher: Batcher[SearchQuery, Found] = Batcher(
+        self._batcher: Batcher[SearchQuery, SearchResult] = Batcher(
             self.find_all, max_batch=MAX_BATCH, max_queue=MAX_QUEUE, name="candidates", on_batch=metrics.batch
         )
         metrics.loaded(self.info)
@@ -182,12 +189,12 @@ class Search:
         except ValueError as exc:
             raise InvalidRequest(f"query_state: {exc}") from exc
 
-    def find_all(self, searches: Sequence[SearchQuery]) -> list[Found]:
+    def find_all(self, searches: Sequence[SearchQuery]) -> list[SearchResult]:
         """Answer validated searches (worker thread): one scan per kind, on the newest version unless a search names
         another.
         """
         newest = self._catalogue.served
-        answers: dict[int, Found] = {}
+        answers: dict[int, SearchResult] = {}
         tried: list[list[str]] = [[] for _ in searches]
         left: Sequence[int] = range(len(searches))
         while left:
@@ -223,7 +230,7 @@ class Search:
         name = self._choice.proving(search.max_gap, search.deadline, num_searches, others)
         return name if name or tried else self._choice.of(search.deadline, num_searches)
 
-    def _proved(self, search: SearchQuery, found: Found) -> None:
+    def _proved(self, search: SearchQuery, found: SearchResult) -> None:
         """Note what an attempt at a gap proved."""
         if search.max_gap is not None and found.certificate is not None:
             is_proven = found.certificate.proves(search.max_gap)
@@ -238,7 +245,7 @@ class Search:
         k: int,
         max_gap: float,
         searches: Sequence[SearchQuery],
-    ) -> list[Found]:
+    ) -> list[SearchResult]:
         started = time.perf_counter()
         queries = _stack([search.query for search in searches])
         votes = self._votes.of(queries, searches)
@@ -256,7 +263,7 @@ class Search:
         self._metrics.passed(algorithm, passes)
         answers = []
         for query, (search, one) in enumerate(zip(searches, joined, strict=True)):
-            answer = Found(
+            answer = SearchResult(
                 algorithm=algorithm,
                 item_ids=one.item_ids,
                 scores=one.scores.tolist(),
@@ -296,7 +303,7 @@ class Search:
         searches: Sequence[SearchQuery],
         queries: QueryStates,
         votes: Sequence[Votes] | None,
-    ) -> tuple[list[Joined], tuple[Pass, ...]]:
+    ) -> tuple[list[ScoredItems], tuple[Pass, ...]]:
         more = 0 if votes is None else num_negative(votes)
         top = self._catalogue.index.search(
             queries,
@@ -310,7 +317,7 @@ class Search:
         for query, (ids, scores, certificate) in enumerate(
             zip(top.item_ids, top.scores, top.certificates, strict=True)
         ):
-            one = Joined(item_ids=list(ids), scores=scores[: len(ids)], certificate=certificate)
+            one = ScoredItems(item_ids=list(ids), scores=scores[: len(ids)], certificate=certificate)
             if votes is not None:
                 one = joined_answer(
                     self._catalogue,
@@ -334,13 +341,13 @@ class Search:
         searches: Sequence[SearchQuery],
         queries: QueryStates,
         votes: Sequence[Votes] | None,
-    ) -> tuple[list[Joined], list[float | None], tuple[Pass, ...]]:
+    ) -> tuple[list[ScoredItems], list[float | None], tuple[Pass, ...]]:
         pool = self._catalogue.index.first_stage(
             queries, size, [search.filter for search in searches], algorithm=algorithm, version=served.version
         )
         joined = []
         for query, (ids, scores) in enumerate(zip(pool.item_ids, pool.scores, strict=True)):
-            one = Joined(item_ids=list(ids), scores=scores[: len(ids)])
+            one = ScoredItems(item_ids=list(ids), scores=scores[: len(ids)])
             if votes is not None and votes[query]:
                 found = (one.item_ids, one.scores)
                 wanted = searches[query].filter
@@ -360,7 +367,7 @@ def _stack(queries: Sequence[QueryStates]) -> QueryStates:
     )
 
 
-def _is_open(search: SearchQuery, found: Found) -> bool:
+def _is_open(search: SearchQuery, found: SearchResult) -> bool:
     """Return whether another attempt may prove the gap."""
     if search.max_gap is None or search.algorithm or found.certificate is None:
         return False

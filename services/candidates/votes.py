@@ -83,8 +83,7 @@ class RememberedVotes:
 
 class Voting:
     """Merges the votes of memory and neighbours: final = n * (m * s + (1 - m) * remembered) + (1 - n) * near, with
-    their
-    lambdas m and n, 1 for an absent one; as one vote, model_share * s + (1 - model_share) * vote.
+    their lambdas m and n, 1 for an absent one; as one vote, model_share * s + (1 - model_share) * vote.
     """
 
     def __init__(self, base: Catalogue, memory: RememberedVotes | None) -> None:
@@ -115,8 +114,7 @@ class Voting:
 
     def of(self, queries: QueryStates, searches: Sequence[SearchQuery]) -> list[dict[str, float]] | None:
         """Return each query's votes by item; None if nothing can vote. The filter's seen items, without rejected ones,
-        vote for
-        their neighbours.
+        vote for their neighbours.
         """
         if self.memory is None and self._base.neighbours is None:
             return None
@@ -140,8 +138,7 @@ class Voting:
         self, found: Mapping[str, float], seen: Sequence[str], against: Sequence[str], leaves_out: bool, but: str = ""
     ) -> dict[str, float]:
         """found: votes of the memory. seen: items, newest first, without votes of their own if `leaves_out`. against:
-        those of
-        them that do not vote.
+        those of them that do not vote.
         """
         votes = {item_id: self._of_memory * vote for item_id, vote in found.items()}
         neighbours, rows = self._base.neighbours, self._base.voting

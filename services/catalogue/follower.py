@@ -97,8 +97,7 @@ class Listener(Protocol):
 
 class CatalogueFollower(TopicFollower):
     """Follows both topics. A batch of deltas that cannot be applied is never skipped: the index would be wrong under a
-    later
-    position.
+    later position.
     """
 
     def __init__(
@@ -118,10 +117,8 @@ class CatalogueFollower(TopicFollower):
         tracing: Tracing = OFF,
     ) -> None:
         """follows_deltas False: follow `items` only. kinds: of the bundle's declared attributes; an item with one of
-        another kind
-        is unreadable. `items` is read from its start even with a snapshot. holds: whether an item is the listener's;
-        states of
-        others are not read.
+        another kind is unreadable. `items` is read from its start even with a snapshot. holds: whether an item is the
+        listener's; states of others are not read.
         """
         super().__init__(
             "catalogue-follower",
@@ -185,8 +182,7 @@ class CatalogueFollower(TopicFollower):
 
     def drop(self, topic: str) -> None:
         """Deltas: return to the bundle. Items: an item's newest description is complete, so the former topic's stays
-        until the
-        new one has its own.
+        until the new one has its own.
         """
         if topic == INDEX_DELTAS:
             self._batches, self._pending, self._traceparents = Batches(), [], {}

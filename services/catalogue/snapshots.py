@@ -2,8 +2,7 @@
 
 One is written every few minutes while serving, with the batch that it reflects. It is used only if the topic still has
 that batch's last record at its offset. A recreated topic has another record there. If compaction removed it, so much
-was
-written since that reading everything takes about as long. Indexes are not known here.
+was written since that reading everything takes about as long. Indexes are not known here.
 """
 
 import math
@@ -87,8 +86,7 @@ class CatalogueSnapshots:
 
     def first_offset(self, is_in_place: Callable[[int, str], bool]) -> int | None:
         """Return the first record missing in the catalogue; None if its snapshot is too old, or of another topic: then
-        it
-        returns to the bundle's states.
+        it returns to the bundle's states.
         """
         if self._taken is None or self._taken["position"] < 0:
             return 0

@@ -21,7 +21,7 @@ from services.algorithms.bundles.model_bundle import BundleError, load_bundle
 from services.algorithms.bundles.sealed_files import file_entry
 from services.refresher.adapters.checkpoint_files import CheckpointFiles
 from services.refresher.checkpoint import CheckpointError, to_file
-from services.refresher.ports import Kept
+from services.refresher.ports import StoredCheckpoint
 
 MANIFEST = "manifest.json"
 FORMAT = 1
@@ -73,7 +73,7 @@ def make_backup(
     folder: Path,
     *,
     bundle: Path,
-    checkpoints: Callable[[int], Iterable[Kept]],
+    checkpoints: Callable[[int], Iterable[StoredCheckpoint]],
     partitions: Collection[int],
     interactions: Mapping[int, int],
     epoch: str | None,
@@ -229,7 +229,7 @@ def _bundle_version(bundle: Path) -> str:
 
 
 def _newest_whole(
-    load: Callable[[int], Iterable[Kept]], partitions: Collection[int]
+    load: Callable[[int], Iterable[StoredCheckpoint]], partitions: Collection[int]
 ) -> Iterator[tuple[int, tuple[bytes, int]]]:
     """Yield, per partition with one, the newest complete checkpoint as a file, and its folded offset."""
     for number in sorted(partitions):

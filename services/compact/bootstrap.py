@@ -3,7 +3,7 @@
 from functools import partial
 
 from services.algorithms.bundles.tensor_file import changed_in_place
-from services.algorithms.items.live_catalogue import VERSIONS_KEPT
+from services.algorithms.items.live_catalogue import MAX_VERSIONS
 from services.candidates.bootstrap import opened
 from services.candidates.config import CandidatesSettings
 from services.compact.config import CompactSettings
@@ -36,7 +36,7 @@ async def run(settings: CompactSettings) -> None:
         raise ConfigError(
             f"FRESHET_CANDIDATES_SHARD='{followed.shard}' allowed in a compact process, which has no peers: 0/1"
         )
-    async with opened(followed, health, tracing, versions_kept=VERSIONS_KEPT) as (candidates, live):
+    async with opened(followed, health, tracing, max_versions=MAX_VERSIONS) as (candidates, live):
         rerank = Rerank(catalogue=live.catalogue, metrics=RerankerMetrics())
         reranker = RerankerServicer(rerank, check_ready=candidates.check_ready)
         peers = {"candidates": InProcess(candidates), "reranker": InProcess(reranker)}

@@ -3,8 +3,7 @@
     price<=20   released >= 2026-01-01   language in en,de   brand not in "7",x   has price   has no price
 
 A value's form gives its kind: 20 or -1.5e3 is a number, 2026-01-01 or 2026-01-01T08:00:00+02:00 a time (UTC by
-default),
-anything else, or text in double quotes, a tag.
+default), anything else, or text in double quotes, a tag.
 """
 
 import re

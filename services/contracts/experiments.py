@@ -94,8 +94,7 @@ class Experiment:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Assignment:
     """A user's arm of an experiment. `arm` is None for an interleaved one, where both arms make the answer. A tester
-    chose
-    a forced one; results do not count it.
+    chose a forced one; results do not count it.
     """
 
     experiment: Experiment

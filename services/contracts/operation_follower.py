@@ -63,8 +63,7 @@ class OperationFollower(TopicFollower, Generic[S]):
 
     def take(self, records: Sequence[SourceRecord], ends: Mapping[str, int]) -> None:
         """Apply the operations, and pass the newest state on after all were read. Raises: errors of `changed`; the
-        state is then
-        passed on again.
+        state is then passed on again.
         """
         void = self._counted.void
         self._counted.take(records)

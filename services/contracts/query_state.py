@@ -54,8 +54,7 @@ def from_message(message: common_pb2.QueryState) -> PackedQueryState:
 
 def unpacked(message: common_pb2.QueryState, unpack: Callable[..., T]) -> T:
     """Return the arrays of a message. unpack: `algorithms.scoring.packed_state.unpack_query_state`, which this package
-    may
-    not import.
+    may not import.
 
     Raises: InvalidRequest with the field if `unpack` raises ValueError.
     """

@@ -1,8 +1,7 @@
 """Shards of a catalogue: a process serves the items in a hash range of ids.
 
 Shard i of n has the ids whose 64-bit hash lies in [i, i + 1) * 2^64 / n. Callers and servers compute it, so no mapping
-is
-stored. n is constant in an installation: another n needs other processes.
+is stored. n is constant in an installation: another n needs other processes.
 """
 
 from dataclasses import dataclass

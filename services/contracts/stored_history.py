@@ -43,8 +43,7 @@ class RecentId(NamedTuple):
 
 class PackedHistory(NamedTuple):
     """A user as stored, not decoded. events, recent: `HistoryEvents` and `RecentIds`, serialised. seen_times_ms: the
-    newest
-    event time of each seen item (joined with NUL); the first one, then differences.
+    newest event time of each seen item (joined with NUL); the first one, then differences.
     """
 
     positions: Mapping[int, int]

@@ -54,10 +54,8 @@ class TopicReader:
         for them.
 
         window_ms: how long the broker gathers records before it answers. rest_ms: how long it waits for the first one;
-        another
-        request (`bounds`, for example) waits for that answer on its connection. pause_ms: how long records may gather
-        after a
-        read, so that a busy stream takes few turns; the first one after a silence is read at once.
+        another request (`bounds`, for example) waits for that answer on its connection. pause_ms: how long records may
+        gather after a read, so that a busy stream takes few turns; the first one after a silence is read at once.
         dead_letters: closed with the reader.
         """
         self._bootstrap, self._topics = bootstrap, topics

@@ -46,8 +46,7 @@ class Share:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VersionSets(Revised):
     """All sets. before: the serving set before the last promotion, "" for none. salt: of the hash that chooses the
-    canary's
-    users.
+    canary's users.
     """
 
     sets: Mapping[str, VersionSet]
@@ -97,8 +96,7 @@ class VersionSets(Revised):
 
     def canaried(self, name: str, share: float, salt: str) -> "VersionSets":
         """Serve this share of users by the set; 0 ends it. A continued canary retains its salt, so its users change
-        only by the
-        difference. Raises: as `shadowed`.
+        only by the difference. Raises: as `shadowed`.
         """
         chosen = self._share_of(name, share)
         goes_on = self.canary is not None and self.canary.name == name

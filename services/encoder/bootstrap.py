@@ -45,11 +45,11 @@ from services.platform.tracing import OFF, Tracing
 from services.user_state.forget_topic import ForgetTopic, KnownForgets
 from services.user_state.forgetting import Forgotten
 from services.user_state.history_topic import HistoryTopic
-from services.user_state.keep_histories import KeepHistories
 from services.user_state.leases import RedisLeases
 from services.user_state.log_replay import LogReplay
 from services.user_state.reader import StateReader
 from services.user_state.restore_users import RestoreUsers
+from services.user_state.write_histories import WriteHistories
 from services.user_state.writer import StateWriter
 
 log = structlog.get_logger()
@@ -198,13 +198,13 @@ def make_stream(
     health: HealthState | None = None,
     tracing: Tracing = OFF,
 ) -> Stream:
-    """Assemble the stream with the own model; `hold` adds others. health: set when the stream is ready."""
+    """Assemble the stream with the own model; `set_others` adds others. health: set when the stream is ready."""
     outbox = KafkaOutbox(BulkProducer(settings.kafka, client_id="freshet-encoder"), tracing=tracing)
     vocabulary, keys, forgotten = own.vocabulary, pseudonym_keys(settings), Forgotten()
     # A second reader: lost users' records are read from the beginning.
     log_again = _reader(settings, INTERACTIONS, "-restore", max_poll_records=10_000)
     histories = _reader(settings, HISTORIES, "-histories", max_poll_records=2_000)
-    keep = KeepHistories(
+    keep = WriteHistories(
         topic=HistoryTopic(histories, outbox, metrics.kept.inc),
         log=log_again,
         store=store,
@@ -294,7 +294,7 @@ async def run(settings: EncoderSettings) -> None:
 
     def changed(others: tuple[Model, ...]) -> None:
         # The stream uses a model before `Encode` serves it; a model is closed after the batch that used it.
-        stream.records.encode_batch.hold(others)
+        stream.records.encode_batch.set_others(others)
         asyncio.run_coroutine_threadsafe(served.take(others), loop).result()
 
     models = Models(own, open_model=partial(open_model, settings), changed=changed, close=close_model)

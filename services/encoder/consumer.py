@@ -82,8 +82,7 @@ class Consumer(Follower):
     """Applies the stream until stopped; ready after store, topics and model were all reached.
 
     Two processes may work on one partition for a moment, if one was paused beyond its lease. That costs a Conflict:
-    each
-    write compares the partition's watermark, and readers deduplicate by position.
+    each write compares the partition's watermark, and readers deduplicate by position.
     """
 
     def __init__(
@@ -115,7 +114,7 @@ class Consumer(Follower):
         # False while poll position and store may differ, also after an error: the next turn then starts with a resync.
         self._in_step = False
         # During an import only the import writes users.
-        self._is_held = False
+        self._is_paused = False
         self._poll_records = limits.min_records
         self._committed: dict[int, int] = {}
         self._commit_due, self._check_due = Due(limits.commit_every_s), Due(limits.check_every_s)
@@ -127,7 +126,7 @@ class Consumer(Follower):
         """Write histories, commit, release the partitions. Unfinished work is read again."""
         try:
             if self._in_step:
-                if not self._is_held:
+                if not self._is_paused:
                     self._handler.finish()
                 self._commit()
                 self._stream.poll(0, 1)
@@ -146,10 +145,10 @@ class Consumer(Follower):
         if self._check_due(now):
             self._check_store(now)
         records: Sequence[SourceRecord] = ()
-        if not self._is_held:
+        if not self._is_paused:
             with self._stepping():
                 self._metrics.forgets.inc(self._forgets.follow())
-        if self._is_held or not self._handler.progress.watermarks:
+        if self._is_paused or not self._handler.progress.watermarks:
             self._stop.wait(self._limits.poll_ms / 1000)
         else:
             wait_ms = 0 if self._handler.lost.is_busy else self._limits.poll_ms
@@ -160,12 +159,12 @@ class Consumer(Follower):
         full = len(records) >= self._poll_records
         self._poll_records = min(2 * self._poll_records, self._limits.max_records) if full else self._limits.min_records
         if self._commit_due(time.monotonic()):
-            if not self._is_held:
+            if not self._is_paused:
                 with self._stepping():
                     self._handler.progress.pass_over(self._stream.positions())
             self._commit()
         done = 0
-        if not self._is_held:
+        if not self._is_paused:
             with self._stepping():
                 done = self._handler.turn()
         return len(records) + done
@@ -187,8 +186,8 @@ class Consumer(Follower):
             if self._is_ready:
                 self._metrics.rewinds.inc()
         self._metrics.tails_lost.inc(progress.tails_lost - lost_before)
-        self._is_held = progress.is_held()
-        if not self._is_held:
+        self._is_paused = progress.is_paused()
+        if not self._is_paused:
             # A log that passed as the same may still have lost records that a forget names.
             ends = progress.unknown_logs(self._stream.end_offsets())
             self._metrics.forgets.inc(self._forgets.resync(progress.epoch, ends, progress.watermarks.keys()))
@@ -221,18 +220,18 @@ class Consumer(Follower):
 
     def _check_store(self, now: float) -> None:
         """Detect an emptied store, lost users and an import; during an import nothing is polled."""
-        was_held, progress = self._is_held, self._handler.progress
+        was_paused, progress = self._is_paused, self._handler.progress
         with self._stepping():
-            self._is_held = progress.is_held()
-            if was_held and not self._is_held:
+            self._is_paused = progress.is_paused()
+            if was_paused and not self._is_paused:
                 self._synchronise()
-            if not self._is_held:
+            if not self._is_paused:
                 progress.check_epoch()
                 self._forgets.check()
                 usage = self._handler.lost.find(look=self._look_due(now))
                 self._metrics.store_memory.set(usage.memory_share)
-        if self._is_held != was_held:
-            log.info("stream_held" if self._is_held else "stream_released", watermarks=progress.watermarks)
+        if self._is_paused != was_paused:
+            log.info("stream_held" if self._is_paused else "stream_released", watermarks=progress.watermarks)
 
     def _check_log(self, now: float, records: Sequence[SourceRecord]) -> None:
         """Check, before records are applied, that the topic is the same. An idle stream checks nothing."""

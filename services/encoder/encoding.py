@@ -73,8 +73,7 @@ def rows_of(vocabulary: Vocabulary, events: Sequence[StoredEvent]) -> npt.NDArra
 
 def cache_key(user_id: str) -> int:
     """Return a user's key in the encoders' caches, 63 bits. A cache entry is compared with the job, so a collision
-    costs
-    time and never gives a wrong state.
+    costs time and never gives a wrong state.
     """
     return int.from_bytes(blake2b(user_id.encode(), digest_size=8, person=b"encoder-cache").digest(), "little") >> 1
 
@@ -89,10 +88,8 @@ def encode_job(
 ) -> tuple[EncodeJob | None, dict[int, int]]:
     """Return a job for the states after the first n events, for each n in `wanted`.
 
-    cached: the user's next job will likely begin like this one, as in the stream.
-    The job is None if no wanted prefix has an item that the encoder reads. The dictionary gives, for each n with a
-    state,
-    its row in the job's answer.
+    cached: the user's next job will likely begin like this one, as in the stream. The job is None if no wanted prefix
+    has an item that the encoder reads. The dictionary gives, for each n with a state, its row in the job's answer.
     """
     lengths = sorted(set(wanted))
     longest = lengths[-1] if lengths else 0

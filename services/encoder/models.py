@@ -43,8 +43,7 @@ class Models:
 
     def drop(self, cache_keys: Sequence[int]) -> None:
         """Drop these cache keys in all models. Raises: as the own encoder, which comes last so that the others drop
-        theirs even
-        if the inference server is unavailable.
+        theirs even if the inference server is unavailable.
         """
         for model in (*self.others, self.own):
             model.encoder.drop(cache_keys)

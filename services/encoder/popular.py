@@ -20,8 +20,7 @@ def popularity_steps(work: Iterable[UserWork], schema: EventSchema, half_life_s:
     """Return each partition's added and removed levels.
 
     Of a user's events with an item, the strongest in the window and the recent ids counts. An undone event is
-    subtracted if
-    the window still had it; otherwise it fades.
+    subtracted if the window still had it; otherwise it fades.
     """
     made: dict[int, tuple[dict[str, float], dict[str, float]]] = {}
     for user in work:

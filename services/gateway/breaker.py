@@ -48,8 +48,7 @@ class Breaker:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """timeouts_to_open: at least this many failures if they are time-outs. stalled_s: returns how long our event
-        loop stalled
-        since a time of the clock.
+        loop stalled since a time of the clock.
         """
         self.name = name
         self._open_seconds = open_seconds
@@ -82,8 +81,7 @@ class Breaker:
 
     def end(self, error: BaseException | None, *, probe: bool, patient: bool, began: float | None = None) -> None:
         """Record the end of an admitted call. Only errors of the tree count as failures, except refusals: the
-        dependency is alive
-        and rejects that request. patient: as in `run`.
+        dependency is alive and rejects that request. patient: as in `run`.
 
         A replica of another model rejects every request of this one; there may be other replicas, so it counts as
         alive.

@@ -156,8 +156,7 @@ class Encoded:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexFreshness:
     """An index's position in the stream: its last change (-1: none yet), and when the broker received the newest
-    interaction
-    in it (Unix milliseconds), with the seconds from then until it was served.
+    interaction in it (Unix milliseconds), with the seconds from then until it was served.
     """
 
     deltas_offset: int = -1
@@ -262,9 +261,8 @@ class StageTimes:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recommendation:
     """The answer with its provenance. state_source: "stored", "stored_history" (computed from the stored history for
-    this
-    answer), "request", "none", or "page" (of a stored list). absence_bucket: of the state used. max_gap: as requested.
-    items_touched: as in a pool, of all searches.
+    this answer), "request", "none", or "page" (of a stored list). absence_bucket: of the state used. max_gap: as
+    requested. items_touched: as in a pool, of all searches.
     """
 
     items: Sequence[ScoredItem]

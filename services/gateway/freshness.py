@@ -35,8 +35,7 @@ class ServedIndex:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FreshnessReport:
     """The answer. interactions: applied to user states; attributions: folded into item states; a partition without
-    report is
-    left out.
+    report is left out.
     """
 
     model_version: str

@@ -26,8 +26,7 @@ _CHECK_S = 4.0
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GetFreshness:
     """The handler. timeout_s: limit of each part's answer, longer than a stage of Recommend has, since a busy part is
-    not
-    unavailable.
+    not unavailable.
     """
 
     ports: Ports

@@ -72,8 +72,7 @@ def make_handlers(
     others: Callable[[], Sequence[Refreshers]] = tuple,
 ) -> Handlers:
     """Make every handler. titles: live. stalls: of this event loop. rules: standing ones. others: refreshers of other
-    version
-    sets.
+    version sets.
     """
     rules = rules or LiveRules(model.kinds)
     stages = Stages(ports, limits, model, stalls=stalls, on_nothing=metrics.component_failed)

@@ -33,8 +33,7 @@ class UserStates(Protocol):
 
     async def read_user(self, user_id: str, *, with_seen: bool, partition: int | None) -> UserView:
         """Read in one round trip: state, seen items (if requested), epoch, and a partition's applied watermark: the
-        named one's,
-        else that of the user's home.
+        named one's, else that of the user's home.
         """
 
     async def read_history(self, user_id: str) -> Sequence[HistoryEvent]:
@@ -52,8 +51,7 @@ class Sessions(Protocol):
 
     async def push(self, kind: str, user_id: str, entry: bytes, *, most: int, ttl_seconds: int) -> bool:
         """Prepend an entry. The newest `most` stay; the list expires this long after the last one. False: the user has
-        no history,
-        so nothing is stored.
+        no history, so nothing is stored.
         """
 
     async def read(self, user_id: str, wanted: Mapping[str, int]) -> Mapping[str, list[bytes]]:
@@ -96,8 +94,7 @@ class Candidates(Protocol):
         max_gap: float | None = None,
     ) -> Pool:
         """Return the first stage's pool: at most `pool_size` allowed items for the reranker, with a bound that may
-        prove `max_gap`
-        if time allows.
+        prove `max_gap` if time allows.
         """
 
     async def similar(
@@ -143,8 +140,7 @@ class Reranker(Protocol):
         timeout_s: float,
     ) -> ExplainedScore:
         """Return the parts of the item's similarity, and the rules that name it; max_pairs 0 is all. Raises: NotFound
-        for an
-        unknown item.
+        for an unknown item.
         """
 
     async def served(self, timeout_s: float) -> ServedIndex:
@@ -158,15 +154,13 @@ class TextSources(Protocol):
         self, sources: Sequence[str], query: str, *, k: int, filter: ItemFilter, timeout_s: float
     ) -> Mapping[str, SourceHits | FreshetError]:
         """Return at most k allowed items by each of `sources` (of `searching.SOURCES`), or its error:
-        PreconditionFailed if it is
-        not loaded. Raises: DependencyUnavailable, DeadlineExceeded for all of them.
+        PreconditionFailed if it is not loaded. Raises: DependencyUnavailable, DeadlineExceeded for all of them.
         """
 
 
 class Refreshers(Protocol):
     """The processes that fold attributions into item states. No method raises: any number of them may be unavailable.
-    Each
-    also returns whether all of them answered (False without refreshers).
+    Each also returns whether all of them answered (False without refreshers).
     """
 
     async def folded(self, timeout_s: float) -> tuple[list[PartitionProgress], bool]:
@@ -198,8 +192,7 @@ class ExposureLog(Protocol):
 
     def append(self, user_id: str, exposure: Exposure) -> None:
         """Enqueue an exposure, written a moment later under the user's pseudonym. Never waits or fails: one that cannot
-        be written
-        is counted as lost.
+        be written is counted as lost.
         """
 
 

@@ -78,8 +78,7 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
 
     async def _recommended(self, query: RecommendQuery) -> tuple[ServedSet, Recommendation]:
         """Return the answer by the user's arms, and its set. A list of pages, an answer that later ones exclude, and
-        one with a
-        max gap need a single ranking: they take no part in an interleaved experiment.
+        one with a max gap need a single ranking: they take no part in an interleaved experiment.
         """
         served, assignments = self.routes.assigned(query.user_id, query.context, query.arms)
         mixed = next((one for one in assignments if one.arm is None), None)

@@ -70,7 +70,7 @@ class Preferences:
     # How much an impression lowers its item's score for that user, in units of the score, and its half-life.
     impression_discount: float = 0.0
     impression_half_life_s: float = 24 * 3600.0
-    # Popular items are favoured for users with fewer items than this.
+    # Popular items are boosted for users with fewer items than this.
     cold_items: int = 0
     # The share of positions for new items, and how long an item is new.
     new_item_share: float = 0.0
@@ -207,8 +207,7 @@ class Stages:
 
     async def find_state(self, work: Work[Any], view: UserView) -> FoundState:
         """Return the stored state if it reflects the whole history; else one made from the history now; if that is
-        unavailable,
-        the stored one, marked.
+        unavailable, the stored one, marked.
         """
         stored = view.state
         if stored is not None and view.reaches_history:
@@ -242,8 +241,7 @@ class Stages:
 
     async def _encode_stored(self, work: Work[Any]) -> tuple[PackedQueryState | None, int, bool]:
         """Return the query state of the stored history (None if there is none, or it is unavailable), the time of its
-        last event,
-        and whether state store and encoder answered.
+        last event, and whether state store and encoder answered.
         """
         history = await self._attempt(
             work,

@@ -17,7 +17,7 @@ from services.contracts.topics.interactions import (
 )
 from services.gateway.domain import FreshnessToken, HistoryEvent, RecommendQuery, SimilarQuery
 from services.gateway.recommend.explanation import ExplainQuery
-from services.gateway.recommend.shown_before import MAX_ANSWERS
+from services.gateway.recommend.repeats import MAX_ANSWERS
 from services.gateway.search.searching import SearchQuery
 from services.platform.errors import InvalidRequest
 from services.platform.validation import MAX_ID_BYTES, validate_id, validate_query, validate_text
@@ -221,8 +221,7 @@ def check_interaction(interaction: Interaction, now_ms: int, prefix: str = "inte
 
 def with_times(history: Sequence[HistoryEvent], now_ms: int) -> tuple[HistoryEvent, ...]:
     """Return the history with a time for every event: a missing one is its predecessor's, at the beginning its
-    successor's,
-    and now if no event has one.
+    successor's, and now if no event has one.
     """
     if all(event.event_time_ms is not None for event in history):
         return tuple(history)

@@ -22,8 +22,7 @@ class Batcher(Generic[Req, Res]):
     """Gathers concurrent `submit` calls into lists of at most `max_batch` for `process`, one list at a time.
 
     `process` runs in the worker thread and returns one result per request, in order. Its exception reaches every caller
-    of
-    that batch and does not affect the next one.
+    of that batch and does not affect the next one.
     """
 
     def __init__(
@@ -51,8 +50,7 @@ class Batcher(Generic[Req, Res]):
         """Return the result for `request`, and the seconds until its batch started.
 
         Raises: Overloaded if the queue is full; any error of `process`. A cancelled request is skipped if its batch has
-        not
-        started.
+        not started.
         """
         if self._closed:
             raise DependencyUnavailable(f"{self._name} is shutting down")

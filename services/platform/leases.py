@@ -8,8 +8,7 @@ from typing import Protocol
 @dataclass(frozen=True, slots=True)
 class Holding:
     """The leased partitions. terms: per partition, a number that grows with every owner. surplus: how many of them
-    others
-    should have.
+    others should have.
     """
 
     terms: Mapping[int, int]

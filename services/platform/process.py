@@ -28,8 +28,7 @@ def run_process(process: str, kind: type[S], run: Callable[[S], Coroutine[Any, A
     """Read settings, configure logging, run until a signal; return the exit status.
 
     An invalid setting, a taken port, an unusable bundle (ValueError) or an unavailable dependency ends it with one line
-    on
-    stderr and status 1. Other exceptions propagate with their traceback.
+    on stderr and status 1. Other exceptions propagate with their traceback.
     """
     try:
         settings = load_settings(kind)

@@ -24,10 +24,10 @@ from services.refresher.domain.rules import Rules
 from services.refresher.handlers.careful_fold import CarefulFold
 from services.refresher.handlers.describe import PartitionRegistry
 from services.refresher.handlers.fold import FoldRecords
-from services.refresher.handlers.keep_checkpoints import KeepCheckpoints
 from services.refresher.handlers.open_partition import OpenPartition
 from services.refresher.handlers.publication import Publication
 from services.refresher.handlers.publish import Publisher
+from services.refresher.handlers.write_checkpoints import WriteCheckpoints
 from services.refresher.metrics import RefresherMetrics
 from services.refresher.ports import Checkpoints, Log, Outbox
 
@@ -59,8 +59,7 @@ class Refresher(Follower):
     """Folds and publishes until stopped; ready after log, leases and outbox were all reached.
 
     An unexpected exception may leave half a change. Then all partitions return to their checkpoints and are folded
-    record
-    by record up to the failure (`handlers/careful_fold.py`).
+    record by record up to the failure (`handlers/careful_fold.py`).
     """
 
     def __init__(
@@ -83,8 +82,7 @@ class Refresher(Follower):
         tracing: Tracing = OFF,
     ) -> None:
         """withdrawn: filled here from topic `items`; `publisher` reads the same mapping. keeper: saves checkpoints in
-        the
-        background; None: folding waits for them.
+        the background; None: folding waits for them.
         """
         super().__init__(
             "attributions-consumer",
@@ -116,7 +114,7 @@ class Refresher(Follower):
             share=limits.publish_share,
             tracing=tracing,
         )
-        self._checkpoints = KeepCheckpoints(
+        self._checkpoints = WriteCheckpoints(
             self._opener, self._publication, registry, metrics, every_s=limits.checkpoint_s, keeper=keeper
         )
         self._records = FoldRecords(log)
@@ -162,7 +160,7 @@ class Refresher(Follower):
             if (state.leaving or state.returning) and state.number not in self._rebuilding:
                 self._go_on(state)
         self._in_step = not self._rebuilding
-        self._keep_house(idle=not folded)
+        self._maintain(idle=not folded)
         self.ready()
         return folded
 
@@ -296,7 +294,7 @@ class Refresher(Follower):
             log.error("attributions_lost", partition=state.number, reason=str(exc))
             self._rebuild(state, "the log has lost records")
 
-    def _keep_house(self, *, idle: bool) -> None:
+    def _maintain(self, *, idle: bool) -> None:
         if self._snapshot_due(time.monotonic()):
             with self._registry.lock:
                 for state in self._registry.partitions.values():

@@ -69,10 +69,9 @@ class Outbox(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class StoredCheckpoint:
     """A stored checkpoint. name: for messages. read: returns its values and parts; raises CheckpointError with the
-    defect
-    and its place, or DependencyUnavailable. is_base: after reading, `Checkpoints.save` may name its parts.
+    defect and its place, or DependencyUnavailable. is_base: after reading, `Checkpoints.save` may name its parts.
     """
 
     name: str
@@ -85,15 +84,13 @@ class Checkpoints(Protocol):
 
     def save(self, partition: int, values: Mapping[str, Any], parts: Mapping[str, bytes | None]) -> None:
         """Save the newest checkpoint; the previous one stays. A part that is None is unchanged since this object's last
-        save
-        or read. values: JSON.
+        save or read. values: JSON.
 
         Raises: DependencyUnavailable; Conflict if another process opened the partition meanwhile: its parts may then no
-        longer
-        be named.
+        longer be named.
         """
 
-    def load(self, partition: int) -> Iterator[Kept]:
+    def load(self, partition: int) -> Iterator[StoredCheckpoint]:
         """Open a partition and return its checkpoints, newest first. A previous owner can no longer save."""
 
     def close(self) -> None:

@@ -18,7 +18,7 @@ from services.algorithms.indexes.mutable.index import IndexFullError
 from services.algorithms.indexes.mutable.snapshot import Snapshot, load_snapshot, snapshots
 from services.algorithms.indexes.protocol import Index
 from services.algorithms.items.catalogue import Catalogue, catalogue_from_bundle, required_bytes
-from services.algorithms.items.live_catalogue import VERSIONS_KEPT, LiveCatalogue
+from services.algorithms.items.live_catalogue import MAX_VERSIONS, LiveCatalogue
 from services.algorithms.native.threads import set_compute_threads
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.scoring.states import PairGate
@@ -65,7 +65,7 @@ def load_catalogue(settings: RerankerSettings) -> tuple[LiveCatalogue, Catalogue
 def make_live(base: Catalogue, limit_mb: int, snapshot: Snapshot | None = None) -> LiveCatalogue:
     """Return the catalogue with its last versions. It has no search algorithm, since items are looked up by id."""
     limit = limit_mb << 20 if limit_mb else available_bytes()
-    return LiveCatalogue(base, build=_no_algorithm, max_bytes=limit, versions_kept=VERSIONS_KEPT, snapshot=snapshot)
+    return LiveCatalogue(base, build=_no_algorithm, max_bytes=limit, max_versions=MAX_VERSIONS, snapshot=snapshot)
 
 
 async def run(settings: RerankerSettings) -> None:

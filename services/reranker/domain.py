@@ -16,11 +16,9 @@ class RerankQuery:
 
     bound: no allowed item outside the pool has a higher s; -inf if nothing was left out, None without proof.
     max_per_category: 0 is no limit. diversity: weight of dissimilarity, 0-1. index_version: of the pool and the bound;
-    "" if
-    unknown. position: of that version, None if unknown. votes: of the first stage, parallel to the pool (empty: none).
-    model_share: lambda of the votes. discounts: subtracted from the final scores, parallel to the pool (empty: none), 0
-    or
-    more.
+    "" if unknown. position: of that version, None if unknown. votes: of the first stage, parallel to the pool (empty:
+    none). model_share: lambda of the votes. discounts: subtracted from the final scores, parallel to the pool (empty:
+    none), 0 or more.
     """
 
     query: QueryStates
@@ -42,8 +40,7 @@ class RerankQuery:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ranked:
     """The chosen items in display order with final scores: s, or with votes model_share * s + (1 - model_share) * vote,
-    less
-    discounts. The certificate applies to the ranking before rules and diversity.
+    less discounts. The certificate applies to the ranking before rules and diversity.
     """
 
     item_ids: list[str]

@@ -71,11 +71,11 @@ class Children:
         self._write(name, _PidFile(pid=child.pid, created=process.create_time(), argv=argv))
         return process
 
-    def stand_back(self, name: str, cpu_shares: int) -> None:
+    def lower_priority(self, name: str, cpu_shares: int) -> None:
         """Give the process of that name, a session leader, the niceness of that weight."""
         process = self.find(name)
         if process is not None and cpu_shares < FULL_CPU_SHARES:
-            _stand_back(process.pid, cpu_shares)
+            _lower_priority(process.pid, cpu_shares)
 
     def find(self, name: str) -> psutil.Process | None:
         """Return the running process of that name, or None."""
@@ -144,7 +144,7 @@ class _PidFile:
     argv: list[str]
 
 
-def _stand_back(pid: int, cpu_shares: int) -> None:
+def _lower_priority(pid: int, cpu_shares: int) -> None:
     """Desktop Linux weighs sessions, not processes (autogroup): set both; other systems have no such file."""
     niceness = min(19, round(math.log(FULL_CPU_SHARES / cpu_shares, _WEIGHT_PER_NICENESS)))
     with contextlib.suppress(OSError):  # it has ended

@@ -44,8 +44,7 @@ def read_compose(path: Path = COMPOSE_FILE, environ: Mapping[str, str] | None = 
     """Return the services of a compose file by name, without those that run once, which only containers need.
 
     Raises: FileNotFoundError without the file (an installation without the repository), ValueError for a variable
-    without
-    value and default.
+    without value and default.
     """
     environ = os.environ if environ is None else environ
     if not path.exists():

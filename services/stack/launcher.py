@@ -74,10 +74,8 @@ class Stack:
         """Open the stack of `state`, with its recorded ports, bundles and profile unless given here.
 
         Defaults: bundle: the replacement of `<state>/bundle` by `replace_bundle`, else that; text: `<state>/text` (may
-        be
-        absent); ports: the documented ones; profile: "split"; workers: of a compact stack, one. say(part, doing):
-        reports
-        progress.
+        be absent); ports: the documented ones; profile: "split"; workers: of a compact stack, one. say(part, doing):
+        reports progress.
 
         shards: of the catalogue, each with `replicas` stacks of their own (`shard_stacks`); 1 is none. settings: of its
         processes, in addition to docker-compose.yml's. console: whether it is a part, default False.
@@ -182,8 +180,7 @@ class Stack:
 
     def replace_bundle(self, bundle: Path | str, parts: Iterable[str]) -> None:
         """Restart these parts with another bundle, one after the other; other parts change at their next start. It
-        stays the
-        stack's bundle, also after `down`.
+        stays the stack's bundle, also after `down`.
         """
         self.use_bundle(bundle)
         with self.place.state.locked():
@@ -207,9 +204,8 @@ class Stack:
         """Start the stopped parts of `only` (None: of all parts) and wait until all are healthy.
 
         Raises: StackError with the part: it cannot be prepared, its port is taken (by whom), there is no memory for the
-        model,
-        it ended (with the end of its log) or it was not healthy within `timeout_s`. Started parts stay; `down` stops
-        them.
+        model, it ended (with the end of its log) or it was not healthy within `timeout_s`. Started parts stay; `down`
+        stops them.
         """
         wanted = self._known(only)
         with self.place.state.locked():
@@ -235,7 +231,7 @@ class Stack:
             self._spawn(name)
         if wait:
             self.wait_healthy(name, timeout_s=timeout_s)
-        self._stand_back(name)
+        self._lower_priority(name)
 
     def stop(self, name: str, *, timeout_s: float | None = None) -> None:
         """Send SIGTERM, wait, and send SIGKILL if it takes too long."""
@@ -303,7 +299,7 @@ class Stack:
                 problem = self.problem(name)
                 if problem is None:
                     healthy.add(name)
-                    self._stand_back(name)
+                    self._lower_priority(name)
                     self._say(name, f"ready after {time.monotonic() - began[name]:.1f} s")
                 elif self._children.find(name) is None:
                     raise self._failed(name, "ended while starting")
@@ -315,9 +311,9 @@ class Stack:
                 raise self._failed(name, f"not ready after {timeout_s:.0f} s: {why}")
             time.sleep(_POLL_S)
 
-    def _stand_back(self, name: str) -> None:
+    def _lower_priority(self, name: str) -> None:
         """From its first answer on: a start at an eighth of the others' weight took 47 s instead of 17."""
-        self._children.stand_back(name, self.components[name].service.cpu_shares)
+        self._children.lower_priority(name, self.components[name].service.cpu_shares)
 
     def _spawn(self, name: str) -> None:
         self._children.spawn(name, self.components[name].launch(self.place), self.log(name))

@@ -89,8 +89,7 @@ class KnownForgets:
         """Return the readable records since the last call.
 
         Raises: DependencyUnavailable, also the first time that a forget names a position beyond the log's end: a newly
-        elected
-        leader may not know its end yet.
+        elected leader may not know its end yet.
         """
         self._compared_next += self.topic.read()
         ends = self.ends() if self._compared_next else {}

@@ -1,6 +1,6 @@
 """The compacted topic `histories` as its writer uses it: marks, newest records and their positions.
 
-Knows the partitions of this process, not whose history changed or when to write it (`keep_histories.py`).
+Knows the partitions of this process, not whose history changed or when to write it (`write_histories.py`).
 """
 
 from collections import Counter
@@ -12,8 +12,8 @@ from services.contracts.stored_history import PackedHistory
 from services.contracts.topics.histories import (
     HISTORIES,
     MARK_KEY,
-    KeptHistory,
-    KeptRecord,
+    EncodedHistory,
+    HistoryRecord,
     Mark,
     decode_history,
     decode_mark,
@@ -39,8 +39,8 @@ class HistoryTopic:
     """Reads and writes the assigned partitions of `histories`.
 
     topic: a reader of `histories`. kept: called with the number of users written. marks: the newest mark of each
-    assigned
-    partition. is_another: the topic was recreated while this process ran; the caller has to call `take_over` again.
+    assigned partition. is_another: the topic was recreated while this process ran; the caller has to call `take_over`
+    again.
     """
 
     def __init__(self, topic: Reader, outbox: HistoryOutbox, kept: Callable[[int], None] = lambda users: None) -> None:
@@ -98,7 +98,7 @@ class HistoryTopic:
         """Write the marks; they become the newest. Raises: DependencyUnavailable, Conflict."""
         if not marks:
             return
-        offsets = self._outbox.keep([KeptRecord(p, MARK_KEY, encode_mark(mark)) for p, mark in marks.items()])
+        offsets = self._outbox.keep([EncodedHistory(p, MARK_KEY, encode_mark(mark)) for p, mark in marks.items()])
         for (partition, mark), offset in zip(marks.items(), offsets, strict=True):
             if offset >= 0:
                 self._check_offset(partition, offset)
@@ -116,7 +116,7 @@ class HistoryTopic:
             home = homes[user_id]
             if home in self.marks:
                 value = None if history is None else encode_history(user_id, history, self.marks[home].reading)
-                records.append(KeptRecord(home, user_id.encode(), value))
+                records.append(EncodedHistory(home, user_id.encode(), value))
         offsets = self._outbox.keep(records)
         unknown = []
         for record, offset in zip(records, offsets, strict=True):
@@ -129,7 +129,7 @@ class HistoryTopic:
         self._kept(len(records))
         return unknown
 
-    def find(self, user_ids: Collection[str]) -> dict[str, KeptHistory]:
+    def find(self, user_ids: Collection[str]) -> dict[str, HistoryRecord]:
         """Return the newest usable record of each of these users, where one exists."""
         while self.index():
             pass
@@ -138,7 +138,7 @@ class HistoryTopic:
             place = self._index.get(user_id.encode())
             if place is not None and place.partition in self.marks:
                 wanted.setdefault(place.partition, []).append((place.offset, user_id))
-        found: dict[str, KeptHistory] = {}
+        found: dict[str, HistoryRecord] = {}
         for places in wanted.values():
             places.sort(reverse=True)
         while wanted:
@@ -160,7 +160,7 @@ class HistoryTopic:
         """Return whether the user has a record, as far as the topic was read."""
         return self._index.get(user_id.encode()) is not None
 
-    def read(self, record: SourceRecord) -> KeptHistory | None:
+    def read(self, record: SourceRecord) -> HistoryRecord | None:
         """Decode a record's history. Return None, and log the reason, if it cannot be used."""
         if record.value is None or record.key is None:
             return None

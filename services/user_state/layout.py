@@ -22,7 +22,7 @@ from services.platform.stream.kafka import partition_for
 # `random-N`, set when the store is first filled. N is the number of partitions that homes are computed with.
 EPOCH_KEY = "stream:epoch"
 # Exists, with a TTL, while an import fills the store; the consumer waits meanwhile.
-HOLD_KEY = "stream:hold"
+PAUSE_KEY = "stream:hold"
 # All model versions with stored states. A writer adds its version before it stores a state.
 MODELS_KEY = "stream:models"
 # All keys of a partition: users, their table, progress.

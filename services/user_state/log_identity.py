@@ -112,8 +112,7 @@ class LogIdentity:
         """Restart from the anchors in the state store. stored: `text` by partition, "" without anchors.
 
         Raises: LostTail for partitions of the same log that end before the watermark; PreconditionFailed for another
-        log;
-        DependencyUnavailable.
+        log; DependencyUnavailable.
         """
         known = {partition: anchors for partition in watermarks if (anchors := Anchors.parse(stored[partition]))}
         bounds = stream.bounds(list(watermarks))
@@ -191,8 +190,7 @@ def same_logs(stream: Reader, remembered: Mapping[int, tuple[int, str]]) -> set[
     """Return the partitions that are still the remembered log. remembered: last offset and `LogIdentity.text`.
 
     Anchors that retention deleted cannot be compared and are accepted. A partition at offset -1 is accepted only while
-    it
-    is empty. Raises: DependencyUnavailable.
+    it is empty. Raises: DependencyUnavailable.
     """
     bounds = stream.bounds(list(remembered))
     known = {p: anchors.last for p, (_, text) in remembered.items() if (anchors := Anchors.parse(text))}

@@ -6,7 +6,7 @@ Each has a real and an in-memory adapter. All raise the errors of `services.plat
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Protocol
 
-from services.contracts.topics.histories import KeptRecord
+from services.contracts.topics.histories import EncodedHistory
 from services.user_state.values import (
     AdvanceStep,
     Dump,
@@ -22,7 +22,7 @@ from services.user_state.values import (
 class HistoryOutbox(Protocol):
     """Writes `histories`; an ordinary topic reader reads them."""
 
-    def keep(self, records: Sequence[KeptRecord]) -> Sequence[int]:
+    def keep(self, records: Sequence[EncodedHistory]) -> Sequence[int]:
         """Write records, in the order given within a partition, and return their offsets (-1: unknown).
 
         Returns after all are acknowledged. A failure may leave some of them written.
@@ -41,19 +41,19 @@ class Store(Protocol):
         Raises: PreconditionFailed if another version filled the store, or it has another number of partitions.
         """
 
-    def begin_anew(self, epoch: str) -> None:
+    def start_new_epoch(self, epoch: str) -> None:
         """Erase all users and replace `epoch` with a new one; do nothing if it is not the current epoch."""
 
     def add_model(self, model_version: str) -> None:
         """Add a model version before its first state is stored, so that a forget finds its states."""
 
-    def hold(self, seconds: int) -> None:
+    def pause_consumer(self, seconds: int) -> None:
         """Ask the consumer of the stream to wait for this long. A new call extends the time."""
 
     def release(self) -> None:
-        """End `hold`."""
+        """End `pause_consumer`."""
 
-    def is_held(self) -> bool:
+    def is_paused(self) -> bool:
         """Return whether the stream's consumer has to wait."""
 
     def progress(self, partitions: Collection[int], epoch: str) -> Mapping[int, Progress]:
@@ -84,8 +84,7 @@ class Store(Protocol):
         """Write every update whose `expected` position matches the stored one, then `beside` like `store_states`.
 
         watermarks: of this writer's partitions. A user with its home in one of them is written only if the stored
-        watermark
-        equals it. Raises: Conflict if some were not written.
+        watermark equals it. Raises: Conflict if some were not written.
         """
 
     def store_states(self, states: Sequence[ModelState], epoch: str) -> int:

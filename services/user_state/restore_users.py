@@ -17,15 +17,15 @@ import structlog
 
 from services.contracts.retraction import covers
 from services.contracts.stored_history import PackedHistory
-from services.contracts.topics.histories import KeptHistory
+from services.contracts.topics.histories import HistoryRecord
 from services.platform.stream.ports import Offsets
 from services.platform.stream.record import SourceRecord
 from services.user_state.forgetting import erase, packed, seen_in, whole_update
-from services.user_state.keep_histories import KeepHistories
 from services.user_state.layout import home_of
 from services.user_state.log_replay import LogReplay, ReplayedUser
 from services.user_state.ports import Store
 from services.user_state.values import StoredState, UserHistory, UserUpdate
+from services.user_state.write_histories import WriteHistories
 
 log = structlog.get_logger()
 
@@ -44,13 +44,12 @@ class RestoreUsers:
     """Restores lost users.
 
     replay: the log. keep: the durable histories. make_states: computes the states of model `model_version` from
-    histories,
-    where a history has one. restored: called with the number of restored users.
+    histories, where a history has one. restored: called with the number of restored users.
     """
 
     store: Store
     replay: LogReplay
-    keep: KeepHistories
+    keep: WriteHistories
     model_version: str
     make_states: Callable[[Mapping[str, UserHistory], str], Mapping[str, StoredState]]
     restored: Callable[[int], None] = lambda users: None
@@ -123,7 +122,7 @@ class RestoreUsers:
         if self._scan is None and len(self._waiting) * _LOOKUP_RECORDS > max(topic.num_records, 10_000):
             self._scan = topic.scan()
         records = None if self._scan is None else next(self._scan, None)
-        histories: Mapping[str, KeptHistory | None]
+        histories: Mapping[str, HistoryRecord | None]
         if records is not None:
             named = [(record, (record.key or b"").decode(errors="replace")) for record in records]
             histories = {
@@ -149,7 +148,7 @@ class RestoreUsers:
             self._back = self._from_log = 0
 
     def _restore(
-        self, user_ids: Sequence[str], histories: Mapping[str, KeptHistory], watermarks: Offsets, epoch: str
+        self, user_ids: Sequence[str], histories: Mapping[str, HistoryRecord], watermarks: Offsets, epoch: str
     ) -> None:
         # Read before the log: if a user changes meanwhile, the write below fails.
         stored = self.store.load_users(user_ids, epoch)
@@ -191,7 +190,7 @@ class RestoreUsers:
         self.restored(len(users))
 
     @staticmethod
-    def _replayed_user(stored: KeptHistory) -> ReplayedUser:
+    def _replayed_user(stored: HistoryRecord) -> ReplayedUser:
         history = UserHistory(
             events=stored.events, recent=stored.recent, positions=stored.positions, forgotten=stored.forgotten
         )

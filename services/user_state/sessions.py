@@ -60,8 +60,7 @@ class SessionStore:
         """Prepend an entry to the user's list of this kind (of `layout.SESSION_KINDS`).
 
         The list has at most `most` entries and expires `ttl_seconds` (up to a sixteenth more) after the last one.
-        Returns
-        False, and stores nothing, if the user has no history.
+        Returns False, and stores nothing, if the user has no history.
 
         Raises: DependencyUnavailable, also before the stream's first epoch; PreconditionFailed if the lists use their
         memory.

@@ -152,8 +152,7 @@ def forget_moves(
     forgets: ForgetsApplied | None, homes: Sequence[Home], epoch: str
 ) -> tuple[list[tuple[str, str, str]], dict[int, str]]:
     """Return the last arguments of the script REWRITE for users of these homes in order, and the reader's progress
-    after
-    them; empty words for a writer that does not apply `forgets`.
+    after them; empty words for a writer that does not apply `forgets`.
     """
     if forgets is None:
         return [("", "", "")] * len(homes), {}

@@ -12,10 +12,10 @@ import structlog
 from services.platform.errors import Conflict, DependencyUnavailable
 from services.platform.stream.ports import Offsets, Reader
 from services.platform.stream.record import SourceRecord
-from services.user_state.keep_histories import KeepHistories
 from services.user_state.log_identity import LogIdentity, LostTail
 from services.user_state.ports import Store
 from services.user_state.values import AdvanceStep, PopularityStep
+from services.user_state.write_histories import WriteHistories
 
 log = structlog.get_logger()
 
@@ -32,11 +32,10 @@ class StreamProgress:
     """Caches the state store's progress; `resync` reads it again.
 
     epoch: the store's. watermarks: of the assigned partitions. tails_lost: number of new epochs because a log had lost
-    its
-    end. model_version: of the process's own model. keep: the durable histories; None for a store that loses nobody.
+    its end. model_version: of the process's own model. keep: the durable histories; None for a store that loses nobody.
     """
 
-    def __init__(self, store: Store, keep: KeepHistories | None, model_version: str) -> None:
+    def __init__(self, store: Store, keep: WriteHistories | None, model_version: str) -> None:
         self._store, self._keep, self._model_version = store, keep, model_version
         self.epoch = ""
         self.watermarks: dict[int, int] = {}
@@ -82,9 +81,9 @@ class StreamProgress:
         self.epoch = epoch
         return changed
 
-    def is_held(self) -> bool:
+    def is_paused(self) -> bool:
         """Return whether an import fills the store, so that the stream has to wait. Raises: DependencyUnavailable."""
-        return self._store.is_held()
+        return self._store.is_paused()
 
     def name_model(self, model_version: str) -> None:
         """Add a model version to the store, before its first state is stored. Raises: DependencyUnavailable."""
@@ -205,5 +204,5 @@ class StreamProgress:
         self._identity.keep()
         if self._keep is not None:
             self._keep.void(stream.partitions(), stream.num_partitions())
-        self._store.begin_anew(epoch)
+        self._store.start_new_epoch(epoch)
         self.tails_lost += 1

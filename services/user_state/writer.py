@@ -77,20 +77,20 @@ class StateWriter:
         check_epoch(epoch, num_partitions)
         return epoch, made
 
-    def hold(self, seconds: int) -> None:
+    def pause_consumer(self, seconds: int) -> None:
         """Ask the stream's consumer to wait for this long. A new call extends the time."""
         with redis_errors():
-            self._redis.set(layout.HOLD_KEY, "1", ex=seconds)
+            self._redis.set(layout.PAUSE_KEY, "1", ex=seconds)
 
     def release(self) -> None:
-        """End `hold`."""
+        """End `pause_consumer`."""
         with redis_errors():
-            self._redis.delete(layout.HOLD_KEY)
+            self._redis.delete(layout.PAUSE_KEY)
 
-    def is_held(self) -> bool:
+    def is_paused(self) -> bool:
         """Return whether the stream's consumer has to wait."""
         with redis_errors():
-            return bool(self._redis.exists(layout.HOLD_KEY))
+            return bool(self._redis.exists(layout.PAUSE_KEY))
 
     def progress(self, partitions: Collection[int], epoch: str) -> dict[int, Progress]:
         """Return the partitions' progress in this epoch."""
@@ -116,7 +116,7 @@ class StateWriter:
             raise Conflict("another writer began an epoch")
         return {p: progress_of(row, epoch.encode()) for p, row in zip(partitions, rows, strict=True)}
 
-    def begin_anew(self, epoch: str) -> None:
+    def start_new_epoch(self, epoch: str) -> None:
         """Erase all users and replace `epoch` with a new one; do nothing if it is not the current epoch.
 
         The old epoch stays until the end, so the call can be repeated.
@@ -218,8 +218,7 @@ class StateWriter:
         """See `Store.apply`; each update is atomic, all take one round trip.
 
         Raises: Conflict if another writer changed some users, or the store lost progress. The others are written;
-        merging the
-        same records again skips them.
+        merging the same records again skips them.
         """
 
         def queue(pipeline: Any, apply: str, write_state: str) -> None:

@@ -19,7 +19,6 @@ FILES = {
     "algorithms/bundles/model_bundle.py": "one format: what is written stands beside what is read",
     "algorithms/indexes/mutable/index.py": "one writer's lock",
     "algorithms/items/live_catalogue.py": "one writer's lock",
-    "algorithms/pefa/sums.py": "one table of sums: add, remove, digest, restore",
     "client/freshet_client/testing.py": "one gateway in memory: a method for each RPC",
     "offline/backfill/bulk_import.py": "one pass over a log, in its order",
     "offline/evaluation/gpu/table.py": "it needs no package but NumPy, PyTorch, Triton, typer and rich",

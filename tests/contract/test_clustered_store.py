@@ -74,14 +74,14 @@ async def test_the_documented_users_may_do_what_they_need(
     assert made
     writer.begin(range(NUM_PARTITIONS), epoch)
     writer.apply([update()], epoch, {})
-    assert not writer.is_held()
+    assert not writer.is_paused()
     assert writer.usage().memory_share == 0
     assert (await reader.read_user("ann", "model-1")).state is not None
     assert (await reader.read_keys("ann")).history_events == 3
     sessions = SessionStore(urls["reader"], reader.last_epoch, timeout_s=2)
     await sessions.push(PAGES, "ann", b"1", most=2, ttl_seconds=60)
     assert await sessions.read("ann", {PAGES: 9}) == {PAGES: [b"1"]}
-    writer.begin_anew(epoch)
+    writer.start_new_epoch(epoch)
     assert writer.epoch() != epoch
     writer.close()
     await sessions.close()

@@ -18,7 +18,7 @@ from services.contracts.query_state import PackedQueryState
 from services.contracts.retraction import ForgetUpTo, Undo
 from services.contracts.topics.attributions import ATTRIBUTIONS, Attribution, encode_attribution
 from services.contracts.topics.dead_letters import SUFFIX
-from services.contracts.topics.histories import HISTORIES, MARK_KEY, KeptRecord
+from services.contracts.topics.histories import HISTORIES, MARK_KEY, EncodedHistory
 from services.contracts.topics.index_deltas import INDEX_DELTAS, IndexDelta, ItemDelta, MemoryDelta, encode
 from services.contracts.topics.interactions import INTERACTIONS
 from services.contracts.topics.search_clicks import SEARCH_CLICKS, SearchClick, encode_click
@@ -178,7 +178,7 @@ def test_histories_lie_where_they_were_meant_to_in_order_and_it_is_said_at_which
     histories: tuple[HistoryOutbox, Callable[[int], list[SourceRecord]]],
 ) -> None:
     outbox, written = histories
-    sent = [KeptRecord(3, b"ann", b"1"), KeptRecord(5, b"bob", None), KeptRecord(3, MARK_KEY, b"2")]
+    sent = [EncodedHistory(3, b"ann", b"1"), EncodedHistory(5, b"bob", None), EncodedHistory(3, MARK_KEY, b"2")]
     offsets = outbox.keep(sent)
     found = {(one.partition, one.offset): (one.key, one.value) for one in written(3)}
     assert found == {(r.partition, at): (r.key, r.value) for r, at in zip(sent, offsets, strict=True)}

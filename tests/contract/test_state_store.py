@@ -550,16 +550,16 @@ def test_how_far_forgets_are_applied_is_noted_by_partition(store: Store) -> None
 
 
 def test_a_hold_lasts_until_it_is_released(store: Store) -> None:
-    assert not store.is_held()
-    store.hold(60)
-    assert store.is_held()
+    assert not store.is_paused()
+    store.pause_consumer(60)
+    assert store.is_paused()
     store.release()
-    assert not store.is_held()
+    assert not store.is_paused()
 
 
 def test_a_hold_ends_by_itself_unless_asked_for_again(store: Store) -> None:
-    store.hold(1)
-    eventually(lambda: not store.is_held())
+    store.pause_consumer(1)
+    eventually(lambda: not store.is_paused())
 
 
 @pytest.fixture

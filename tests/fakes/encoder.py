@@ -11,7 +11,7 @@ from fakes.stream import MemoryTopics
 
 from services.contracts.topics.attributions import Attributed
 from services.contracts.topics.forgets import FORGETS, Forget, encode_forget
-from services.contracts.topics.histories import HISTORIES, KeptRecord
+from services.contracts.topics.histories import HISTORIES, EncodedHistory
 from services.contracts.topics.interactions import INTERACTIONS
 from services.contracts.topics.search_clicks import ClickRecord
 from services.encoder.domain import EncodedStates, EncodeJob
@@ -67,7 +67,7 @@ class MemoryOutbox:
         self.dead_letters += dead_letters
         self.clicks += clicks
 
-    def keep(self, records: Sequence[KeptRecord]) -> Sequence[int]:
+    def keep(self, records: Sequence[EncodedHistory]) -> Sequence[int]:
         topic = self.histories or MemoryTopics(
             {HISTORIES: 1 + max((record.partition for record in records), default=0)}
         )

@@ -10,7 +10,7 @@ from services.platform.errors import Conflict, PreconditionFailed
 from services.platform.stream.record import DeadLetter
 from services.refresher.checkpoint import from_file, to_file
 from services.refresher.domain.records import Entry, Interaction, Listing
-from services.refresher.ports import Kept, Polled
+from services.refresher.ports import Polled, StoredCheckpoint
 
 
 class MemoryLog:
@@ -136,10 +136,10 @@ class MemoryCheckpoints:
         self._owners[partition], self._bases[partition] = self, {}
         self._opened.add(partition)
 
-    def load(self, partition: int) -> Iterator[Kept]:
+    def load(self, partition: int) -> Iterator[StoredCheckpoint]:
         self._open(partition)
         for place, data in enumerate(list(self.saved.get(partition, []))):
-            yield Kept(f"checkpoint {place} of partition {partition}", partial(self._read, partition, data))
+            yield StoredCheckpoint(f"checkpoint {place} of partition {partition}", partial(self._read, partition, data))
 
     def close(self) -> None:
         """Nothing is held."""

@@ -340,7 +340,7 @@ class CheckpointFile(Files):
             state.digest()
 
     def says_where(self, said: str) -> bool:
-        """Whoever reads it names the file (`Kept.name`)."""
+        """Whoever reads it names the file (`StoredCheckpoint.name`)."""
         return len(said) > 8
 
 

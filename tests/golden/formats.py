@@ -55,7 +55,7 @@ from services.contracts.topics.forgets import FORGETS, Forget, encode_forget
 from services.contracts.topics.histories import (
     HISTORIES,
     MARK_KEY,
-    KeptHistory,
+    HistoryRecord,
     Mark,
     encode_history,
     encode_mark,
@@ -89,7 +89,7 @@ from services.refresher.domain.partition import Partition
 from services.refresher.domain.rules import ModelItems, Rules
 from services.refresher.handlers.checkpoints import snapshot
 from services.refresher.handlers.fold import FoldRecords
-from services.refresher.ports import Kept
+from services.refresher.ports import StoredCheckpoint
 from services.user_state import layout as state_layout
 from services.user_state.values import AdvanceStep, PopularityStep, StoredState, UserUpdate
 from services.user_state.writer import StateWriter
@@ -293,7 +293,7 @@ EVENTS = [
 ]
 RECENT = [RecentId(2**64 - 1, 1, 40, 1, "film-0"), RecentId(7, 1, 41, 0, "")]
 SEEN = {"film-0": NOW_MS - 2_000, "größer": NOW_MS - 1_000}
-HISTORY = KeptHistory(
+HISTORY = HistoryRecord(
     reading=2**63, positions={1: 41}, forgotten={1: 3}, events=EVENTS, recent=RECENT, seen=SEEN
 )  # fmt: skip
 MARK = Mark(
@@ -632,7 +632,7 @@ def main() -> None:
         data = write_checkpoint()
         (scratch / "partition-0.checkpoint").write_bytes(data)
 
-        def kept(number: int) -> list[Kept]:
+        def kept(number: int) -> list[StoredCheckpoint]:
             from services.refresher.adapters.checkpoint_files import CheckpointFiles
 
             return list(CheckpointFiles(scratch).load(number))

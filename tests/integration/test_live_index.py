@@ -141,7 +141,7 @@ def test_a_new_item_is_retrieved_and_proven_by_both_and_a_withdrawn_one_is_not(l
 
 
 def test_a_restarted_process_has_caught_up_before_it_says_that_it_is_ready(live: Live) -> None:
-    live.put("kept", "Kept")
+    live.put("kept", "StoredCheckpoint")
     offset = live.refresh("kept")
     live.wait_for(offset)
     for part in ("candidates", "reranker"):

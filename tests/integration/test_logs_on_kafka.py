@@ -193,9 +193,9 @@ def test_redis_keeps_what_is_remembered_of_a_log_and_begins_anew(own_redis: str)
         found = writer.progress([0], epoch)[0]
         assert (found.watermark, found.anchors, found.counts["applied"]) == (2, "0:aa,1:bb", 2)
         assert writer.progress([0], "another")[0].anchors == ""
-        writer.begin_anew("another")
+        writer.start_new_epoch("another")
         assert writer.epoch() == epoch
-        writer.begin_anew(epoch)
+        writer.start_new_epoch(epoch)
         assert writer.epoch() not in (epoch, None)
         left = {key.decode() for key in client.scan_iter()}
         assert {key for key in left if key.startswith("u:")} == set()

@@ -164,8 +164,7 @@ class Bundle:
     @cached_property
     def item_states(self) -> ItemStates:
         """Components (X, P_x, d) and gate (X, P), memory-mapped; gate None for a dot product. Raises: BundleError for
-        values
-        that are not allowed.
+        values that are not allowed.
         """
         return self.item_states_of(None)
 
@@ -338,8 +337,7 @@ def add_files(path: Path | str, sources: Mapping[str, Path]) -> Bundle:
     """Add derived files (the exported encoder, the inference server's folder) to a bundle and list them.
 
     Each is written under another name and renamed, then the manifest. The model version does not change, since the
-    files
-    are derived from the model.
+    files are derived from the model.
     """
     root = Path(path)
     manifest = Manifest.read(root / MANIFEST)

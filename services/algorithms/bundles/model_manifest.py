@@ -177,9 +177,8 @@ class Manifest:
     """`manifest.json`. data: what the model was trained on, metrics: its quality; both are for people.
 
     encoder: None for imported embeddings. new_item_length: the length of a new item's components, where a trained
-    item's
-    are 1; None if not measured. It is measured on the model, and not part of its version. neighbours: None if the model
-    scores alone. absence: None if it ignores the time since the last event.
+    item's are 1; None if not measured. It is measured on the model, and not part of its version. neighbours: None if
+    the model scores alone. absence: None if it ignores the time since the last event.
     """
 
     model_version: str
@@ -282,8 +281,7 @@ def check_names(path: Path, owner: str, raw: Mapping[str, Any], kind: type[Any])
 
 def check_types(path: Path, owner: str, raw: Mapping[str, Any], kind: type[Any]) -> None:
     """Raises: BundleError unless the values of `raw` have the types of `kind`'s fields; parts, which have no JSON type,
-    are
-    checked elsewhere.
+    are checked elsewhere.
     """
     for one in fields(kind):
         union = get_args(one.type) if get_origin(one.type) is UnionType else (one.type,)

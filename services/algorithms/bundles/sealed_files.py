@@ -44,8 +44,7 @@ def file_entry(path: Path) -> FileEntry:
 
 def save_tensors(arrays: dict[str, Any], path: Path) -> None:
     """Write a safetensors file readable by everyone who may enter its folder. The library's own mode is for the owner
-    only,
-    and a container runs as another user.
+    only, and a container runs as another user.
     """
     save_file(arrays, path)
     path.chmod(path.parent.stat().st_mode & 0o666)

@@ -2,8 +2,7 @@
 
 Parts: the documents (item ids and texts), the word list, `text_mol/` (text encoder, document states, pair gate),
 `phrases/` (phrase encoder, vocabulary, output layer, shortlist, trie, identifiers, read by their own modules). It
-checks
-files, checksums and whether the parts match; a mismatch is an error with both values. No PyTorch.
+checks files, checksums and whether the parts match; a mismatch is an error with both values. No PyTorch.
 
 Letters: X documents, P_q, P_x query and item components, P = P_q * P_x, d component width, G gate hidden width.
 """
@@ -230,8 +229,7 @@ class TextBundleWriter:
     """Collects parts in a temporary folder; sealing renames it into place. Without sealing nothing changes.
 
     If a text bundle of the same documents and word list is at `path`, its parts stay, so the two models may be trained
-    one
-    after the other; one of other documents is replaced.
+    one after the other; one of other documents is replaced.
     """
 
     def __init__(
@@ -240,8 +238,7 @@ class TextBundleWriter:
         """words: the word list of queries.
 
         Raises: ValueError for no documents, unequal columns, or a repeated item id; BundleError if `path` exists and is
-        not
-        a text bundle.
+        not a text bundle.
         """
         if not item_ids or len(item_ids) != len(texts):
             raise ValueError(f"{len(item_ids)} item ids and {len(texts)} texts; allowed: equally many, at least 1")

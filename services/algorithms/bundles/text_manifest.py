@@ -27,8 +27,7 @@ FORMAT = 1
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextMolPart:
     """A text encoder with its documents' states. tokenizer: fingerprint of the word list of its training. max_tokens:
-    most
-    tokens of a query, with [CLS] and [SEP].
+    most tokens of a query, with [CLS] and [SEP].
     """
 
     head: HeadShape

@@ -60,8 +60,7 @@ def windows(num_events: int, max_history: int, *, first_state: int = 0) -> Itera
     """Yield the fewest windows that give the state after each event j, first_state <= j < num_events, as in serving.
 
     A poll that appends m events to a window of w calls `windows(w + m, L, first_state=w - 1)`: the states before each
-    new
-    event, and the one after the last.
+    new event, and the one after the last.
     """
     check_max_history(max_history)
     following = max(0, first_state)

@@ -150,8 +150,7 @@ class Generator:
     @classmethod
     def load(cls, folder: Path) -> Self:
         """Load memory-mapped. Raises: BundleError for a file that is missing, truncated, altered, or of another
-        version;
-        for parts that do not match, with both values.
+        version; for parts that do not match, with both values.
         """
         found = read_arrays(folder / "decoding", ("places", "settings"), kind="decoding", version=1)
         sets, beams, mode = found["settings"].tolist()
@@ -206,8 +205,7 @@ class Generator:
 
     def insert(self, text: str, tokens: Sequence[int], item_rows: Sequence[int]) -> int:
         """Insert an identifier, found from the next query on; return its number. Raises: ValueError for invalid tokens
-        or rows
-        (such as more tokens than positions); then nothing is inserted.
+        or rows (such as more tokens than positions); then nothing is inserted.
         """
         self.trie.check(tokens)
         if self.token_rows is not None:

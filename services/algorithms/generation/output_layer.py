@@ -33,8 +33,7 @@ class OutputLayer:
     @classmethod
     def from_weights(cls, weights: Floats, *, precision: Literal["int8", "float16"] = "int8") -> Self:
         """Build from float32 (V, D). int8: one step per row, so a score's error is at most ||x||_1 step / 2 plus the
-        query's
-        own rounding. Raises: ValueError for no rows, other precisions, or a weight that is not finite.
+        query's own rounding. Raises: ValueError for no rows, other precisions, or a weight that is not finite.
         """
         if weights.ndim != 2 or 0 in weights.shape:
             raise ValueError(f"weights have shape {weights.shape}; allowed: (V, D), both at least 1")

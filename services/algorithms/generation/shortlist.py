@@ -47,8 +47,7 @@ class Shortlist:
         """x0 (D,) -> the union of the k nearest sets and the padding token: (U,) int32, sorted, unique.
 
         k above m takes all sets. Ties of products are resolved to the lower number. Raises: ValueError for another
-        width, k
-        below 1, or a value that is not finite.
+        width, k below 1, or a value that is not finite.
         """
         if x0.shape != (self.centers.shape[1],):
             raise ValueError(f"x0 has shape {x0.shape}; allowed: ({self.centers.shape[1]},)")

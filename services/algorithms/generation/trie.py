@@ -143,8 +143,7 @@ class IdentifierTrie:
         """Insert an identifier, visible to the next query. Cost: a merge of small tries, 0.2 ms in the mean.
 
         Raises: ValueError as `build`, or for an identifier that exists or was deleted: ids are not reused, so that a
-        running
-        query cannot return another identifier.
+        running query cannot return another identifier.
         """
         self.check(sequence)
         if not 0 <= identifier < 2**31 - 1:

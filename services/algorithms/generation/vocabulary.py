@@ -57,12 +57,10 @@ class PhraseVocabulary:
 
     def __init__(self, pieces: Sequence[Piece], counts: Sequence[int]) -> None:
         """pieces: (normalised text, flag), the ASCII characters with both flags first. counts: occurrences of each in
-        the fitted
-        texts; they decide between equally short encodings.
+        the fitted texts; they decide between equally short encodings.
 
         Raises: ValueError if a piece repeats, is not normalised, has a flag before several words (a phrase has one
-        form), or
-        the first ones are not ASCII's.
+        form), or the first ones are not ASCII's.
         """
         if list(pieces[: 2 * len(ASCII)]) != ascii_pieces():
             raise ValueError(f"pieces begin with {pieces[:3]!r}; allowed: the characters of ASCII, as ascii_pieces()")
@@ -104,8 +102,7 @@ class PhraseVocabulary:
 
     def encode(self, text: str) -> list[int]:
         """Return the fewest tokens that restore the normalised text; among equals those with the largest sum of counts,
-        then the
-        longest first. [] if normalisation empties the text.
+        then the longest first. [] if normalisation empties the text.
         """
         return self.encode_all([text])[0]
 

@@ -21,10 +21,8 @@ Shown = npt.NDArray[np.bool_]
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Way:
     """One way for every text. Shapes: steps (N,): words taken at once, 0 if the way does not stop here; phrases (N,):
-    the
-    piece of each step of two or more. Of the distinct words' ways, flat in order: parts: the piece, or -1 for a
-    character
-    written as bytes; characters; part_form. costs (F,): tokens of each distinct word.
+    the piece of each step of two or more. Of the distinct words' ways, flat in order: parts: the piece, or -1 for a
+    character written as bytes; characters; part_form. costs (F,): tokens of each distinct word.
     """
 
     steps: npt.NDArray[np.int32]

@@ -75,13 +75,11 @@ class PieceTrie:
 
 def fewest(matches: Matches, unit_costs: Integers, unit_gains: Integers, counts: Integers) -> npt.NDArray[np.int32]:
     """Return the cheapest way over every sequence: the symbols taken at once from each position (N,) int32, 0 if the
-    way
-    does not stop there.
+    way does not stop there.
 
     A step over one symbol costs `unit_costs` (N,) and gains `unit_gains` (N,); a step over n > 1 needs a piece in
     `matches` (N, L), costs 1 and gains the piece's count. Of equal costs the larger gain wins, of equal gains the
-    longer
-    step. A piece of `matches` must not cross its sequence's end.
+    longer step. A piece of `matches` must not cross its sequence's end.
     """
     size, longest = matches.shape
     take = np.zeros(size, dtype=np.int32)

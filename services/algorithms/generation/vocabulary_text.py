@@ -154,8 +154,7 @@ def cut(texts: Iterable[str], words: Words) -> Cut:
 
 def spelled(forms: Sequence[Piece]) -> Cut:
     """Return words as flat characters, 2 * code point + flag: the word's flag at its first character, set at all
-    others, as
-    in "##ing".
+    others, as in "##ing".
     """
     starts = np.zeros(len(forms) + 1, dtype=np.int64)
     np.cumsum([len(word) for word, _ in forms], out=starts[1:])

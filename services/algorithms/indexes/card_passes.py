@@ -241,8 +241,7 @@ def _once(
     request: CardRequest, steps: Callable[[CardRequest], Found], prepared: DeviceQueries
 ) -> tuple[CardRequest, Found, torch.Tensor]:
     """Run steps over prepared queries; return the request, and the device's report: which lists overflowed, then the
-    largest
-    need of each room.
+    largest need of each room.
     """
     asked = replace(request, prepared=prepared, overflowed=[], evaluated=[])
     found = steps(asked)

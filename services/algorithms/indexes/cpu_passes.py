@@ -172,8 +172,7 @@ class CpuPasses:
         """Yield float32 scores, a bounded group of queries at a time.
 
         A selective filter gathers and scores the few items that pass; otherwise all are scored and then masked. A plain
-        dot
-        product (P = 1) is so cheap that gathering never pays.
+        dot product (P = 1) is so cheap that gathering never pays.
         """
         if allowed is not None and self.scorer.num_pairs > 1:
             passing = np.atleast_2d(allowed).sum(axis=1)

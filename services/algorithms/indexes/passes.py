@@ -88,8 +88,7 @@ class Passes(Protocol):
         """Return `then(request, steps(request))` for checked queries.
 
         A card may repeat `steps`, and may replay them for an equal `key`, if not None: they must depend only on the
-        request
-        and the key, and never wait. Their results are valid inside `then`.
+        request and the key, and never wait. Their results are valid inside `then`.
         """
 
     def pairs(self, request: Request, size: int) -> Lists:

@@ -1,6 +1,5 @@
 """The common part of the pool heuristics: lists from one pass over the items, and the answer by full scores within a
-pool,
-with its certificate. Pools of any size up to the lists' depth can be cut from them.
+pool, with its certificate. Pools of any size up to the lists' depth can be cut from them.
 
 A scan is separate from the answer, so that a larger pool of the same queries needs no second pass over the items.
 

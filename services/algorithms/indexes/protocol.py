@@ -52,8 +52,7 @@ def certificate(*, bound: float | None, kth_score: float | None) -> Certificate:
     """Return the certificate of an answer from a pool.
 
     bound: no allowed item outside the pool scores above it; -inf if none was omitted, None without proof. kth_score:
-    the
-    K-th best score within the pool; None if the pool had fewer than K items.
+    the K-th best score within the pool; None if the pool had fewer than K items.
     """
     if bound is None:
         return ESTIMATE

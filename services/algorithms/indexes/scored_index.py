@@ -32,8 +32,7 @@ class ScoredIndex:
         """Prepare X items. tie_ranks (X,): each item's position in id order (default the row number).
 
         A MolScorer is shared, not copied, as are passes, which have their own ranks. Only the four algorithms over
-        `passes`
-        accept a card's. Raises: ValueError for an empty index or shapes that disagree.
+        `passes` accept a card's. Raises: ValueError for an empty index or shapes that disagree.
         """
         if isinstance(items, ItemStates):
             items = MolScorer(items, pair_gate)

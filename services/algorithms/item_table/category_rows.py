@@ -16,8 +16,7 @@ Rows = npt.NDArray[np.int32]
 
 class CategoryRows:
     """The rows of each category, ascending. Removed rows stay until they are half of them, so readers check each row's
-    own
-    categories. Arrays are replaced or appended to, never overwritten, so that others may read.
+    own categories. Arrays are replaced or appended to, never overwritten, so that others may read.
     """
 
     def __init__(self, categories: Categories, rows: Rows) -> None:

@@ -70,8 +70,7 @@ def write_items(
 
 def read_items(path: Path, num_items: int) -> ItemColumns:
     """Read an items' file. Raises: BundleError with the column for a file that is no such table of `num_items`, or
-    whose ids
-    are not distinct or not of 1-128 bytes.
+    whose ids are not distinct or not of 1-128 bytes.
     """
     try:
         table = pa.ipc.open_file(mapped_or_read(path)).read_all().combine_chunks()

@@ -33,9 +33,8 @@ class Catalogue:
 
     user_component: the query component that identifies the user, None if the model has none. is_normalised: whether
     components have at most length 1; imported embeddings need not. version: the index version if known; a part has that
-    of
-    the whole. rows: the row of each id. voting: ids of the rows that neighbours refer to: the whole model's, also in a
-    part.
+    of the whole. rows: the row of each id. voting: ids of the rows that neighbours refer to: the whole model's, also in
+    a part.
     """
 
     model_version: str
@@ -131,8 +130,7 @@ def required_bytes(manifest: Manifest, *, parts: int = 1) -> int:
     """Return the bytes of a catalogue of this shape, or of one of its `parts`, before any array is read.
 
     Components once (mapped), the gate twice (mapped and transposed), averaged components, the file of items, hashes of
-    ids;
-    voters' ids; neighbours with weights and a row, for all items in each part.
+    ids; voters' ids; neighbours with weights and a row, for all items in each part.
     """
     head = manifest.head
     gate = 2 * head.num_pairs if head.is_mixture else 0

@@ -34,7 +34,7 @@ from services.algorithms.scoring.states import FloatArray, ItemStates, QueryStat
 
 NO_CHANGE = -1  # the position before any change
 # For requests that name a version: two seconds at 30 batches a second; named versions arrive within milliseconds.
-VERSIONS_KEPT = 64
+MAX_VERSIONS = 64
 _UNTOUCHED = (math.nan, 0)  # the evidence of an item in its bundle's state, in a snapshot
 
 
@@ -110,22 +110,21 @@ class LiveCatalogue:
         *,
         build: Build,
         max_bytes: int | None = None,
-        versions_kept: int = 1,
+        max_versions: int = 1,
         snapshot: Snapshot | None = None,
     ) -> None:
         """Start from the bundle's items or from a snapshot of their later states. build, max_bytes: as in MutableIndex.
         The items withdrawn at the snapshot have to be described again.
 
         Raises: SnapshotError for a snapshot of other items; IndexFullError without enough room; ValueError if states
-        and
-        gates disagree, and the errors of `build`.
+        and gates disagree, and the errors of `build`.
         """
         self.base, self._categories = base, Categories.of(base.categories)
         self._writing = threading.Lock()
         self._described: dict[str, Description] = {}
         self._evidence: dict[str, tuple[float, int]] = {}  # lambda and interactions of refreshed items
         self._aside: dict[str, ItemStates] = {}  # refreshed states of items that are not served
-        self._versions_kept = versions_kept
+        self._max_versions = max_versions
         self._kept: tuple[Served, ...] = ()
         if snapshot is None:
             batch = ItemBatch(
@@ -429,7 +428,7 @@ class LiveCatalogue:
         )
         if others is None:
             others = [one for one in self._kept if one.position != position]
-        self._kept = (*others[max(0, len(others) - self._versions_kept + 1) :], served)
+        self._kept = (*others[max(0, len(others) - self._max_versions + 1) :], served)
 
     def _publish_again(self) -> None:
         """Publish the same position with other visible items."""

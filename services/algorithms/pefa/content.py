@@ -47,10 +47,9 @@ class ContentMap:
 
     Shapes: content_mean (D,), weight (D, P_x, d), mean (P_x, d), distance (P_x,): known components' distance from their
     mean, 0 if content predicts nothing; gate (P,): the catalogue's mean, or None for plain dot products. ridge: the
-    chosen
-    one, in units of the contents' mean eigenvalue. left_out_cosine: between known items' deviations from the mean and
-    their
-    prediction by the fit without them, averaged over interactions and components. standard_error: of that average.
+    chosen one, in units of the contents' mean eigenvalue. left_out_cosine: between known items' deviations from the
+    mean and their prediction by the fit without them, averaged over interactions and components. standard_error: of
+    that average.
     """
 
     content_mean: FloatArray
@@ -178,8 +177,7 @@ class _Decomposition:
 
     def left_out_cosine(self, ridge: float, num_components: int) -> tuple[float, float]:
         """Return the mean over interactions and components of the cosine between a state's deviation from the mean and
-        its
-        prediction without the item, about the mean without the item; and its standard error.
+        its prediction without the item, about the mean without the item; and its standard error.
         """
         weight = self.weight(ridge)
         shrunk = 1.0 / (self._eigenvalues + ridge * self._unit)

@@ -55,9 +55,9 @@ class _Item:
 class SumsOf:
     """The sums of n items, all zero (and `last_seconds` NEVER) for one without interactions.
 
-    Shapes: sums (n, P_x, d); evidence (n,) = sum |w|;
-    coherence (n,) = sum_px ||sum_px|| / evidence in [0, 1]: 1 when all interactions point in one direction, 0 when they
-    cancel; counts (n,) interactions; last_seconds (n,) the newest event time.
+    Shapes: sums (n, P_x, d); evidence (n,) = sum |w|; coherence (n,) = sum_px ||sum_px|| / evidence in [0, 1]: 1 when
+    all interactions point in one direction, 0 when they cancel; counts (n,) interactions; last_seconds (n,) the newest
+    event time.
     """
 
     sums: Doubles
@@ -98,8 +98,7 @@ class ItemSums:
 
     def __init__(self, *, num_components: int, width: int, times: Times | None = None) -> None:
         """times: for a caller that has the interactions; called after an item's newest interaction was removed, without
-        that
-        one. None: the times are stored here, 8 bytes each.
+        that one. None: the times are stored here, 8 bytes each.
         """
         for name, value in (("num_components", num_components), ("width", width)):
             if value < 1:
@@ -187,8 +186,7 @@ class ItemSums:
         """Remove n interactions, given exactly as added; all or none.
 
         Raises: ValueError for shapes that disagree, and for an interaction that is not here (unverifiable if another
-        object
-        stores the times; then its owner guarantees it).
+        object stores the times; then its owner guarantees it).
         """
         fixed, seconds = self._checked(item_ids, contributions, weights, event_seconds)
         rows = np.empty(len(item_ids), dtype=np.int64)

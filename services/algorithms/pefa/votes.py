@@ -62,8 +62,7 @@ class VotingIndex:
         """Make an empty index for states of P_q components of width d.
 
         leave_out: the user-id component, if the model has one. max_bytes: limit of the vectors; a change beyond it
-        raises
-        IndexFullError and changes nothing.
+        raises IndexFullError and changes nothing.
         """
         if leave_out is not None and not 0 <= leave_out < num_components:
             raise ValueError(f"leave_out={leave_out} allowed: 0 to {num_components - 1}, or None")

@@ -1,9 +1,8 @@
 """Choose K of a ranked pool with pins, category limits, caps and maximal marginal relevance (MMR).
 
-MMR (Carbonell and Goldstein, 1998) takes, one by one, the item with the largest
-(1 - w) * s - w * (largest likeness to the chosen items). The likeness of two items is the mean cosine of their
-components, so both terms have the same units. Items beyond a limit are skipped without an error. Pinned items are
-chosen first, so that every limit counts them.
+MMR (Carbonell and Goldstein, 1998) takes, one by one, the item with the largest (1 - w) * s - w * (largest likeness to
+the chosen items). The likeness of two items is the mean cosine of their components, so both terms have the same units.
+Items beyond a limit are skipped without an error. Pinned items are chosen first, so that every limit counts them.
 
 Letters: n pool size, P_x item components, d component width, K results.
 """

@@ -41,8 +41,7 @@ class ItemFilter:
 
     def check(self, kinds: Kinds) -> None:
         """Raises: ValueError with the field for lists beyond a request's limit, and for attributes that are undeclared
-        or of
-        another kind.
+        or of another kind.
         """
         for name in ("allow_item_ids", "deny_item_ids", "seen_item_ids", "allow_categories", "deny_categories"):
             limit = MAX_CATEGORIES if name.endswith("categories") else MAX_IDS

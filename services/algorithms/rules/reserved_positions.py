@@ -22,8 +22,7 @@ MAX_POSITIONS = 100
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Slots:
     """rows: by position, the rank (from 0) of an ordinary item, or -1 - n for new item n. propensities: the chance of
-    this
-    item at this position.
+    this item at this position.
     """
 
     rows: Sequence[int]

@@ -12,8 +12,7 @@ from random import Random
 
 def team_draft(first: Sequence[str], second: Sequence[str], k: int, rng: Random) -> tuple[list[str], list[int]]:
     """Return at most k items and the team of each: 0 the first ranking, 1 the second. A ranking without items leaves
-    its
-    picks to the other.
+    its picks to the other.
     """
     rankings, at = (first, second), [0, 0]
     items: list[str] = []

@@ -30,8 +30,7 @@ def _check_finite(name: str, array: npt.NDArray[np.floating]) -> None:
 
 def check_sizes(components: FloatArray, gate: FloatArray | None = None, *, longest: float = MAX_LENGTH) -> None:
     """Raises: ValueError with the row unless every vector of components (n, P, d) has at most length `longest`, and
-    every
-    value of gate (n, P) at most size MAX_GATE; NaN also raises. Longer vectors would be first in every answer.
+    every value of gate (n, P) at most size MAX_GATE; NaN also raises. Longer vectors would be first in every answer.
     """
     lengths = np.sqrt(np.einsum("npd,npd->np", components, components))
     if not (lengths <= longest).all():
@@ -182,8 +181,7 @@ def shape_of(items: ItemStates, pair_gate: PairGate | None) -> ItemShape:
     """Return the shape given by item states and the pair gate, also for zero items.
 
     Raises: ValueError with both values if pair counts disagree, P is not a multiple of P_x, or more than one pair has
-    no
-    gate.
+    no gate.
     """
     _, num_components, width = items.components.shape
     if items.gate is not None and pair_gate is not None and items.gate.shape[1] != pair_gate.num_pairs:

@@ -24,7 +24,7 @@ Votes = Mapping[str, float]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Joined:
+class ScoredItems:
     """Item ids with scores (n,), best first, ties by id; the certificate of an answer, None for a pool."""
 
     item_ids: list[str]
@@ -43,7 +43,7 @@ def joined_answer(
     k: int,
     wanted: ItemFilter,
     model_share: float,
-) -> Joined:
+) -> ScoredItems:
     """Return the top `k` of the final scores, from the top of s (n' items with scores and certificate) and the votes.
 
     That top must have `k` items besides those with a negative vote, or all allowed ones: then items omitted by s cannot
@@ -59,7 +59,7 @@ def joined_answer(
         kth = float(ordered[k - 1]) - 2 * error if len(ordered) >= k else None
         bound = float(np.nextafter(model_share * (float(scores[-1]) + proof.gap), np.inf))
         proof = certificate(bound=bound, kth_score=kth)
-    return Joined(item_ids=[all_ids[row] for row in order[:k].tolist()], scores=ordered[:k], certificate=proof)
+    return ScoredItems(item_ids=[all_ids[row] for row in order[:k].tolist()], scores=ordered[:k], certificate=proof)
 
 
 def joined_pool(
@@ -71,13 +71,13 @@ def joined_pool(
     votes: Votes,
     *,
     wanted: ItemFilter,
-) -> Joined:
+) -> ScoredItems:
     """Return a first-stage pool plus the voted items that pass, with s; so it may exceed the requested size."""
     ids, scores = found
     joining = _joining(catalogue, served, queries, query, ids, votes, wanted)
     all_ids = [*ids, *joining.item_ids]
     order, ordered = order_by_score_then_id(np.concatenate([scores, joining.scores]), _ranks(all_ids), tolerance=0.0)
-    return Joined(item_ids=[all_ids[row] for row in order.tolist()], scores=ordered)
+    return ScoredItems(item_ids=[all_ids[row] for row in order.tolist()], scores=ordered)
 
 
 def num_negative(votes: Iterable[Votes]) -> int:
@@ -93,7 +93,7 @@ def _joining(
     ids: Sequence[str],
     votes: Votes,
     wanted: ItemFilter,
-) -> Joined:
+) -> ScoredItems:
     """Return the voted items outside `ids` that pass and have a state in this version, with s."""
     there = frozenset(ids)
     others = [item_id for item_id in votes if item_id not in there]
@@ -101,7 +101,7 @@ def _joining(
         passes = catalogue.passing(wanted, others)
         others = [item_id for item_id, one in zip(others, passes.tolist(), strict=True) if one]
     items = find_items(served.version, others)
-    return Joined(item_ids=list(items.item_ids), scores=items.scores(queries, query))
+    return ScoredItems(item_ids=list(items.item_ids), scores=items.scores(queries, query))
 
 
 def _ranks(item_ids: Sequence[str]) -> np.ndarray:

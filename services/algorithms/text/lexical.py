@@ -86,8 +86,7 @@ class _Index:
 @dataclass(frozen=True, slots=True)
 class _Delta:
     """Rows put after the index was built: their words, and per word its slots (in `rows`) with their parts of the
-    word's
-    weight. is_dead (n,): slots whose row changed again.
+    word's weight. is_dead (n,): slots whose row changed again.
     """
 
     rows: Rows = field(default_factory=lambda: np.empty(0, dtype=np.int64))

@@ -33,10 +33,9 @@ def demo(
 ) -> None:
     """Train on people's past, stream their future through Kafka, and watch recommendations follow.
 
-    Then an item arrives that nobody knew, is found and explained, and a user is forgotten. What an earlier
-    demo left in the state folder is replaced; a folder where a stack runs, or with a stream of no demo, is refused. The
-    exit status is 1 when the counts do not add up or something is left of the
-    forgotten user.
+    Then an item arrives that nobody knew, is found and explained, and a user is forgotten. What an earlier demo left in
+    the state folder is replaced; a folder where a stack runs, or with a stream of no demo, is refused. The exit status
+    is 1 when the counts do not add up or something is left of the forgotten user.
 
     Example:  freshet demo --keep
 

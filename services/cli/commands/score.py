@@ -41,7 +41,7 @@ def score(
     recommend --batch`, by partition and id; index_version says of which catalogue.
 
     What the gateway adds is not in it: popular items for who has no state (no items here, `no_state`) and in front for
-    who has had fewer items than FRESHET_GATEWAY_COLD_ITEMS (`popular_not_favoured`); standing rules, new items'
+    who has had fewer items than FRESHET_GATEWAY_COLD_ITEMS (`popular_not_boosted`); standing rules, new items'
     positions, impressions. States differ from stored ones by a rounding of half precision at most.
 
     A run that breaks off is continued by the same command; finished partitions stay, as of the moment when they were

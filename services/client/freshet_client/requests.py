@@ -139,8 +139,8 @@ class RecommendOptions(TypedDict, total=False):
     user looks with. `page_depth`: keep a ranked list of so many items for further pages. `page_token`: answer a further
     page. `not_again`: leave out what was shown. `rules`: at most 8. `as_of`: when the request is made, for replays by
     operators. `max_gap`: the largest gap of the certificate that is wanted, 0 for exact. `arms`: experiment -> arm in
-    place of the user's own, for operators. `with_details`: titles and categories
-    of the items, too. `without_standing_rules`: `rules` stand in place of the standing ones, for operators.
+    place of the user's own, for operators. `with_details`: titles and categories of the items, too.
+    `without_standing_rules`: `rules` stand in place of the standing ones, for operators.
     """
 
     filter: Filter | None

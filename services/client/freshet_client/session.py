@@ -67,7 +67,7 @@ class _State:
     def recommend_options(self, options: RecommendOptions, denied: Sequence[str] = ()) -> RecommendOptions:
         """The call's own options with what the session adds."""
         filled: RecommendOptions = {"freshness_token": self.token, "not_again": self.not_again, **options}
-        denied = [*denied, *self._shown_before(filled.get("not_again"))]
+        denied = [*denied, *self._recent_items(filled.get("not_again"))]
         if self.is_visitor:
             filled["history"] = options.get("history") or tuple(self.history)
             filled["not_again"], filled["page_depth"] = None, 0
@@ -77,7 +77,7 @@ class _State:
             filled["filter"] = replace(wanted, deny_item_ids=both)
         return filled
 
-    def _shown_before(self, asked: NotAgain | None) -> list[str]:
+    def _recent_items(self, asked: NotAgain | None) -> list[str]:
         """Items of this session's answers that are not to come again, newest first: the gateway remembers answers to
         users with a stored history alone."""
         if asked is None:

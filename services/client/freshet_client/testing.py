@@ -161,7 +161,7 @@ class FakeGateway:
         seen |= {one.item_id for one in applied if one.type != "impression"}
         if request.HasField("filter") and request.filter.HasField("exclude_seen") and not request.filter.exclude_seen:
             seen = set()
-        denied = seen | self._shown_before(user, request)
+        denied = seen | self._recent_items(user, request)
         ranked = self._ranked(history, request, denied)[: max(request.k, request.page_depth)]
         token = ""
         if user is not None and user.events and len(ranked) > request.k and request.page_depth:
@@ -205,7 +205,7 @@ class FakeGateway:
             if not one.withdrawn and (one.available or not one.HasField("available"))
         ]
 
-    def _shown_before(self, user: _User | None, request: Any) -> set[str]:
+    def _recent_items(self, user: _User | None, request: Any) -> set[str]:
         if user is None or not request.HasField("not_again"):
             return set()
         asked, since = request.not_again, time.monotonic() - 60 * request.not_again.minutes

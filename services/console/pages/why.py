@@ -22,27 +22,27 @@ PARTS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ItemRank:
     """Where the item stands in the user's list (0: nowhere), in a sentence."""
 
     rank: int
     sentence: str
 
 
-async def place_of(client: AsyncClient, user_id: str, item_id: str) -> Place:
+async def place_of(client: AsyncClient, user_id: str, item_id: str) -> ItemRank:
     """Ask for the list, then for the item alone, until it is clear what keeps it out."""
     context = {"surface": "console"}
     ranked = (await client.recommend(user_id, DEPTH, context=context)).item_ids
     if item_id in ranked:
         rank = ranked.index(item_id) + 1
-        return Place(rank, f"It is number {rank:,} of this user's list now.")
+        return ItemRank(rank, f"It is number {rank:,} of this user's list now.")
     alone = Filter(allow_item_ids=[item_id])
     if (await client.recommend(user_id, 1, filter=alone, context=context)).items:
-        return Place(0, f"It may be answered, and {len(ranked):,} items score higher.")
+        return ItemRank(0, f"It may be answered, and {len(ranked):,} items score higher.")
     alone = Filter(allow_item_ids=[item_id], exclude_seen=False)
     if (await client.recommend(user_id, 1, filter=alone, context=context)).items:
-        return Place(0, "It is left out: this user had it already, and seen items do not come again.")
-    return Place(0, "It is left out: it is withdrawn, not available, or unknown to the catalogue.")
+        return ItemRank(0, "It is left out: this user had it already, and seen items do not come again.")
+    return ItemRank(0, "It is left out: it is withdrawn, not available, or unknown to the catalogue.")
 
 
 def add(access: Access) -> None:
@@ -96,10 +96,10 @@ class Why:
         if self.is_asked:
             ui.navigate.to(why_link(self._user_id, self._item_id))
 
-    def _show(self, place: Place, found: Explanation | None) -> None:
+    def _show(self, place: ItemRank, found: Explanation | None) -> None:
         title = found.similarity.title if found is not None and found.similarity is not None else ""
         with self._body:
-            with box("section", "panel", aria_label="Place"):
+            with box("section", "panel", aria_label="ItemRank"):
                 with box("p", "pair"):
                     text("strong", title or self._item_id, "isolated")
                     text("span", "for", "hint")

@@ -33,8 +33,7 @@ def dead_letter(dead: DeadLetter) -> Record:
     """Return the record to write.
 
     An oversized record is cut, with its original size: a dead letter that cannot be sent would stop the stream. The
-    source
-    position refers to the whole record.
+    source position refers to the whole record.
     """
     record = dead.record
     key, value = record.key or b"", record.value or b""
@@ -65,8 +64,7 @@ class StoredLetter:
     """A stored dead letter.
 
     topic, position: of the original. written_ms: when the original was written, or else dead-lettered. is_whole: key,
-    value
-    and headers are complete. replayed_to: the position of the record's replay.
+    value and headers are complete. replayed_to: the position of the record's replay.
     """
 
     topic: str

@@ -24,12 +24,9 @@ class Exposure:
     """One answer.
 
     Columns of its n slots, best first: item_ids, scores, sources, propensities (n,), the last empty if each is 1.
-    surface:
-    "recommend", "search" or "similar". shown_ms: Unix milliseconds. context: of the request. absence_bucket: of the
-    query
-    state. assignments: the answer's (experiment, arm, share). teams (n,): of an interleaved answer, 0 for the first
-    arm's
-    pick, 1 for the second's; else empty. rules_revision: of the standing rules.
+    surface: "recommend", "search" or "similar". shown_ms: Unix milliseconds. context: of the request. absence_bucket:
+    of the query state. assignments: the answer's (experiment, arm, share). teams (n,): of an interleaved answer, 0 for
+    the first arm's pick, 1 for the second's; else empty. rules_revision: of the standing rules.
     """
 
     exposure_id: str

@@ -1,9 +1,8 @@
 """The topic `histories`: each user's durable history, and marks of what it reflects of `interactions`.
 
 The encoder process writes it and reads it back, in the user's home partition. The newest record of a user is valid if
-it
-has the same reading of `interactions` as the partition's newest mark. Each value ends with a checksum. An altered value
-is rejected, and the user's interactions are read again.
+it has the same reading of `interactions` as the partition's newest mark. Each value ends with a checksum. An altered
+value is rejected, and the user's interactions are read again.
 """
 
 from collections.abc import Mapping
@@ -40,7 +39,7 @@ _CHECKSUM_TAG = b"\x79"
 _M = TypeVar("_M", bound=Message)
 
 
-class KeptRecord(NamedTuple):
+class EncodedHistory(NamedTuple):
     """A record to write."""
 
     partition: int
@@ -49,7 +48,7 @@ class KeptRecord(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeptHistory:
+class HistoryRecord:
     """A user from a record. seen: item -> newest event time. Other fields: see `user_state.values.UserHistory`."""
 
     reading: int
@@ -65,8 +64,7 @@ class Mark:
     """`histories` reflects a partition of `interactions` up to `covered` (-1: nothing yet).
 
     reading: identifies one reading of the log from its beginning; 0 is none. num_partitions: of `interactions`.
-    anchors,
-    counts: see `user_state.values.Progress`.
+    anchors, counts: see `user_state.values.Progress`.
     """
 
     reading: int
@@ -78,8 +76,7 @@ class Mark:
 
 def encode_history(user_id: str, history: PackedHistory, reading: int) -> bytes:
     """Return the value of a user's record; its key is the user id. "" if it is too large for Kafka: the user's records
-    of
-    `interactions` are then read again.
+    of `interactions` are then read again.
     """
     message = events_pb2.UserHistory(
         format=_FORMAT, reading=reading, seen_item_ids=history.seen_item_ids, seen_time_ms=history.seen_times_ms
@@ -92,11 +89,11 @@ def encode_history(user_id: str, history: PackedHistory, reading: int) -> bytes:
     return value if len(value) < MAX_RECORD_BYTES - 1024 else b""
 
 
-def decode_history(key: bytes, value: bytes | None) -> KeptHistory:
+def decode_history(key: bytes, value: bytes | None) -> HistoryRecord:
     """Decode and validate a user's record. Raises: InvalidRequest with the defect."""
     message = _opened(events_pb2.UserHistory, key, value)
     try:
-        return KeptHistory(
+        return HistoryRecord(
             reading=message.reading,
             positions=dict(read_position("applied", one, least=-1) for one in message.applied),
             forgotten=dict(read_position("forgotten_up_to", one, least=-1) for one in message.forgotten_up_to),

@@ -115,8 +115,7 @@ class IndexDelta:
 
     partition, offset: the record of `attributions` that it reflects; the partition identifies the writer, and `batch`
     counts its batches. newest_recorded_ms: the broker's time of the newest interaction in the batch, Unix milliseconds;
-    None
-    before any. A batch has each key once.
+    None before any. A batch has each key once.
     """
 
     model_version: str
@@ -233,22 +232,16 @@ class Batches:
     """Assembles batches of one model from records in order of offset, whose writers may interleave.
 
     A batch is closed by its last record, by the next batch of its writer (if it was cut off, or compaction deleted its
-    last
-    record), or at `MAX_BATCH_RECORDS`. The topic's end is not needed: compaction deletes a record only after a later
-    batch
-    of the same writer. Per key, a change that reflects less than an earlier one of its partition is left out, so a
-    replaced
-    writer that does not know it yet changes nothing. Positions of two partitions do not compare: if a key moved, the
-    topic's
-    order decides.
+    last record), or at `MAX_BATCH_RECORDS`. The topic's end is not needed: compaction deletes a record only after a
+    later batch of the same writer. Per key, a change that reflects less than an earlier one of its partition is left
+    out, so a replaced writer that does not know it yet changes nothing. Positions of two partitions do not compare: if
+    a key moved, the topic's order decides.
 
     A key's tombstone lies after the batch that dropped it and before its writer's next one, so a batch whose last
-    record a
-    tombstone replaced is also closed.
+    record a tombstone replaced is also closed.
 
     Memory: some 200 bytes per existing key, and for the last `MAX_DROPPED_KEYS` dropped ones: a replaced writer stops
-    within
-    its lease, and a reader that begins later never sees older ones.
+    within its lease, and a reader that begins later never sees older ones.
     """
 
     def __init__(self) -> None:

@@ -2,8 +2,7 @@
 
 The gateway validates and encodes; outside producers write Protobuf or JSON directly; the encoder process decodes and
 validates with the same rules. An InvalidRequest has the field, the value and what is allowed, but no ids, since
-messages
-are logged. Kafka and gRPC calls are not known here.
+messages are logged. Kafka and gRPC calls are not known here.
 """
 
 import json

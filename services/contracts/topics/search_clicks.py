@@ -1,9 +1,8 @@
 """The topic `search-clicks`: items chosen from search results, and retractions.
 
 The encoder process writes it for interactions of type "search_click"; each generator reads it in full. A record's
-source,
-the interaction's position, identifies it: it may be repeated after a crash, and a retracted one is void also if it
-arrives later. An InvalidRequest has the field, but no texts, since messages are logged.
+source, the interaction's position, identifies it: it may be repeated after a crash, and a retracted one is void also if
+it arrives later. An InvalidRequest has the field, but no texts, since messages are logged.
 """
 
 from dataclasses import dataclass

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from services.contracts.retraction import ForgetUpTo
 from services.contracts.topics.attributions import ATTRIBUTIONS, Attributed, encode_attribution
 from services.contracts.topics.dead_letters import dead_letter
-from services.contracts.topics.histories import HISTORIES, KeptRecord
+from services.contracts.topics.histories import HISTORIES, EncodedHistory
 from services.contracts.topics.search_clicks import SEARCH_CLICKS, ClickRecord, encode_click, key_of
 from services.platform.stream.kafka import BulkProducer, Record
 from services.platform.stream.record import DeadLetter
@@ -40,7 +40,7 @@ class KafkaOutbox:
         for start in range(0, len(records), MAX_TOGETHER):
             self._producer.send_many(records[start : start + MAX_TOGETHER], self._timeout_s)
 
-    def keep(self, records: Sequence[KeptRecord]) -> Sequence[int]:
+    def keep(self, records: Sequence[EncodedHistory]) -> Sequence[int]:
         sent = [Record(HISTORIES, key, value, partition=partition) for partition, key, value in records]
         return [offset for _, offset in self._producer.send_many(sent, self._timeout_s)]
 

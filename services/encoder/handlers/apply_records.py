@@ -25,7 +25,6 @@ from services.platform.stream.ports import Reader
 from services.platform.stream.record import DeadLetter, SourceRecord
 from services.platform.tracing import OFF, Tracing
 from services.user_state.forgetting import Forgotten, turned_down
-from services.user_state.keep_histories import KeepHistories
 from services.user_state.layout import home_of
 from services.user_state.lost_users import LostUsers
 from services.user_state.merging import (
@@ -41,6 +40,7 @@ from services.user_state.ports import Store
 from services.user_state.restore_users import RestoreUsers
 from services.user_state.stream_progress import Advance, StreamProgress
 from services.user_state.values import ModelState, StoredState, UserHistory, UserUpdate, now_ms
+from services.user_state.write_histories import WriteHistories
 
 _COUNTED_AS = {
     Outcome.APPLIED: ("applied",),
@@ -88,7 +88,7 @@ class ApplyRecords:
         pseudonym_key: bytes,
         forgotten: Forgotten | None = None,
         restore_users: RestoreUsers | None = None,
-        keep: KeepHistories | None = None,
+        keep: WriteHistories | None = None,
         stores_states: bool = True,
         attributes: bool = True,
         records_per_user: int = MAX_RECORDS_PER_USER,
@@ -97,10 +97,9 @@ class ApplyRecords:
         clock_ms: Callable[[], int] = now_ms,
     ) -> None:
         """forgotten: the forgotten positions; the follower of `forgets` adds to it. restore_users: None for a store
-        that loses
-        nobody. stores_states: False if only attributions are wanted. attributes: False if no attributions are wanted.
-        records_per_user: most records of a user applied together. popularity_half_life_s: half-life of an event in the
-        popularity of items.
+        that loses nobody. stores_states: False if only attributions are wanted. attributes: False if no attributions
+        are wanted. records_per_user: most records of a user applied together. popularity_half_life_s: half-life of an
+        event in the popularity of items.
         """
         self.progress = StreamProgress(store, keep, vocabulary.model_version)
         self.lost = LostUsers(store, self.progress, restore_users, clock_ms)
@@ -154,8 +153,7 @@ class ApplyRecords:
         """Apply records in stream order; skip those at or below the watermark.
 
         Raises: Conflict (resync, then continue), DependencyUnavailable and DeadlineExceeded (back off, resync). Neither
-        loses
-        a record or applies it twice.
+        loses a record or applies it twice.
         """
         records = [record for record in records if self.progress.is_new(record)]
         self.progress.came(records)

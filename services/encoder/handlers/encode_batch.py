@@ -51,10 +51,9 @@ class Made:
 
 @dataclass(kw_only=True, eq=False)
 class EncodeBatch:
-    """own: the process's model. others: of other version sets; `hold` replaces them. cached: users' next jobs will
-    likely
-    begin like theirs. failed: called when another model fails in a batch. running: locked while a batch uses the
-    models.
+    """own: the process's model. others: of other version sets; `set_others` replaces them. cached: users' next jobs
+    will likely begin like theirs. failed: called when another model fails in a batch. running: locked while a batch
+    uses the models.
     """
 
     own: Model
@@ -68,7 +67,7 @@ class EncodeBatch:
     # Logged failures, as (model version, error class).
     _logged: set[tuple[str, str]] = field(default_factory=set, init=False)
 
-    def hold(self, others: tuple[Model, ...]) -> None:
+    def set_others(self, others: tuple[Model, ...]) -> None:
         """Replace the other models from the next batch on. Returns after the present batch. Thread-safe."""
         with self.running:
             self.others = others

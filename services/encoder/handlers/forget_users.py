@@ -28,10 +28,10 @@ from services.platform.stream.position import Position
 from services.platform.stream.record import DeadLetter
 from services.user_state.forget_topic import ForgetRecord, KnownForgets
 from services.user_state.forgetting import check_same_log, erase, packed, pseudonyms_of, seen_in, whole_update
-from services.user_state.keep_histories import KeepHistories
 from services.user_state.layout import home_of, num_partitions_of
 from services.user_state.ports import Store
 from services.user_state.values import ForgetsApplied, UserHistory
+from services.user_state.write_histories import WriteHistories
 
 log = structlog.get_logger()
 
@@ -51,7 +51,7 @@ class ForgetUsers:
     model_version: str
     pseudonym_keys: Sequence[bytes]
     reader: str
-    keep: KeepHistories | None = None
+    keep: WriteHistories | None = None
     check_in_step: Callable[[], None] = lambda: None
     schema: EventSchema = field(default_factory=default_schema)
     # Of this process's partitions.
@@ -167,8 +167,7 @@ class ForgetUsers:
         """Undo the attributions of interactions that arrived while the forget was in flight.
 
         Their query states were made of void records. The interactions stay in the user's history, and their search
-        clicks
-        stay, since words reveal nothing of earlier events.
+        clicks stay, since words reveal nothing of earlier events.
         """
         void = any(is_covered(rest.forgotten, entry.partition, entry.offset) for entry in history.recent)
         if not void and len(rest.events) == len(history.events):

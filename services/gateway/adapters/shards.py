@@ -72,8 +72,7 @@ class ShardedCandidates:
     """Implements `ports.Candidates` over n shards, in their order. For one event loop.
 
     patient_s: a call's full time; a shorter one, cut by the caller's deadline, says little about the shard. count:
-    called
-    with "missing" or "hedged" and the shard's number, for each such call.
+    called with "missing" or "hedged" and the shard's number, for each such call.
     """
 
     def __init__(
@@ -131,8 +130,7 @@ class ShardedCandidates:
         max_gap: float | None = None,
     ) -> Pool:
         """Return all shards' pools as one. Each shard gets its share of `pool_size` plus three standard deviations, so
-        the pool
-        is larger. Raises: DependencyUnavailable if none answered.
+        the pool is larger. Raises: DependencyUnavailable if none answered.
         """
         size = share_of_pool(pool_size, len(self._shards))
 
@@ -153,8 +151,7 @@ class ShardedCandidates:
         self, item_id: str, *, k: int, filter: ItemFilter, seen: Sequence[str], timeout_s: float
     ) -> Ranking:
         """Ask the item's shard, which returns the item's components, then the others with these. Raises: NotFound, and
-        the
-        other errors of the first shard.
+        the other errors of the first shard.
         """
         until = self._clock() + (1 - _OWN_SHARE) * timeout_s
         home = self._home(item_id)
@@ -287,8 +284,7 @@ class ShardedCandidates:
 
 def share_of_pool(size: int, count: int) -> int:
     """Return how many items of a pool each of n shards is asked for: the best `size` are distributed binomially, and
-    this is
-    three standard deviations above the mean.
+    this is three standard deviations above the mean.
     """
     share = 1 / count
     return min(size, math.ceil(size * share + 3 * math.sqrt(size * share * (1 - share))))
@@ -322,8 +318,7 @@ def _merged_rankings(answers: _Answers[Ranking], k: int) -> Ranking:
 
 def _certificate(rankings: Sequence[Ranking], k: int, kth: float | None) -> Certificate:
     """Return the certificate of the whole. Items omitted by an exact shard come after its last item, hence after the
-    K-th of
-    all; those of a shard with a gap score at most the gap above its last.
+    K-th of all; those of a shard with a gap score at most the gap above its last.
     """
     gaps = [(one, one.certificate.gap) for one in rankings if one.certificate != EXACT]
     if not gaps:

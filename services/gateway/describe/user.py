@@ -47,8 +47,7 @@ class GetUser:
 
     async def __call__(self, user_id: str, max_events: int, skip_events: int) -> DescribedUser:
         """Return the user's data; an unknown user has none. Raises: InvalidRequest; DependencyUnavailable without the
-        state
-        store.
+        state store.
         """
         validate_id("user_id", user_id)
         if max_events > MAX_EVENTS:

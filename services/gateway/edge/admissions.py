@@ -11,7 +11,7 @@ def admissions() -> dict[str, Admission]:
     # Fewer are quicker than more that are late: two at a time are some 200 a second.
     reads = Admission("recommendations", smallest=2, largest=512, surplus=32, quick_s=QUICK_S)
     # A write mostly waits for Kafka: what piles up while the machine stands still for a moment is no overload.
-    writes = Admission("writes", smallest=128, largest=2048, standing_back=2, quick_s=QUICK_WRITE_S)
+    writes = Admission("writes", smallest=128, largest=2048, smallest_yielding=2, quick_s=QUICK_WRITE_S)
     streams = Admission("streams", smallest=128, largest=128, per_caller=64)
     rest = Admission("administration", smallest=32, largest=32)
     return {

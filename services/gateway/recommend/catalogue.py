@@ -1,8 +1,7 @@
 """The gateway's view of the topic `items`: titles, and the items of the fallback.
 
 Candidates and reranker apply the same records; this is for answers made without them. A follower's thread calls it
-while
-the event loop reads.
+while the event loop reads.
 """
 
 from collections.abc import Iterable, Sequence

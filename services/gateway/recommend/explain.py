@@ -33,8 +33,7 @@ class Explain:
 
     async def __call__(self, query: ExplainQuery) -> Explanation:
         """Explain a score. Raises: InvalidRequest with the field; NotFound for an item that no index serves; the error
-        of a
-        dependency that did not answer.
+        of a dependency that did not answer.
         """
         asked_ms = now_ms()
         await in_turn(check_explain, query, asked_ms, self.model.kinds)

@@ -87,8 +87,7 @@ class NewItems:
         share: float,
     ) -> list[ScoredItem]:
         """Return the new items, rules in their scores, of which every draw respects the limits: these admit all of them
-        together
-        with the items left by any draw.
+        together with the items left by any draw.
         """
         query, in_answer = work.query, {item.item_id for item in items}
         scored = rescored(new, query, work.discounts, self.popular)

@@ -18,21 +18,22 @@ from services.gateway.domain import Degradation, Ranking, ScoredItem, now_ms
 from services.gateway.edge.signing import Altered, OfAnotherUser, Signer
 from services.platform.errors import InvalidRequest, PermissionDenied, PreconditionFailed
 
-KEPT_S = 15 * 60
+LIST_TTL_S = 15 * 60
 MAX_LISTS = 4
 # Older tokens have no bucket: its byte is then the first of four bytes of the offset, which is at most 1,000, hence 0.
 _ID_BYTES, _TIME_BYTES, _OFFSET_BYTES = 5, 6, 3
 _PLACE_BYTES = 1 + _OFFSET_BYTES
 _BODY_BYTES = _ID_BYTES + _TIME_BYTES + _PLACE_BYTES
 _GAP = struct.Struct(">d")  # of the certificate; NaN: an estimate
-_ENDED = f"page_token: its list is gone; allowed: within {KEPT_S // 60} minutes, of a user's {MAX_LISTS} newest lists"
+_ENDED = (
+    f"page_token: its list is gone; allowed: within {LIST_TTL_S // 60} minutes, of a user's {MAX_LISTS} newest lists"
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PagePosition:
     """The start of the next page: `offset` items of a list are before it. made_ms: Unix milliseconds. absence_bucket:
-    of the
-    state that ranked the list.
+    of the state that ranked the list.
     """
 
     list_id: bytes
@@ -57,19 +58,18 @@ class PageTokens:
     def __init__(self, key: bytes, clock_ms: Callable[[], int] = now_ms) -> None:
         self._signer, self._clock_ms = Signer(key, b"page"), clock_ms
 
-    def begin(self, offset: int, absence_bucket: int = 0) -> Place:
+    def begin(self, offset: int, absence_bucket: int = 0) -> PagePosition:
         """Return the place in a list made now."""
-        return Place(os.urandom(_ID_BYTES), self._clock_ms(), offset, absence_bucket)
+        return PagePosition(os.urandom(_ID_BYTES), self._clock_ms(), offset, absence_bucket)
 
-    def token(self, place: Place, user_id: str) -> str:
+    def token(self, place: PagePosition, user_id: str) -> str:
         """Return the client's text."""
         made, offset = place.made_ms.to_bytes(_TIME_BYTES, "big"), place.offset.to_bytes(_OFFSET_BYTES, "big")
         return self._signer.sign(place.list_id + made + bytes([place.absence_bucket]) + offset, user_id)
 
-    def place(self, token: str, user_id: str) -> Place:
+    def place(self, token: str, user_id: str) -> PagePosition:
         """Return the place of a token. Raises: InvalidRequest for an altered token, PermissionDenied for another
-        user's,
-        PreconditionFailed for one whose list has expired.
+        user's, PreconditionFailed for one whose list has expired.
         """
         try:
             body = self._signer.open(token, _BODY_BYTES, user_id)
@@ -79,13 +79,13 @@ class PageTokens:
         except OfAnotherUser:
             raise PermissionDenied("page_token: of another user's list; allowed: of this one's") from None
         list_id, made, rest = body[:_ID_BYTES], body[_ID_BYTES:-_PLACE_BYTES], body[-_PLACE_BYTES:]
-        place = Place(list_id, int.from_bytes(made, "big"), int.from_bytes(rest[1:], "big"), rest[0])
-        if self._clock_ms() > place.made_ms + KEPT_S * 1000:
+        place = PagePosition(list_id, int.from_bytes(made, "big"), int.from_bytes(rest[1:], "big"), rest[0])
+        if self._clock_ms() > place.made_ms + LIST_TTL_S * 1000:
             raise PreconditionFailed(_ENDED)
         return place
 
 
-def packed_list(place: Place, served: ServedList) -> bytes:
+def packed_list(place: PagePosition, served: ServedList) -> bytes:
     """Return the stored bytes: the list's id, the certificate, and the list as an exposure, whose context has the other
     fields.
     """
@@ -110,7 +110,7 @@ def packed_list(place: Place, served: ServedList) -> bytes:
     return place.list_id + _GAP.pack(math.nan if certificate.gap is None else certificate.gap) + encode_exposure(shown)
 
 
-def find_list(entries: list[bytes], place: Place) -> ServedList:
+def find_list(entries: list[bytes], place: PagePosition) -> ServedList:
     """Return the place's list among the stored ones. Raises: PreconditionFailed if it is gone."""
     for entry in entries:
         if entry[:_ID_BYTES] == place.list_id:

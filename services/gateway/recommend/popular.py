@@ -88,8 +88,7 @@ class PopularItems:
         """Apply an item's description from the catalogue.
 
         May be called from another thread: values longer than a flag are replaced or appended to, and readers see a new
-        item when
-        it is complete. Under its new categories it has its training count until the next `take`.
+        item when it is complete. Under its new categories it has its training count until the next `take`.
         """
         rows = self._rows
         row = rows.row(item_id)

@@ -29,8 +29,7 @@ Entry = tuple[float, int, str, tuple[str, ...]]
 @dataclass(frozen=True, slots=True)
 class Now:
     """The stream's counts, `total` in all: their negatives and rows, highest counts first, and both by row. first: the
-    first
-    items of all. After them come rows from `after[0]` on by training count, and these here from `after[1]` on.
+    first items of all. After them come rows from `after[0]` on by training count, and these here from `after[1]` on.
     """
 
     negatives: Negatives

@@ -2,8 +2,7 @@
 
 Candidates alone find the k best. If words widen the choice, or rules and limits need more than the k best, a pool goes
 to the reranker; if that is unavailable, the first stage's order is answered. Words only widen the pool: the user's
-model
-orders it.
+model orders it.
 """
 
 import asyncio
@@ -17,8 +16,9 @@ from services.algorithms.rules.filters import ItemFilter
 from services.algorithms.text.rank_fusion import reciprocal_rank_fusion
 from services.contracts.query_state import PackedQueryState
 from services.gateway.domain import Degradation, Pool, Ranking, RecommendQuery, ScoredItem
-from services.gateway.recommend.favoured import MAX_FAVOURED, favours, of_both, with_favours
 from services.gateway.recommend.popular import PopularItems
+from services.gateway.recommend.popularity_boost import MAX_BOOSTED, boosts, of_both, with_boosts
+from services.gateway.recommend.repeats import discounted
 from services.gateway.recommend.ruled_pools import (
     rescored,
     searched_for,
@@ -27,7 +27,6 @@ from services.gateway.recommend.ruled_pools import (
     with_room,
     within_rules,
 )
-from services.gateway.recommend.shown_before import discounted
 from services.gateway.search.text_retrieval import TextRetrieval, without_seen
 from services.gateway.stages import Limits, Stages, Work
 from services.gateway.validation import MAX_K
@@ -41,9 +40,8 @@ WORDS_DEPTH = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rankings:
-    """One per version set, called concurrently. tau: of the model's scores. cold_items: popular items are favoured for
-    users
-    with fewer items than this.
+    """One per version set, called concurrently. tau: of the model's scores. cold_items: popular items are boosted for
+    users with fewer items than this.
     """
 
     stages: Stages
@@ -72,18 +70,18 @@ class Rankings:
         return None if pool is None else await self._rank(work, state, pool, by_words, size)
 
     async def _searched(self, work: Work[RecommendQuery], state: PackedQueryState, k: int) -> Ranking | None:
-        """Return the k best, popular ones favoured for users with few items."""
+        """Return the k best, popular ones boosted for users with few items."""
         if work.num_had >= self.cold_items:
             return await self.stages.search(work, state, k)
         # Without item-by-item exclusions, which do not affect scores.
         popular = replace(work.query.filter, deny_item_ids=(), exclude_seen=False)
-        favour = favours(self.popular.top(MAX_FAVOURED, popular, (), 0), self.tau)
-        if not favour:
+        boost = boosts(self.popular.top(MAX_BOOSTED, popular, (), 0), self.tau)
+        if not boost:
             return await self.stages.search(work, state, k)
         found, among = await asyncio.gather(
-            self.stages.search(work, state, k), self.stages.search(work, state, len(favour), list(favour))
+            self.stages.search(work, state, k), self.stages.search(work, state, len(boost), list(boost))
         )
-        return found if found is None or among is None else with_favours(found, among, favour, k)
+        return found if found is None or among is None else with_boosts(found, among, boost, k)
 
     async def _propose(
         self, work: Work[RecommendQuery], state: PackedQueryState, wanted: ItemFilter, size: int
@@ -182,8 +180,7 @@ class Rankings:
 
 def _joined(pool: Pool, by_words: Sequence[str]) -> Pool:
     """Return the pool with items found by words. Its bound stays valid, since it covers everything outside the first
-    stage's
-    pool; so does a vote of 0, since every voted item is in that pool.
+    stage's pool; so does a vote of 0, since every voted item is in that pool.
     """
     there = set(pool.item_ids)
     joining = [item_id for item_id in by_words if item_id not in there][: max(0, MAX_POOL - len(there))]

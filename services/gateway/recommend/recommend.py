@@ -15,10 +15,18 @@ from services.gateway.metrics import GatewayMetrics
 from services.gateway.ports import StreamStatus
 from services.gateway.recommend.exposures import Exposures
 from services.gateway.recommend.new_items import NewItems
-from services.gateway.recommend.pages import KEPT_S, MAX_LISTS, PageTokens, Place, ServedList, find_list, packed_list
+from services.gateway.recommend.pages import (
+    LIST_TTL_S,
+    MAX_LISTS,
+    PagePosition,
+    PageTokens,
+    ServedList,
+    find_list,
+    packed_list,
+)
 from services.gateway.recommend.rankings import Rankings
+from services.gateway.recommend.repeats import ANSWERS_TTL_S, MAX_ANSWERS, MAX_ITEMS_OF_ANSWER, packed_items
 from services.gateway.recommend.request_states import RequestStates, token_failed
-from services.gateway.recommend.shown_before import ANSWERS_KEPT_S, MAX_ANSWERS, MAX_ITEMS_OF_ANSWER, packed_items
 from services.gateway.recommend.standing_rules import LiveRules
 from services.gateway.stages import FoundState, Limits, Stages, Work
 from services.gateway.validation import check_query
@@ -103,12 +111,14 @@ class Recommend:
         work.absence_bucket = 0
         return replace(ranking, searched_share=work.searched_share), FoundState()
 
-    async def _kept(self, work: Work[RecommendQuery], served: ServedList, query: RecommendQuery) -> Place | None:
+    async def _kept(self, work: Work[RecommendQuery], served: ServedList, query: RecommendQuery) -> PagePosition | None:
         """Store a list for further pages; return the place of the next page."""
         if not query.page_depth or len(served.ranking.items) <= query.k or Degradation.BUSY in work.degradations:
             return None
         place = self.pages.begin(query.k, work.absence_bucket)
-        is_kept = await self.stages.keep(work, PAGES, packed_list(place, served), most=MAX_LISTS, ttl_seconds=KEPT_S)
+        is_kept = await self.stages.keep(
+            work, PAGES, packed_list(place, served), most=MAX_LISTS, ttl_seconds=LIST_TTL_S
+        )
         return place if is_kept else None
 
     async def _next_page(self, work: Work[RecommendQuery], asked_ms: int) -> Recommendation:
@@ -141,7 +151,7 @@ class Recommend:
         work: Work[RecommendQuery],
         k: int,
         served: ServedList,
-        next_page: Place | None,
+        next_page: PagePosition | None,
         *,
         stored: StoredState | None,
         source: str,
@@ -152,7 +162,7 @@ class Recommend:
         items = ranking.items[:k]
         if work.query.not_again is not None and items:
             entry = packed_items(now_ms(), [item.item_id for item in items[:MAX_ITEMS_OF_ANSWER]])
-            await self.stages.keep(work, ANSWERS, entry, most=MAX_ANSWERS, ttl_seconds=ANSWERS_KEPT_S)
+            await self.stages.keep(work, ANSWERS, entry, most=MAX_ANSWERS, ttl_seconds=ANSWERS_TTL_S)
         work.times.close(work.end())
         return Recommendation(
             items=items,

@@ -20,7 +20,7 @@ from services.gateway.domain import (
     turned_down_in,
 )
 from services.gateway.ports import StreamStatus
-from services.gateway.recommend.shown_before import MAX_ANSWERS, MAX_IMPRESSIONS, discounts_of, not_again
+from services.gateway.recommend.repeats import MAX_ANSWERS, MAX_IMPRESSIONS, discounts_of, not_again
 from services.gateway.recommend.token_waits import TokenWaits, is_reached
 from services.gateway.stages import FoundState, Limits, Preferences, Stages, Work
 from services.gateway.validation import with_times
@@ -126,8 +126,8 @@ class RequestStates:
             token_failed(work)
         if self.lag.behind(view.partition, view.watermark):
             work.mark(Degradation.NOT_FRESH)
-        if self.lag.reads_stand_back(view.partition, view.watermark):
-            admission.stand_back()
+        if self.lag.reads_yield(view.partition, view.watermark):
+            admission.yield_to_others()
         work.seen, work.num_had = Seen(view.seen, view.turned_down), len(view.seen)
         return view
 

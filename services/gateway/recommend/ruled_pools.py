@@ -1,6 +1,5 @@
 """Pools for rules: items of a boost or a pin may be outside the pool, so they get a separate search. Also limits, caps
-and
-pins if the reranker does not apply them.
+and pins if the reranker does not apply them.
 
 The bounds of these searches limit the scores of omitted items with their boosts (`algorithms.rules.ranking_rules`).
 """
@@ -21,8 +20,7 @@ from services.gateway.recommend.popular import PopularItems
 
 def searched_for(rule: Rule, wanted: ItemFilter) -> ItemFilter | None:
     """Return the filter of the items that a rule needs in the pool: those it lifts, or those left besides the buried
-    ones; None
-    if no filter can express it (then the pool must suffice).
+    ones; None if no filter can express it (then the pool must suffice).
     """
     which = rule.which
     if rule.boost or rule.pin:
@@ -77,8 +75,7 @@ def with_room(
     wanted: ItemFilter, answer: Sequence[ScoredItem], query: RecommendQuery, popular: PopularItems
 ) -> ItemFilter:
     """Return a filter of wanted items for which category limits and caps leave room besides the answer; caps that no
-    filter can
-    express are left out.
+    filter can express are left out.
     """
     item_ids = [item.item_id for item in answer]
     categories: list[str] = []

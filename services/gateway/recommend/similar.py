@@ -1,8 +1,7 @@
 """Similar: the items most similar to one item, without the user's seen items if there is a user.
 
 An answer is complete or an error, with one exception: if the state store does not answer, it may contain seen items,
-and
-is marked. Knows ports, not processes.
+and is marked. Knows ports, not processes.
 """
 
 from dataclasses import dataclass, replace
@@ -29,8 +28,7 @@ class Similar:
 
     async def __call__(self, query: SimilarQuery) -> SimilarAnswer:
         """Raises: InvalidRequest with the field; NotFound for an item that no index serves; the error of candidates
-        that did not
-        answer; DeadlineExceeded.
+        that did not answer; DeadlineExceeded.
         """
         work = Work.begin(query, budget_s=self.limits.budget_s)
         await in_turn(check_similar, query, self.model.kinds)

@@ -49,8 +49,7 @@ class LiveRules:
 
 def standing_rules(file: Path | None, kinds: Kinds) -> list[Rule]:
     """Return the rules of FRESHET_GATEWAY_RULES, none without a file. Raises: ConfigError with file, rule, key and what
-    is
-    allowed.
+    is allowed.
     """
     if file is None:
         return []

@@ -28,8 +28,7 @@ class TokenWaits:
 
     async def wait(self, user_id: str, token: FreshnessToken, until: float) -> bool:
         """Return when the token is reached, its epoch is gone, the store does not answer, or at `until` (monotonic
-        clock). The
-        result: whether there was time to wait.
+        clock). The result: whether there was time to wait.
         """
         if time.monotonic() + self._poll_s >= until:
             return False

@@ -49,8 +49,7 @@ class Search:
         """Answer `query`.
 
         Raises: InvalidRequest with the field; DependencyUnavailable with the reasons if no source answered (another
-        error of
-        the tree if all of them failed alike); DeadlineExceeded if the caller's time ran out.
+        error of the tree if all of them failed alike); DeadlineExceeded if the caller's time ran out.
         """
         work, asked_ms = Work.begin(query, budget_s=self.limits.budget_s), now_ms()
         await in_turn(check_search, query, self.model.kinds)
@@ -143,8 +142,7 @@ class Search:
         """Return the best found items in the order of the user's model; items unknown to it are left out.
 
         The user's recent items come first, in the order of the words: a model ranks what is taken next, but a user who
-        searches
-        for an item they had most likely wants it again.
+        searches for an item they had most likely wants it again.
         """
         if state is None:
             return None, SourceTime(source=PERSONAL, milliseconds=0.0, failure="there is no state of the user")

@@ -39,8 +39,7 @@ async def _no_problem() -> str:
 @dataclass(eq=False, kw_only=True, slots=True)
 class ServedSet:
     """A set open in this gateway. shadowed: answers without side effects. check: returns why its processes do not serve
-    its
-    model ("" if they do). answered: number of answered Recommends.
+    its model ("" if they do). answered: number of answered Recommends.
     """
 
     handlers: Handlers
@@ -65,8 +64,7 @@ class SetReport:
 @dataclass(eq=False, kw_only=True)
 class Routes:
     """own: the set of the process's settings. open_set: opens another one. check: raises InvalidRequest for an
-    experiment that
-    the own model cannot apply.
+    experiment that the own model cannot apply.
     """
 
     own: ServedSet
@@ -91,8 +89,7 @@ class Routes:
         self, user_id: str, context: Mapping[str, str] = MappingProxyType({}), forced: Mapping[str, str] | None = None
     ) -> tuple[ServedSet, tuple[Assignment, ...]]:
         """Return the set of a request, and its arms. An arm whose set is not open here is left out: the request does
-        not get it,
-        so its exposure must not name it.
+        not get it, so its exposure must not name it.
 
         Raises: InvalidRequest for impossible forced arms.
         """

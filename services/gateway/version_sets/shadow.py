@@ -26,8 +26,7 @@ MAX_WAITING, MAX_TIMES = 10_000, 2_000
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShadowReport:
     """Sums since the shadow began. overlap: of k items, those in both; score_shift: the shadow's best score less the
-    answer's;
-    both are means. taken: what these users took next, and how many of it each answer had.
+    answer's; both are means. taken: what these users took next, and how many of it each answer had.
     """
 
     requests: int

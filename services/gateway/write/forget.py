@@ -1,8 +1,8 @@
 """Forget a user: write it to the log, wait until every process has applied it, report what was found and what remains.
 
 The log decides: once the record is written the user will be forgotten, even if a process is unavailable now. The
-gateway
-only asks the encoder process and the refreshers for their data; it removes nothing itself, since it has no user data.
+gateway only asks the encoder process and the refreshers for their data; it removes nothing itself, since it has no user
+data.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from services.contracts.topics.forgets import Forget
 from services.gateway.domain import now_ms
 from services.gateway.ports import Ports, Refreshers
 from services.gateway.write.forgetting import Contributions, ForgetReport, StoredUser
-from services.gateway.write.remains import REMAINS
+from services.gateway.write.remaining_data import REMAINS
 from services.gateway.write.writes import RETRY_AFTER_MS
 from services.platform.errors import DeadlineExceeded, DependencyUnavailable, FreshetError
 from services.platform.rpc import request_context
@@ -69,8 +69,7 @@ class _Holdings:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForgetUser:
     """The handler. Every partition of `attributions` must be reported, in every version set. others: returns the
-    refreshers of
-    the other sets.
+    refreshers of the other sets.
     """
 
     ports: Ports

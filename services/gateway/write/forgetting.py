@@ -7,8 +7,7 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredUser:
     """The data of the encoder process and the state store. forgotten_up_to: partition of `interactions` -> applied
-    offset;
-    empty: never. in_model: training gave the user a component.
+    offset; empty: never. in_model: training gave the user a component.
     """
 
     pseudonym: str
@@ -32,8 +31,7 @@ class Contributions:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForgetReport:
     """found, left: kind of data -> count, before and now; a kind that could not be counted is left out. is_applied:
-    every
-    process has applied it. remains: what stays and until when, in sentences.
+    every process has applied it. remains: what stays and until when, in sentences.
     """
 
     forget_id: str

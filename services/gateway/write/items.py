@@ -1,8 +1,7 @@
 """Put items with their metadata to the topic of the catalogue, which every process reads.
 
 Each item is written whole under its id, so requests are idempotent. A rejected request has written nothing; a failed
-one
-may have written some.
+one may have written some.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,8 +28,7 @@ class PutItems:
         """Write all items; return their number.
 
         Raises: InvalidRequest with the first item that breaks a limit, before anything is written;
-        DependencyUnavailable with a
-        retry hint if the log did not acknowledge all of them.
+        DependencyUnavailable with a retry hint if the log did not acknowledge all of them.
         """
         await in_turn(_check, items, self.kinds)
         timeout_s = write_timeout_s(self.append_timeout_s, "the items")

@@ -46,15 +46,15 @@ class AcknowledgedLag:
         """True if an event acknowledged longer ago than the grace is not applied yet."""
         return self._behind_s(partition, watermark) > self._grace_seconds
 
-    def reads_stand_back(self, partition: int, watermark: int | None) -> bool:
+    def reads_yield(self, partition: int, watermark: int | None) -> bool:
         """True if answers are about to be `behind`, and events are being applied."""
         applied = -1 if watermark is None else watermark
         if applied > self._applied.get(partition, (-1, 0.0))[0]:
             self._applied[partition] = applied, self._clock()
         return self._hurries(partition, _READS_STAND_BACK)
 
-    def writes_stand_back(self, partition: int) -> bool:
-        """As `reads_stand_back`, but later, by the watermark of reads; never without reads."""
+    def writes_yield(self, partition: int) -> bool:
+        """As `reads_yield`, but later, by the watermark of reads; never without reads."""
         return self._hurries(partition, _WRITES_STAND_BACK)
 
     def _hurries(self, partition: int, share: float) -> bool:

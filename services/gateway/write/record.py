@@ -19,7 +19,7 @@ from services.gateway.domain import FreshnessToken, Receipt, now_ms
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.ports import Ports, UserStates
 from services.gateway.recommend.exposures import Exposures
-from services.gateway.recommend.shown_before import HALF_LIVES_KEPT, MAX_DISCOUNTED, MAX_IMPRESSIONS, packed_items
+from services.gateway.recommend.repeats import MAX_DISCOUNTED, MAX_IMPRESSIONS, TTL_HALF_LIVES, packed_items
 from services.gateway.stages import Limits, Preferences
 from services.gateway.validation import check_interaction, check_interactions
 from services.gateway.write.lag import AcknowledgedLag
@@ -126,7 +126,7 @@ class RecordInteractions:
         for one in written if self._preferences.impression_discount else ():
             if self._schema.of(one.type).role is Role.EXPOSURE:
                 of_user.setdefault(one.user_id, deque(maxlen=MAX_DISCOUNTED)).append(one)
-        ttl_s = round(HALF_LIVES_KEPT * self._preferences.impression_half_life_s)
+        ttl_s = round(TTL_HALF_LIVES * self._preferences.impression_half_life_s)
         for user_id, seen in of_user.items():
             entry = packed_items(max(one.event_time_ms for one in seen), [one.item_id for one in seen])
             try:
@@ -231,8 +231,8 @@ class RecordInteractions:
             exc.retry_after_ms = RETRY_AFTER_MS if exc.retriable else None
             raise
         self._lag.acknowledged(position)
-        if self._lag.writes_stand_back(position.partition):
-            admission.stand_back()
+        if self._lag.writes_yield(position.partition):
+            admission.yield_to_others()
         self._metrics.acknowledged(time.monotonic() - began)
         epoch = await self._epochs.current()
         return Receipt(interaction.event_id, FreshnessToken(epoch, position.partition, position.offset))

@@ -77,8 +77,7 @@ class InProcessText:
 
 class SharedText:
     """One graph with an output per model. The first caller encodes a text; concurrent and later callers for another
-    output
-    of the same text get its result. remembered: number of texts cached for this.
+    output of the same text get its result. remembered: number of texts cached for this.
     """
 
     def __init__(self, graph: InProcessText, *, remembered: int = 64) -> None:

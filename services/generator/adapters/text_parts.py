@@ -98,8 +98,7 @@ class Queries:
 @dataclass(frozen=True, slots=True)
 class Graph:
     """A query encoder's graph. alone: an answer depends on the other texts of a call. output: of a graph with one
-    output per
-    part.
+    output per part.
     """
 
     path: Path

@@ -2,8 +2,7 @@
 
 A click's query moves its item (PEFA-XS) and votes for it near that query (PEFA-XL). Certificates apply to the served
 states. An item without a document is found after its first click, since the bundle has no document encoder. Streams,
-and
-where queries are encoded, are not known here.
+and where queries are encoded, are not known here.
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -55,8 +55,7 @@ class Match(Generic[A]):
         """Answer one validated query.
 
         Raises: PreconditionFailed if the source is not loaded, DependencyUnavailable until it is ready, Overloaded;
-        errors of
-        the source.
+        errors of the source.
         """
         if self._batcher is None:
             raise PreconditionFailed(f"source {self.name} is not loaded: {self.reason}")
@@ -88,8 +87,7 @@ class SourceAnswer:
 
 async def match_all(matches: Sequence[Match[Any]], asked: Asked, *, within_s: float | None) -> list[SourceAnswer]:
     """Return every source's answer to a validated query, or its error, in order. A source that takes more than nine
-    tenths of
-    `within_s` has an error.
+    tenths of `within_s` has an error.
 
     Raises: errors outside the tree.
     """

@@ -39,7 +39,7 @@ from services.user_state.values import AdvanceStep, StoredState, UserUpdate, now
 _CONSUMED = "something consumes the stream during the import: stop the encoder process, and import again"
 
 # The pause of the stream ends this long after an import dies.
-HOLD_SECONDS = 60
+PAUSE_SECONDS = 60
 WRITE_CHUNK = 20_000
 # A batch of users has about so many interactions; the model's output for a batch is in memory.
 FILL_CHUNK = 8_192
@@ -150,7 +150,7 @@ class BulkImport:
             raise PreconditionFailed(f"an import needs every partition of the topic, not {partitions}")
         layout = lay_out(past, len(partitions))
         started = time.perf_counter()
-        self._store.hold(HOLD_SECONDS)
+        self._store.pause_consumer(PAUSE_SECONDS)
         try:
             time.sleep(self._settle_seconds)
             for record in self._forgets.read():
@@ -224,7 +224,7 @@ class BulkImport:
                         f"something else writes to {INTERACTIONS!r} during the import (offset {offset} of partition "
                         f"{partition} was not expected): stop it, and import into an empty topic"
                     )
-            self._store.hold(HOLD_SECONDS)
+            self._store.pause_consumer(PAUSE_SECONDS)
             self._progress("write", len(past) - len(missing) + start + len(rows), len(past))
         return len(missing)
 
@@ -253,7 +253,7 @@ class BulkImport:
         watermarks = {partition: found.watermark for partition, found in progress.items()}
         for part in _parts(todo):
             self._fill_users(past, layout, epoch, part, attribute_from, recorded_ms, filled, watermarks)
-            self._store.hold(HOLD_SECONDS)
+            self._store.pause_consumer(PAUSE_SECONDS)
             filled.users += len(part)
             self._progress("states", filled.users, len(todo))
         steps = []

@@ -31,7 +31,7 @@ class MemoryStore:
     def __init__(self, max_seen: int = 2_000) -> None:
         self._max_seen = max_seen
         self._epoch: str | None = None
-        self._held_until = 0.0
+        self._paused_until = 0.0
         self._positions: dict[str, tuple[str, dict[int, int], dict[int, int]]] = {}
         self._histories: dict[str, UserHistory] = {}
         self._progress: dict[int, tuple[str, Progress]] = {}
@@ -61,7 +61,7 @@ class MemoryStore:
         state_layout.check_epoch(self._epoch, num_partitions)
         return self._epoch, made
 
-    def begin_anew(self, epoch: str) -> None:
+    def start_new_epoch(self, epoch: str) -> None:
         if self._epoch == epoch:
             self.wipe()
             self.ensure_epoch(state_layout.num_partitions_of(epoch))
@@ -69,14 +69,14 @@ class MemoryStore:
     def add_model(self, model_version: str) -> None:
         """Nothing to do: every state has its model's version."""
 
-    def hold(self, seconds: int) -> None:
-        self._held_until = time.monotonic() + seconds
+    def pause_consumer(self, seconds: int) -> None:
+        self._paused_until = time.monotonic() + seconds
 
     def release(self) -> None:
-        self._held_until = 0.0
+        self._paused_until = 0.0
 
-    def is_held(self) -> bool:
-        return time.monotonic() < self._held_until
+    def is_paused(self) -> bool:
+        return time.monotonic() < self._paused_until
 
     def progress(self, partitions: Collection[int], epoch: str) -> Mapping[int, Progress]:
         return {partition: self._progress_of(partition, epoch) for partition in partitions}

@@ -21,7 +21,7 @@ from services.algorithms.rules.filters import ItemFilter
 from services.algorithms.scoring.packed_state import after_absence, unpack_query_state
 from services.candidates.bootstrap import Live, load_catalogue, make_follower, make_live
 from services.candidates.config import CandidatesSettings
-from services.candidates.domain import Found, SearchQuery, Stage
+from services.candidates.domain import SearchQuery, SearchResult, Stage
 from services.candidates.metrics import CandidatesMetrics
 from services.catalogue.gate import CatalogueGate
 from services.contracts.query_state import PackedQueryState
@@ -205,10 +205,16 @@ def _search(state: PackedQueryState, k: int, seen: tuple[str, ...], against: Seq
 
 
 def _row(
-    user_id: str, found: Found | None, vocabulary: Vocabulary, partition: int, position: int | None, *, is_cold: bool
+    user_id: str,
+    found: SearchResult | None,
+    vocabulary: Vocabulary,
+    partition: int,
+    position: int | None,
+    *,
+    is_cold: bool,
 ) -> Row:
     proven = None if found is None else found.certificate
-    marks = ["no_state"] if found is None else ["popular_not_favoured"] if is_cold else []
+    marks = ["no_state"] if found is None else ["popular_not_boosted"] if is_cold else []
     return {
         "user_id": user_id,
         "item_ids": [] if found is None else found.item_ids,

@@ -27,7 +27,7 @@ _UNHURRIED = 2
 _WINDOW_S = 0.1
 _WINDOW_CALLS = 20
 # Factor of the limit in a window in which most calls yield.
-_STAND_BACK = 0.8
+_YIELD_FACTOR = 0.8
 # Learning rate of the unloaded latency per window.
 _LEARNED = 0.2
 _RETRY_AFTER_MS = 100
@@ -40,14 +40,14 @@ class Limit:
     equal, it is fixed. Not thread-safe.
 
     quick_s: a median up to this is no overload, however low the unloaded latency.
-    standing_back: the minimum while calls yield; None: `smallest`.
+    smallest_yielding: the minimum while calls yield; None: `smallest`.
     """
 
     def __init__(
-        self, smallest: int, largest: int, *, quick_s: float, standing_back: int | None, clock: Callable[[], float]
+        self, smallest: int, largest: int, *, quick_s: float, smallest_yielding: int | None, clock: Callable[[], float]
     ) -> None:
         self._smallest, self._largest = min(smallest, largest), largest
-        self._least_standing_back = self._smallest if standing_back is None else standing_back
+        self._smallest_yielding = self._smallest if smallest_yielding is None else smallest_yielding
         self._quick_s, self._clock = quick_s, clock
         self.value = float(max(self._smallest, min(_FIRST, largest)))
         # The unloaded latency, and whether it was measured while few calls ran.
@@ -55,7 +55,7 @@ class Limit:
         self._is_sure = False
         # Of this window: latencies, number of calls that yielded, and the peak of concurrent calls.
         self._taken_s: list[float] = []
-        self._standing_back = 0
+        self._num_yielding = 0
         self._peak = 0
         self._window_began = clock()
 
@@ -63,17 +63,17 @@ class Limit:
         """Note the number of running calls."""
         self._peak = max(self._peak, calls)
 
-    def took(self, seconds: float, *, stands_back: bool, in_flight: int) -> None:
+    def took(self, seconds: float, *, yields: bool, in_flight: int) -> None:
         """Note the end of a call. in_flight: calls still running."""
         if self._smallest == self._largest:
             return
         self._taken_s.append(seconds)
-        self._standing_back += stands_back
+        self._num_yielding += yields
         now = self._clock()
         if len(self._taken_s) >= _WINDOW_CALLS and now - self._window_began >= _WINDOW_S:
             self._move(median(self._taken_s))
             self._taken_s.clear()
-            self._standing_back = 0
+            self._num_yielding = 0
             self._window_began, self._peak = now, in_flight
 
     def _move(self, taken_s: float) -> None:
@@ -84,8 +84,8 @@ class Limit:
         self._unhurried_s = unhurried_s = min(taken_s, taken_s if self._unhurried_s is None else self._unhurried_s)
         enough_s = max(self._quick_s, _TOLERANCE * unhurried_s)
         gradient = min(1.0, max(0.5, enough_s / taken_s)) if taken_s else 1.0
-        if 2 * self._standing_back > len(self._taken_s):
-            self.value = max(self._least_standing_back, min(gradient, _STAND_BACK) * self.value)
+        if 2 * self._num_yielding > len(self._taken_s):
+            self.value = max(self._smallest_yielding, min(gradient, _YIELD_FACTOR) * self.value)
             return
         if gradient < 1.0 and not self._is_sure:
             self.value = self._smallest
@@ -100,7 +100,7 @@ class Limit:
 class Admission:
     """One class of calls. Not thread-safe.
 
-    smallest, largest, quick_s, standing_back: of its `Limit`. per_caller: limit of one caller.
+    smallest, largest, quick_s, smallest_yielding: of its `Limit`. per_caller: limit of one caller.
     surplus: calls beyond the limit that may begin if they get a cheaper answer (`Slot.is_surplus`).
     queue: calls that wait in `admit` before one is rejected.
     """
@@ -111,7 +111,7 @@ class Admission:
         *,
         largest: int,
         smallest: int = 2,
-        standing_back: int | None = None,
+        smallest_yielding: int | None = None,
         per_caller: int | None = None,
         surplus: int = 0,
         queue: int = 0,
@@ -119,7 +119,7 @@ class Admission:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = name
-        self._limit = Limit(smallest, largest, quick_s=quick_s, standing_back=standing_back, clock=clock)
+        self._limit = Limit(smallest, largest, quick_s=quick_s, smallest_yielding=smallest_yielding, clock=clock)
         self._clock = clock
         self._per_caller = per_caller
         self._surplus_left = surplus
@@ -210,15 +210,15 @@ class Admission:
 class Slot:
     """One admitted call. is_surplus: admitted beyond the limit; it needs a cheap answer without waiting.
 
-    stands_back: the call found that other work has priority (`stand_back`).
+    yields: the call found that other work has priority (`yield_to_others`).
     """
 
-    __slots__ = ("_admission", "_began", "_caller", "_clock", "_is_in", "is_surplus", "stands_back")
+    __slots__ = ("_admission", "_began", "_caller", "_clock", "_is_in", "is_surplus", "yields")
 
     def __init__(self, admission: Admission, caller: str, clock: Callable[[], float], *, is_surplus: bool) -> None:
         self._admission, self._caller, self._clock = admission, caller, clock
         self._began, self._is_in, self.is_surplus = clock(), not is_surplus, is_surplus
-        self.stands_back = False
+        self.yields = False
 
     def wait(self) -> None:
         """Release the slot until `go_on`; the time in between does not count."""
@@ -240,17 +240,17 @@ class Slot:
             self._admission._count(self._caller, -1)
             if worked:
                 took_s, in_flight = self._clock() - self._began, self._admission.in_flight
-                self._admission._limit.took(took_s, stands_back=self.stands_back, in_flight=in_flight)
+                self._admission._limit.took(took_s, yields=self.yields, in_flight=in_flight)
 
 
 current: ContextVar[Slot | None] = ContextVar("slot", default=None)
 
 
-def stand_back() -> None:
+def yield_to_others() -> None:
     """Report that other work has priority, which lowers the limit of the current call's class."""
     slot = current.get()
     if slot is not None:
-        slot.stands_back = True
+        slot.yields = True
 
 
 @contextmanager

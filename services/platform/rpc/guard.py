@@ -2,9 +2,8 @@
 
 It binds the request id and the deadline. It rejects unknown callers before their request is read, late and surplus
 calls before it is parsed, and requests with too many entries before a message is built. It maps the error tree to
-status
-codes, and counts calls. Any other exception is a bug: neutral text to the caller, the stack in the log. Health and
-reflection are not guarded. `Door` decides who may call what.
+status codes, and counts calls. Any other exception is a bug: neutral text to the caller, the stack in the log. Health
+and reflection are not guarded. `Door` decides who may call what.
 """
 
 import asyncio
@@ -53,8 +52,7 @@ class Door(Protocol):
 
 class Body:
     """A request's bytes. The parser takes them, because exceptions and frames of failed calls refer to each other until
-    the
-    garbage collector runs, and should not retain megabytes.
+    the garbage collector runs, and should not retain megabytes.
     """
 
     __slots__ = ("_data", "is_json")

@@ -76,8 +76,7 @@ _WIDTHS = {FieldDescriptor.CPPTYPE_DOUBLE: 8, FieldDescriptor.CPPTYPE_FLOAT: 4}
 @dataclass(frozen=True, slots=True)
 class _Field:
     """most: entries in one message. in_all: in all messages of a request. packed: bytes of an entry if several may be
-    packed,
-    else 0. inner: counts inside an entry.
+    packed, else 0. inner: counts inside an entry.
     """
 
     name: str

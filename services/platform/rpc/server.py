@@ -61,8 +61,7 @@ class HealthState:
     """Whether this process accepts work. Thread-safe; may be set before the server starts.
 
     It starts as not ready; a process calls `set_ready(True)` after it loaded its bundle. A watched loop that hangs
-    makes it
-    not ready too.
+    makes it not ready too.
     """
 
     def __init__(

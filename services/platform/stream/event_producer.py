@@ -159,11 +159,8 @@ class EventProducer:
     """Produces single records for callers on one event loop; one thread owns the kafka-python producer.
 
     Records within `_HAND_OVER_S` of the last group wait for the next one, or until the expected number waits; later
-    records
-    are sent at once.
-    At most `max_queued` records wait or are in flight, those of senders that gave up included; more raise Overloaded.
-    While
-    no broker answers, sends fail at once.
+    records are sent at once. At most `max_queued` records wait or are in flight, those of senders that gave up
+    included; more raise Overloaded. While no broker answers, sends fail at once.
     """
 
     def __init__(self, bootstrap: Brokers, *, client_id: str = "freshet", max_queued: int = MAX_QUEUED) -> None:
@@ -195,8 +192,7 @@ class EventProducer:
         """Write one record and return (partition, offset) once all in-sync replicas have it.
 
         Raises: DependencyUnavailable after timeout_s (the record may still be written later); Overloaded if too many
-        sends wait;
-        InvalidRequest if the record is too large.
+        sends wait; InvalidRequest if the record is too large.
         """
         if value is not None and len(value) + len(key) > MAX_RECORD_BYTES:
             raise InvalidRequest.of("value", f"{len(value)} bytes", f"at most {MAX_RECORD_BYTES} bytes with its key")

@@ -2,8 +2,7 @@
 
 If a turn fails, the loop logs it once, waits and tries again. After two failures in a row it calls `on_stall`, and it
 exports the lag meanwhile. `turns` detects a turn that hangs; health and metrics read it. `poison.py` decides what
-happens
-after an exception outside the error tree. Subclasses read and apply; no topic or client is known here.
+happens after an exception outside the error tree. Subclasses read and apply; no topic or client is known here.
 """
 
 import contextlib
@@ -40,8 +39,7 @@ class Follower:
     """Runs turns from `start` to `stop`.
 
     `on_ready` is called once the subclass called `ready`, and again when turns work after `on_stall`. Without
-    `on_stall` a
-    stall has no effect: what was read is still served, with its position.
+    `on_stall` a stall has no effect: what was read is still served, with its position.
 
     After an exception outside the error tree the turn is repeated. After several in a row `tries_alone` is True, and a
     poison record is set aside. Other failures wait. `lost` may discard half a change.

@@ -1,9 +1,8 @@
 """kafka-python's clients with short timeouts and the error tree.
 
 kafka-python's constructor and `send` wait for the broker, up to a minute by default. Here all block for seconds at
-most,
-so they belong in a thread (`event_producer.py` has one). Kafka's default partitioner (murmur2) places keys, so this
-code, bulk imports and outside producers agree on a key's partition. Records' content is not known here.
+most, so they belong in a thread (`event_producer.py` has one). Kafka's default partitioner (murmur2) places keys, so
+this code, bulk imports and outside producers agree on a key's partition. Records' content is not known here.
 """
 
 import contextlib

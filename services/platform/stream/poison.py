@@ -42,8 +42,7 @@ _ENVIRONMENT = (MemoryError, OSError, RecursionError, SystemError, ImportError, 
 
 def depends_on_record(exc: BaseException) -> bool:
     """Return whether a record can cause the error: neither it nor its causes come from the error tree, memory, files,
-    time
-    or the interpreter.
+    time or the interpreter.
     """
     seen: set[int] = set()
     found: BaseException | None = exc
@@ -103,12 +102,9 @@ class PoisonPolicy(Generic[R]):
         logged once.
 
         True needs two calls for the same key with the same failure, and healthy neighbours by the first one: records of
-        `behind`
-        (in order) and the last applied ones that pass alone in `rehearse`, which does all but the visible effects and
-        raises
-        like applying. If rehearsing the record does not fail, the failure lies in writing: then only records `applied`
-        alone
-        just before are evidence.
+        `behind` (in order) and the last applied ones that pass alone in `rehearse`, which does all but the visible
+        effects and raises like applying. If rehearsing the record does not fail, the failure lies in writing: then only
+        records `applied` alone just before are evidence.
 
         Raises: a rehearsal's error of the tree: a dependency is unavailable.
         """

@@ -21,8 +21,7 @@ def read_ranges(
     reader: Reader, ranges: Mapping[int, tuple[int, int]], *, poll_ms: int, max_records: int
 ) -> Iterator[Sequence[SourceRecord]]:
     """Yield the first topic's records between two offsets per partition (both included, the first one existing), poll
-    by
-    poll; a poll without records yields an empty list.
+    by poll; a poll without records yields an empty list.
 
     Raises: DependencyUnavailable.
     """

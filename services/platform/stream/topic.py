@@ -47,8 +47,7 @@ class Topic:
     """One topic and its configuration on creation; an existing topic does not change.
 
     has_dead_letters: unreadable records go to a separate topic. as_many_as: a topic with the same number of partitions,
-    if
-    it exists.
+    if it exists.
     """
 
     name: str

@@ -22,8 +22,7 @@ _LOOK_EVERY_S = 5.0
 
 class TopicFollower(Follower):
     """Follows topics of one partition each; ready after the ends of all were reached once. If later turns fail, the
-    content
-    is still served.
+    content is still served.
 
     `is_behind` is True until the ends are reached, again after each new connection.
     """
@@ -105,8 +104,7 @@ class TopicFollower(Follower):
 
     def _look(self, records: Sequence[SourceRecord]) -> set[str]:
         """Return the recreated topics. Checks at intervals, before records are taken and after the last ones; an idle
-        topic is
-        not checked.
+        topic is not checked.
         """
         self._newest.update({record.topic: record for record in records})
         if not self._newest or time.monotonic() < self._next_look:
@@ -119,8 +117,7 @@ class TopicFollower(Follower):
 
     def _is_another(self, topic: str, end: int) -> bool:
         """Return whether the topic was recreated: it is shorter, or another record has the known offset. If compaction
-        deleted
-        that record, this cannot be decided.
+        deleted that record, this cannot be decided.
         """
         known_by = self._known_by.get(topic)
         if known_by is None or end <= known_by.offset:

@@ -10,7 +10,7 @@ from typing import Any
 
 from services.platform.errors import DependencyUnavailable
 from services.refresher.checkpoint import from_file
-from services.refresher.ports import Kept
+from services.refresher.ports import StoredCheckpoint
 
 
 class CheckpointFiles:
@@ -19,11 +19,11 @@ class CheckpointFiles:
     def __init__(self, root: Path) -> None:
         self._root = root
 
-    def load(self, partition: int) -> Iterator[Kept]:
+    def load(self, partition: int) -> Iterator[StoredCheckpoint]:
         """Return the partition's checkpoint, if any."""
         path = self._root / f"partition-{partition}.checkpoint"
         if path.exists():
-            yield Kept(str(path), partial(_read, path), is_base=False)
+            yield StoredCheckpoint(str(path), partial(_read, path), is_base=False)
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, bytes]]:

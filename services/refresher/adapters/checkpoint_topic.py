@@ -30,7 +30,7 @@ from services.platform.stream.ports import Reader
 from services.platform.stream.reading import read_offsets
 from services.refresher.adapters.checkpoint_files import CheckpointFiles
 from services.refresher.checkpoint import CheckpointError
-from services.refresher.ports import Kept
+from services.refresher.ports import StoredCheckpoint
 
 _TOPIC = REFRESHER_CHECKPOINTS
 _CLAIM = "claim"
@@ -81,12 +81,12 @@ class CheckpointTopic:
         self._owners: dict[int, str] = {}
         self._opened: dict[int, _Open] = {}
 
-    def load(self, partition: int) -> Iterator[Kept]:
+    def load(self, partition: int) -> Iterator[StoredCheckpoint]:
         with self._lock:
             self._open(partition)
             return iter(self._kept(partition, is_base=True))
 
-    def look(self, partition: int) -> Iterator[Kept]:
+    def look(self, partition: int) -> Iterator[StoredCheckpoint]:
         """Return the checkpoints, newest first, without opening the partition."""
         with self._lock:
             self._follow()
@@ -138,11 +138,11 @@ class CheckpointTopic:
         found = [(key, head) for key, head in self._heads.items() if key.startswith(prefix)]
         return sorted(found, key=lambda one: -one[1][0])
 
-    def _kept(self, partition: int, *, is_base: bool) -> list[Kept]:
+    def _kept(self, partition: int, *, is_base: bool) -> list[StoredCheckpoint]:
         found = []
         for _, (offset, value) in self._of(partition):
             name = f"{_TOPIC} partition {HEADS} offset {offset}"
-            found.append(Kept(name, partial(self._read, partition, value, is_base=is_base), is_base))
+            found.append(StoredCheckpoint(name, partial(self._read, partition, value, is_base=is_base), is_base))
         return found if self._files is None else [*found, *self._files.load(partition)]
 
     def _follow(self) -> None:

@@ -208,10 +208,8 @@ class Partition:
         """Void counted positions whose attributions the log no longer has. first: the log's first offset.
 
         Their contributions cannot be recomputed, so the sums of their items are dropped and recomputed from the log.
-        Returns
-        the number of items, and the number of other interactions that are lost with them; these no longer count, and
-        are folded
-        again if attributed again.
+        Returns the number of items, and the number of other interactions that are lost with them; these no longer
+        count, and are folded again if attributed again.
         """
         numbers: set[int] = set()
         for position in positions:

@@ -1,9 +1,8 @@
 """Offsets of interactions with unknown items, to read again once the item is listed.
 
 Bounded: beyond the limit, the item with the largest hash of its id is evicted with all its interactions, so that a
-flood
-of invented ids cannot choose what it evicts. From the smallest evicted hash on, no item is pending, so all pending
-items are complete. If an evicted item is listed later, the partition has to be rebuilt from its log.
+flood of invented ids cannot choose what it evicts. From the smallest evicted hash on, no item is pending, so all
+pending items are complete. If an evicted item is listed later, the partition has to be rebuilt from its log.
 """
 
 from array import array

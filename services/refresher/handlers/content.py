@@ -1,8 +1,7 @@
 """States of new items from their texts, until they have enough interactions.
 
 It has the listings of topic `items` and the text encoder's states. Encoding a text costs about 10 ms, so each is
-encoded
-once, and callers ask for few at a time. Interactions and publication are not known here.
+encoded once, and callers ask for few at a time. Interactions and publication are not known here.
 """
 
 from collections.abc import Sequence

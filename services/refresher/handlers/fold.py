@@ -37,8 +37,7 @@ class FoldRecords:
         """Fold entries in order, and skip those at or below the state's position. Returns the unreadable ones.
 
         Raises: DependencyUnavailable (try again), PreconditionFailed (the log lost records: rebuild). The state stays
-        correct
-        for its `folded_offset`.
+        correct for its `folded_offset`.
         """
         entries = [entry for entry in entries if entry.offset > partition.folded_offset]
         recent = {entry.offset: entry for entry in entries if isinstance(entry, Interaction)}
@@ -139,8 +138,7 @@ class FoldRecords:
 
     def _void(self, partition: Partition, rows: Sequence[tuple[int, int]], recent: Mapping[int, Interaction]) -> None:
         """Subtract the interactions at these positions and offsets. If the log lost one, recompute its item's sums from
-        the
-        log.
+        the log.
         """
         found = self._read(partition, [offset for _, offset in rows], recent)
         partition.take_back([found[offset] for _, offset in rows if offset in found])

@@ -20,8 +20,7 @@ class Publication:
     """Publishes batches. Not thread-safe; locks the registry while it makes batches.
 
     max_changes: per publication, all partitions together. every_s: between two publications. share: largest share of
-    time
-    for publications while records wait to be folded.
+    time for publications while records wait to be folded.
     """
 
     def __init__(

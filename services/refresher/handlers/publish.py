@@ -68,8 +68,7 @@ class Publisher:
     """Makes batches. withdrawn: by listed item; may change.
 
     content: states of listed items from their texts, if a text encoder is configured. new_item_policy: the weight
-    policy of
-    new items; None: from each partition's sums.
+    policy of new items; None: from each partition's sums.
     """
 
     weight_policy: SharePolicy

@@ -20,7 +20,7 @@ from services.algorithms.scoring.neighbours import MAX_VOTED, WINDOW
 from services.algorithms.scoring.states import QueryStates
 from services.candidates.audit import Audit
 from services.candidates.bootstrap import host_build
-from services.candidates.domain import Found, SearchQuery, Stage, VotesQuery
+from services.candidates.domain import SearchQuery, SearchResult, Stage, VotesQuery
 from services.candidates.handlers import Search
 from services.candidates.metrics import CandidatesMetrics
 from services.candidates.server import CandidatesServicer
@@ -83,7 +83,7 @@ class Scene:
         algorithm: str = "exact",
         stage: Stage = Stage.FULL,
         turned_down: Sequence[str] = (),
-    ) -> Found:
+    ) -> SearchResult:
         query = SearchQuery(
             query=self.query, model_version="m", k=k, stage=stage, filter=wanted, algorithm=algorithm,
             turned_down_item_ids=turned_down,

@@ -41,5 +41,5 @@ def test_without_kafka_nothing_is_written(tmp_path: Path) -> None:
 
 def test_help_says_what_differs_from_a_served_answer() -> None:
     shown = run("--help").output
-    for word in ("no_state", "popular_not_favoured", "--on ray://head:10001"):
+    for word in ("no_state", "popular_not_boosted", "--on ray://head:10001"):
         assert word in shown

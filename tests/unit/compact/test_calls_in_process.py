@@ -12,7 +12,7 @@ from freshet.v1 import candidates_pb2_grpc, reranker_pb2_grpc
 from prometheus_client import CollectorRegistry
 from retrieval_scene import make_bundle, make_queries, state_fields
 
-from services.algorithms.items.live_catalogue import VERSIONS_KEPT
+from services.algorithms.items.live_catalogue import MAX_VERSIONS
 from services.algorithms.rules.filters import ItemFilter
 from services.algorithms.rules.ranking_rules import Rule
 from services.candidates import bootstrap as candidates
@@ -54,7 +54,7 @@ async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
         settings,
         candidates.load_catalogue(settings),
         CandidatesMetrics(CollectorRegistry()),
-        versions_kept=VERSIONS_KEPT,
+        max_versions=MAX_VERSIONS,
     )
     rerank = reranker.Rerank(catalogue=live.catalogue, metrics=RerankerMetrics(CollectorRegistry()))
     gate = CatalogueGate("candidates", HealthState())

@@ -20,7 +20,7 @@ from freshet_client import (
 from freshet_client.testing import FakeGateway
 
 from services.console.pages.live import Sample, Watch, rates
-from services.console.pages.why import Place, place_of
+from services.console.pages.why import ItemRank, place_of
 from services.console.same_origin import SameOrigin
 from services.console.sentences import MEANINGS, about_answer, duration
 from services.console.snippets import curl, in_script, python
@@ -158,7 +158,7 @@ async def test_a_place_in_the_list_or_what_keeps_an_item_out() -> None:
     gateway = FakeGateway([Item("a", "A", ["x"]), Item("b", "B", ["x"]), Item("c", "C", withdrawn=True)])
     client = gateway.async_client()
     await client.session("ann").record("a", "like")
-    assert await place_of(client, "ann", "b") == Place(1, "It is number 1 of this user's list now.")
+    assert await place_of(client, "ann", "b") == ItemRank(1, "It is number 1 of this user's list now.")
     assert "had it already" in (await place_of(client, "ann", "a")).sentence
     for gone in ("c", "nowhere"):
         assert "withdrawn, not available, or unknown" in (await place_of(client, "ann", gone)).sentence

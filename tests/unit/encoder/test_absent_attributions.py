@@ -156,7 +156,7 @@ def test_a_model_beside_has_its_own_rows() -> None:
     events = [interaction(0, at, event_id=f"e{at}", event_time_ms=START_MS + at * 10**9) for at in range(9)]
     outbox = MemoryOutbox()
     handler = handler_on(MemoryStore(), outbox, AWAY)
-    handler.encode_batch.hold((Model(beside, HashEncoder()),))
+    handler.encode_batch.set_others((Model(beside, HashEncoder()),))
     drain(handler, filled(events), (4,))
     assert by_place(outbox) == applied(events)
     assert by_place(outbox, "model-2") == {

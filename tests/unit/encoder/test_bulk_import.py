@@ -132,7 +132,7 @@ def test_an_import_that_broke_off_is_continued(dies_after: int) -> None:
     stream, store = MemoryStream(PARTITIONS), MemoryStore()
     with pytest.raises(DependencyUnavailable):
         run(stream, store, past(), dies_after)
-    assert not store.is_held()
+    assert not store.is_paused()
     report = run(stream, store, past())
     assert report.written == 400 - dies_after
     assert effect(store) == effect(streamed(stream))

@@ -154,7 +154,7 @@ def test_a_wiped_store_is_noticed_while_no_event_comes_and_filled_again() -> Non
 
 def test_an_import_holds_the_stream_until_it_is_done() -> None:
     scene = Scene()
-    scene.store.hold(60)
+    scene.store.pause_consumer(60)
     with scene.running():
         append(scene.stream, interaction(0, 1))
         threading.Event().wait(0.1)
@@ -193,7 +193,7 @@ def test_an_import_is_not_disturbed_by_a_forget_which_follows_it() -> None:
     append(scene.stream, interaction(0, 1))
     with scene.running():
         eventually(lambda: scene.items() == ["item-1"])
-        scene.store.hold(60)
+        scene.store.pause_consumer(60)
         threading.Event().wait(0.05)
         scene.forget_log.append(forget(0, p0=0))
         threading.Event().wait(0.1)

@@ -83,10 +83,10 @@ def test_a_batch_at_hand_ends_before_its_models_go() -> None:
 
     stream, store = MemoryStream(), MemoryStore()
     handler = handler_on(store, MemoryOutbox())
-    handler.encode_batch.hold((Model(OTHER, Slow()),))
+    handler.encode_batch.set_others((Model(OTHER, Slow()),))
     append(stream, interaction(0, 1))
     batch = threading.Thread(target=lambda: drain(handler, stream))
-    drop = threading.Thread(target=lambda: (handler.encode_batch.hold(()), gone.set()))
+    drop = threading.Thread(target=lambda: (handler.encode_batch.set_others(()), gone.set()))
     batch.start()
     assert entered.wait(30)
     drop.start()

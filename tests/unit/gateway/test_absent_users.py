@@ -19,7 +19,7 @@ from services.gateway.domain import Degradation, HistoryEvent, Recommendation, R
 from services.gateway.edge.api_keys import create_key
 from services.gateway.edge.roles import Role
 from services.gateway.recommend.explanation import ExplainQuery
-from services.gateway.recommend.pages import PageTokens, Place
+from services.gateway.recommend.pages import PagePosition, PageTokens
 from services.gateway.search.searching import SearchQuery
 from services.gateway.version_sets.routes import Routes, ServedSet
 from services.platform.errors import DependencyUnavailable, InvalidRequest
@@ -181,8 +181,8 @@ async def test_a_further_page_and_its_exposure_have_the_lists_bucket() -> None:
 def test_a_token_of_before_is_a_place_of_no_bucket() -> None:
     tokens = PageTokens(b"key", lambda: 1_000)
     signed = tokens._signer.sign(b"12345" + (1_000).to_bytes(6, "big") + (900).to_bytes(4, "big"), "ann")
-    assert tokens.place(signed, "ann") == Place(b"12345", 1_000, 900)
-    place = Place(b"12345", 1_000, 1_000, 31)
+    assert tokens.place(signed, "ann") == PagePosition(b"12345", 1_000, 900)
+    place = PagePosition(b"12345", 1_000, 1_000, 31)
     assert tokens.place(tokens.token(place, "ann"), "ann") == place
 
 

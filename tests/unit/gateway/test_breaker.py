@@ -205,26 +205,26 @@ def test_answers_stand_back_before_they_are_behind_while_events_are_applied() ->
     clock = Clock()
     lag = AcknowledgedLag(grace_seconds=2.0, clock=clock)
     lag.acknowledged(Position(0, 5))
-    assert not lag.reads_stand_back(0, 1)
+    assert not lag.reads_yield(0, 1)
     clock.now += 0.6
-    assert lag.reads_stand_back(0, 2)
-    assert not lag.writes_stand_back(0)
+    assert lag.reads_yield(0, 2)
+    assert not lag.writes_yield(0)
     assert not lag.behind(0, 2)
     clock.now += 0.5
-    assert lag.reads_stand_back(0, 3)
-    assert lag.writes_stand_back(0)
-    assert not lag.reads_stand_back(0, 5)
-    assert not lag.writes_stand_back(0)
+    assert lag.reads_yield(0, 3)
+    assert lag.writes_yield(0)
+    assert not lag.reads_yield(0, 5)
+    assert not lag.writes_yield(0)
     lag.acknowledged(Position(0, 9))
     clock.now += 0.6
     # The last of before was applied within the last second.
-    assert lag.reads_stand_back(0, 5)
+    assert lag.reads_yield(0, 5)
     clock.now += 0.6
     # Nothing moves: fewer calls would help nobody.
     assert lag._behind_s(0, 5) > 1
-    assert not lag.reads_stand_back(0, 5)
-    assert not lag.writes_stand_back(0)
-    assert not lag.writes_stand_back(1)
+    assert not lag.reads_yield(0, 5)
+    assert not lag.writes_yield(0)
+    assert not lag.writes_yield(1)
 
 
 def test_lag_of_the_last_event_of_a_burst_shows_too() -> None:

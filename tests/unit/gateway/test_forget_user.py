@@ -14,7 +14,7 @@ from test_server import gateway
 from services.contracts.topics import TOPICS
 from services.contracts.topics.forgets import Forget
 from services.gateway.write.forgetting import Contributions, ForgetReport, StoredUser
-from services.gateway.write.remains import HOLDS, NOTHING_OF_USERS, REMAINS, until
+from services.gateway.write.remaining_data import REMAINS, WITH_USER_DATA, WITHOUT_USER_DATA, until
 from services.platform.errors import DependencyUnavailable, InvalidRequest
 from services.platform.rpc import request_context
 from services.platform.stream.topic import NUM_PARTITIONS, Topic
@@ -95,14 +95,14 @@ async def test_the_ends_are_asked_for_after_the_call_began() -> None:
 
 def test_every_topic_is_known_to_hold_something_of_users_or_nothing() -> None:
     names = {topic.name for topic in TOPICS}
-    assert names == HOLDS.keys() | NOTHING_OF_USERS
-    assert not HOLDS.keys() & NOTHING_OF_USERS
+    assert names == WITH_USER_DATA.keys() | WITHOUT_USER_DATA
+    assert not WITH_USER_DATA.keys() & WITHOUT_USER_DATA
 
 
 async def test_the_report_says_of_every_topic_until_when_it_holds_what() -> None:
     scene = scene_with_ann()
     remains = (await scene.forget_user("ann", preview=True)).remains
-    for name in HOLDS:
+    for name in WITH_USER_DATA:
         (sentence,) = (one for one in remains if one.startswith(f"`{name}` keeps "))
         assert sentence.endswith(
             ("stays for good", "retention is endless", "until the broker compacts the topic", "after each was written")

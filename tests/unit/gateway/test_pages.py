@@ -21,7 +21,7 @@ from services.gateway.domain import (
     ScoredItem,
 )
 from services.gateway.recommend.catalogue import DescribedItems, Titles
-from services.gateway.recommend.pages import KEPT_S, MAX_LISTS, Place, ServedList, find_list, packed_list
+from services.gateway.recommend.pages import LIST_TTL_S, MAX_LISTS, PagePosition, ServedList, find_list, packed_list
 from services.platform.errors import DependencyUnavailable, InvalidRequest, PermissionDenied, PreconditionFailed
 from services.user_state.layout import PAGES
 
@@ -89,7 +89,7 @@ def test_a_kept_list_says_rules_and_the_share_that_was_searched() -> None:
     items = [ScoredItem("a", 0.5, "mol", rules=("promo", "é")), ScoredItem("b", 0.25, "new", 0.5)]
     ranking = Ranking(items=items, certificate=Certificate(0.125), searched_share=0.75)
     served = ServedList(ranking=ranking, model_version="m1", degradations=[Degradation.PARTIAL_CATALOGUE])
-    place = Place(b"12345", 1_000, 1)
+    place = PagePosition(b"12345", 1_000, 1)
     assert find_list([packed_list(place, served)], place) == served
 
 
@@ -179,8 +179,8 @@ async def test_an_altered_token_is_refused() -> None:
 async def test_a_list_ends() -> None:
     scene = Scene(now_ms=1_000_000)
     token = (await scene.recommend(ANN)).next_page_token
-    assert scene.sessions.ttls == {(PAGES, "ann"): KEPT_S}
-    scene.now_ms += KEPT_S * 1000
+    assert scene.sessions.ttls == {(PAGES, "ann"): LIST_TTL_S}
+    scene.now_ms += LIST_TTL_S * 1000
     assert ids(await page(scene, token)) == LIST[2:4]
     scene.now_ms += 1
     with pytest.raises(PreconditionFailed, match=r"^page_token: its list is gone; allowed: within 15 minutes"):

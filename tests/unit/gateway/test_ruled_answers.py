@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from retrieval_scene import half, make_bundle, make_queries, state_fields
 
 from services.algorithms.indexes.protocol import ESTIMATE, EXACT
-from services.algorithms.items.live_catalogue import VERSIONS_KEPT
+from services.algorithms.items.live_catalogue import MAX_VERSIONS
 from services.algorithms.ops.mol_scores.reference import mol_scores_reference
 from services.algorithms.rules.attributes import Comparison, Condition
 from services.algorithms.rules.filters import ItemFilter
@@ -31,7 +31,7 @@ from services.gateway.adapters.processes import RemoteCandidates, RemoteReranker
 from services.gateway.domain import Recommendation, RecommendQuery, now_ms
 from services.gateway.recommend.catalogue import DescribedItems, Titles
 from services.gateway.recommend.popular import PopularItems
-from services.gateway.recommend.shown_before import packed_items
+from services.gateway.recommend.repeats import packed_items
 from services.gateway.stages import Limits, Preferences
 from services.platform.errors import DependencyUnavailable
 from services.reranker import bootstrap as reranker
@@ -181,7 +181,7 @@ class Served:
         settings = CandidatesSettings(port=0, metrics_port=0, bundle=folder, audit_share=0, drain_seconds=0)
         metrics = CandidatesMetrics(CollectorRegistry())
         self.live = candidates.make_live(
-            settings, candidates.load_catalogue(settings), metrics, versions_kept=VERSIONS_KEPT
+            settings, candidates.load_catalogue(settings), metrics, max_versions=MAX_VERSIONS
         )
         self.rerank = reranker.Rerank(catalogue=self.live.catalogue, metrics=RerankerMetrics(CollectorRegistry()))
 

@@ -17,7 +17,7 @@ from retrieval_scene import CATEGORIES, half, make_bundle, make_queries, state_f
 from test_server import gateway
 
 from services.algorithms.indexes.protocol import ESTIMATE, EXACT
-from services.algorithms.items.live_catalogue import VERSIONS_KEPT
+from services.algorithms.items.live_catalogue import MAX_VERSIONS
 from services.algorithms.ops.mol_scores.reference import mol_scores_reference
 from services.algorithms.rules.filters import ItemFilter
 from services.algorithms.rules.ranking_rules import Rule
@@ -70,7 +70,7 @@ async def real(tmp_path: Path) -> AsyncIterator[Real]:
     bundle = make_bundle(tmp_path / "bundle", count=X)
     settings = CandidatesSettings(port=0, metrics_port=0, bundle=tmp_path / "bundle", audit_share=0, drain_seconds=0)
     metrics = CandidatesMetrics(CollectorRegistry())
-    live = candidates.make_live(settings, candidates.load_catalogue(settings), metrics, versions_kept=VERSIONS_KEPT)
+    live = candidates.make_live(settings, candidates.load_catalogue(settings), metrics, max_versions=MAX_VERSIONS)
     rerank = reranker.Rerank(catalogue=live.catalogue, metrics=RerankerMetrics(CollectorRegistry()))
     queries = half(make_queries(np.random.default_rng(1), 1, 4, 2, 8))
     scene = Scene(

@@ -48,11 +48,11 @@ ALGORITHMS = (
 class Process:
     """Candidates, of a shard or of all."""
 
-    def __init__(self, base: Catalogue, shard: Shard, versions_kept: int = 64) -> None:
+    def __init__(self, base: Catalogue, shard: Shard, max_versions: int = 64) -> None:
         settings = CandidatesSettings(audit_share=0, algorithms=ALGORITHMS, shard=shard)
         self.metrics = CandidatesMetrics(CollectorRegistry())
         part = base if shard.is_all else base.part(shard_rows(shard, base.rows.strings))
-        self.live: Live = make_live(settings, part, self.metrics, versions_kept=versions_kept)
+        self.live: Live = make_live(settings, part, self.metrics, max_versions=max_versions)
         self.changes = CatalogueChanges(
             self.live.catalogue, self.metrics.catalogue, full_error=IndexFullError, holds=shard.holds
         )
@@ -77,7 +77,7 @@ class Peer(InProcess):
 
 
 class Scene:
-    def __init__(self, *, with_neighbours: bool = False, algorithm: str = "", versions_kept: int = 64) -> None:
+    def __init__(self, *, with_neighbours: bool = False, algorithm: str = "", max_versions: int = 64) -> None:
         rng = np.random.default_rng(5)
         self.items, self.gate = make_items(rng, X, 4, 2, 8), make_pair_gate(rng, 8, 16)
         # Two that no score tells apart.
@@ -87,7 +87,7 @@ class Scene:
             states=self.items, pair_gate=self.gate, neighbours=make_neighbours(rng, X) if with_neighbours else None,
         )  # fmt: skip
         self.whole = Process(base, Shard(0, 1))
-        self.parts = [Process(base, Shard(number, N), versions_kept) for number in range(N)]
+        self.parts = [Process(base, Shard(number, N), max_versions) for number in range(N)]
         self.told: Counter[tuple[str, int]] = Counter()
         self.sharded = ShardedCandidates(
             [part.remote for part in self.parts], patient_s=5.0, count=lambda *what: self.told.update([what])
@@ -243,7 +243,7 @@ async def test_a_change_that_one_shard_has_not_heard_of_is_left_out_everywhere()
 
 
 async def test_versions_that_are_not_kept_cannot_be_made_one() -> None:
-    scene = Scene(versions_kept=1)
+    scene = Scene(max_versions=1)
     scene.changed(without=2)
     state, asked = scene.state(), scene.asked()
     found = await scene.sharded.search(state, k=30, **asked)

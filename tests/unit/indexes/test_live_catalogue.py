@@ -174,7 +174,7 @@ def test_why_an_item_has_no_state_is_told() -> None:
 
 
 def test_a_reader_finds_a_version_at_each_moment_of_a_reset() -> None:
-    catalogue = live(versions_kept=4)
+    catalogue = live(max_versions=4)
     catalogue.apply(1, [refreshed("i3", 1)])
     catalogue.apply(2, [refreshed("i4", 2)])
     before = catalogue.served.name
@@ -279,7 +279,7 @@ def test_metadata_that_came_before_the_first_state_is_the_new_items() -> None:
 
 
 def test_versions_answer_as_they_did_as_long_as_they_are_kept() -> None:
-    catalogue = live(versions_kept=3)
+    catalogue = live(max_versions=3)
     then: dict[str, dict[str, float]] = {}
     for position in range(5):
         then[catalogue.served.name] = answer(catalogue)
@@ -314,7 +314,7 @@ def test_a_batch_in_the_same_place_of_another_log_makes_a_version_of_another_nam
 
 
 def test_a_merge_changes_neither_name_nor_answer() -> None:
-    catalogue = live(versions_kept=2)
+    catalogue = live(max_versions=2)
     catalogue.apply(1, [refreshed("i1", 1), refreshed("new", 2)])
     name, before = catalogue.served.name, answer(catalogue)
     catalogue.index.merge()
@@ -359,7 +359,7 @@ def test_a_change_beyond_the_memory_limit_changes_nothing_and_withdrawals_still_
 
 
 def test_reset_is_the_bundle_again_but_for_what_is_withdrawn() -> None:
-    catalogue = live(versions_kept=4)
+    catalogue = live(max_versions=4)
     catalogue.apply(1, [refreshed("i1", 1), refreshed("new", 2), refreshed("i2", 3)])
     catalogue.describe([Description(item_id="i2", is_served=False)])
     catalogue.reset()

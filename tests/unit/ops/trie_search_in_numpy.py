@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.ops.trie_search import Found, ItemRows, TrieArrays, TrieQuestion
+from services.algorithms.ops.trie_search import ItemRows, TrieArrays, TrieMatches, TrieQuestion
 
 Floats = npt.NDArray[np.float32]
 Rows = npt.NDArray[np.int64]
@@ -59,7 +59,7 @@ def search_in_numpy(
     question: TrieQuestion,
     items: ItemRows | None,
     allowed: npt.NDArray[np.bool_] | None,
-) -> Found:
+) -> TrieMatches:
     """As `search_trie` says."""
     gains, positions = question.gains, question.gains.shape[1]
     largest = np.maximum(gains.max(axis=0, initial=0), 0).astype(np.float32)
@@ -104,7 +104,7 @@ def search_in_numpy(
         kept_parts, kept_nodes = children.parts[chosen], children.nodes[chosen]
         if not len(chosen):
             break
-    return Found(best.identifiers, best.gains, float(bound))
+    return TrieMatches(best.identifiers, best.gains, float(bound))
 
 
 def _masks(positions: int, used: int, in_order: bool) -> Rows:

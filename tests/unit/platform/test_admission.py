@@ -115,16 +115,16 @@ def test_quick_answers_are_no_overload_however_quick_they_are_alone() -> None:
 
 def test_the_limit_falls_while_calls_stand_back_however_quick_they_are() -> None:
     clock = Clock()
-    door = Admission("calls", smallest=32, standing_back=4, largest=64, clock=clock)
+    door = Admission("calls", smallest=32, smallest_yielding=4, largest=64, clock=clock)
     waves(door, 300, 64, 0.01, clock=clock)
     assert door.limit == 64
-    for stands_back, rounds, limit in ((True, 300, 4), (False, 12, 6), (False, 300, 64)):
+    for yields, rounds, limit in ((True, 300, 4), (False, 12, 6), (False, 300, 64)):
         for _ in range(rounds):
             slots = [door.enter("one") for _ in range(int(door.limit))]
             for slot in slots:
                 admission.current.set(slot)
-                if stands_back:
-                    admission.stand_back()
+                if yields:
+                    admission.yield_to_others()
             clock.now += 0.01
             for slot in slots:
                 slot.leave(worked=True)

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from retrieval_scene import half, make_bundle, make_queries, state_fields, unit
 
 from services.algorithms.indexes.mutable.index import IndexFullError
-from services.algorithms.items.live_catalogue import VERSIONS_KEPT
+from services.algorithms.items.live_catalogue import MAX_VERSIONS
 from services.algorithms.ops.mol_scores.reference import mol_scores_reference
 from services.algorithms.scoring.states import ItemStates
 from services.catalogue.changes import CatalogueChanges
@@ -121,7 +121,7 @@ async def test_a_pool_is_scored_with_the_version_that_made_it(running: Running) 
 
 
 async def test_a_version_that_is_not_held_is_answered_by_the_nearest_as_an_estimate(running: Running) -> None:
-    for offset in range(VERSIONS_KEPT + 5):
+    for offset in range(MAX_VERSIONS + 5):
         running.apply(offset, running.refreshed(4, seed=offset))
     for place, scored in ((1, "+5"), (900, "+68"), (40, "+40"), (None, "+68")):
         request = running.request(index_version="of another process", deltas_offset=place)

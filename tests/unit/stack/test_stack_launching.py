@@ -60,9 +60,9 @@ def test_child_is_found_again_by_another_launcher(children: Children, tmp_path: 
 
 def test_a_child_with_fewer_shares_has_the_niceness_of_that_weight(children: Children, tmp_path: Path) -> None:
     process = children.spawn("part", python(SLEEP, tmp_path), tmp_path / "log")
-    children.stand_back("part", 1024)
+    children.lower_priority("part", 1024)
     assert process.nice() == 0
-    children.stand_back("part", 128)
+    children.lower_priority("part", 128)
     assert process.nice() == 9  # 1.25 ** 9 = 7.5, 1024 / 128 = 8
     autogroup = Path(f"/proc/{process.pid}/autogroup")
     if autogroup.exists() and autogroup.read_text():

@@ -31,10 +31,10 @@ from services.platform.leases import Leases
 from services.user_state.forget_topic import KnownForgets
 from services.user_state.forgetting import Forgotten
 from services.user_state.history_topic import HistoryTopic
-from services.user_state.keep_histories import KeepHistories
 from services.user_state.log_replay import LogReplay
 from services.user_state.restore_users import RestoreUsers
 from services.user_state.values import UserHistory
+from services.user_state.write_histories import WriteHistories
 
 NOW_MS = 1_800_000_000_000
 ANN = "ann"
@@ -168,7 +168,7 @@ class EncoderProcess:
         self.store = store
         # A reader of the topics of its own, as every process has.
         log = another_reader(stream)
-        self.keep = KeepHistories(
+        self.keep = WriteHistories(
             topic=HistoryTopic(histories.reader(), self.outbox),
             log=log,
             store=store,

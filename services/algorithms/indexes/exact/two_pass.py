@@ -138,8 +138,7 @@ class TwoPass(ScoredIndex):
         self, queries: QueryStates, k: int, allowed: Mask | None, max_gap: float = 0.0
     ) -> tuple[list[Indices], list[npt.NDArray[np.float32]], npt.NDArray[np.float64], tuple[Pass, ...]]:
         """Return rows and float32 scores of a pool's K best and of all that may score more than `max_gap` above its
-        K-th; every
-        other item is below `thresholds`.
+        K-th; every other item is below `thresholds`.
         """
         num_queries = len(queries)
         everything = self.every_item(queries)

@@ -22,8 +22,7 @@ class BackgroundMerge:
     """Merges `index` whenever `merge_wanted` is set, from `start` to `close`, or inside a `with`.
 
     merges, seconds: totals. A failed merge is repeated after `first_retry_s`, then after twice as long each time, at
-    most
-    `longest_retry_s`. Until one succeeds, `error` is the last exception: the index answers, and its delta grows.
+    most `longest_retry_s`. Until one succeeds, `error` is the last exception: the index answers, and its delta grows.
     """
 
     def __init__(self, index: MutableIndex, *, first_retry_s: float = 1.0, longest_retry_s: float = 60.0) -> None:
@@ -56,7 +55,7 @@ class BackgroundMerge:
             raise self.error
 
     def _run(self) -> None:
-        _stand_back()
+        _lower_priority()
         retry_s = self._first_retry_s
         while True:
             self._index.merge_wanted.wait()
@@ -80,7 +79,7 @@ class BackgroundMerge:
             self.seconds += time.perf_counter() - started
 
 
-def _stand_back() -> None:
+def _lower_priority() -> None:
     """Give this thread a low priority and one compute thread."""
     if sys.platform == "linux":  # elsewhere niceness applies to the whole process
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)

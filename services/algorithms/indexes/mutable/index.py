@@ -185,8 +185,7 @@ class MutableIndex:
         """Return a pool of `size` items by the algorithm's first stage, and a bound on everything outside it.
 
         With a delta, the first stage's pool is scored in full, and the `size` best of it and the delta are taken by s;
-        then
-        the pool's scores are s, too. Raises: as `search`.
+        then the pool's scores are s, too. Raises: as `search`.
         """
         return (version or self._version).first_stage(queries, size, filters, algorithm)
 

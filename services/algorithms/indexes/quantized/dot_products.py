@@ -138,8 +138,7 @@ class Quantized(ScoredIndex):
         self, bounds: Scores, norms: Scores, kth_scores: Scores, *, whole: bool
     ) -> tuple[Certificate, ...]:
         """Return certificates from the scan's bounds (B,), none if the norms alone are as tight. Plain floats, one by
-        one: a
-        query's scan takes 0.1 ms, and NumPy's overhead on arrays of one would be a fifth of that.
+        one: a query's scan takes 0.1 ms, and NumPy's overhead on arrays of one would be a fifth of that.
         """
         found = []
         for bound, norm, kth in zip(bounds.tolist(), norms.tolist(), kth_scores.tolist(), strict=True):

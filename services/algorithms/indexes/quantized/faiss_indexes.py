@@ -29,8 +29,7 @@ def inverted_fast_scan(codes: InvertedCodes) -> Any:
 
 def inverted_lists(index: Any, codes: InvertedCodes) -> dict[str, npt.NDArray[Any]]:
     """Return the cells (X,) and codes (X, m) of an `inverted_fast_scan`'s file; `codes` defines the coding. Searches
-    may
-    run meanwhile.
+    may run meanwhile.
     """
     faiss = imported_faiss()
     cells = np.empty(index.ntotal, dtype=np.int32)

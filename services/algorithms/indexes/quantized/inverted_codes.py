@@ -19,8 +19,7 @@ class InvertedCodes:
 
     Shapes: centres (C, d) and codebooks (m, k, d / m) float32, k = 16 (4-bit codes) or 256 (8-bit codes), both after
     rotation (d, d) if there is one; cells (X,) int32; codes (X, m) uint8, one a byte. Raises: ValueError for
-    inconsistent
-    arrays.
+    inconsistent arrays.
     """
 
     centres: FloatArray

@@ -235,8 +235,7 @@ class Slopes:
     """Items as vectors (w,) for tangents, and the tangents of one query.
 
     gate_scale (P,): divisor of gates, default the items' own spread. Codes have one step for all coordinates, so gates
-    are
-    scaled to the components' size, and slopes inversely.
+    are scaled to the components' size, and slopes inversely.
     """
 
     def __init__(self, scorer: MolScorer, gate_scale: DoubleArray | None = None) -> None:

@@ -21,8 +21,7 @@ class DeviceBest:
 
     Shapes: rows (B, Q, S, N') int64, scores (B, Q, S, N') float32 with N' = min(N, X); -1 and -inf pad rows with fewer
     allowed items; following (B, Q, S): the best omitted score, -inf without one. overflowed, a boolean without axes:
-    the
-    fast path lost items because their distribution is uneven; ask again with `plain=True`.
+    the fast path lost items because their distribution is uneven; ask again with `plain=True`.
     """
 
     rows: torch.Tensor

@@ -131,8 +131,7 @@ class BoundPass:
         """Return the allowed items that may have s >= threshold (B,); no other item has.
 
         centres (B, P), if the pass `reads_centres`: the cosines around which gates are bounded; any value is valid,
-        those of
-        items near the threshold are best. allowed: (X,) or (B, X).
+        those of items near the threshold are best. allowed: (X,) or (B, X).
         """
         items, num_queries, kernels = self.items, len(queries), self._kernels
         if not num_queries:

@@ -74,8 +74,7 @@ def query_tables(
     centres: Doubles,
 ) -> QueryTables:
     """Return tables for thresholds (B,) on s: cosines in low precision if `items` has codes; gates by the `int8`
-    network if
-    there is one, else by `network` expanded around centres (B, P) of the cosines, which are used only there.
+    network if there is one, else by `network` expanded around centres (B, P) of the cosines, which are used only there.
     """
     lanes = items.lanes
     num_queries, _, width = queries.components.shape

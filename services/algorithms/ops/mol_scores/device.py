@@ -31,11 +31,9 @@ class DeviceQueries:
     """B queries on the device, with the data of their scores' errors.
 
     Shapes: components (B, P_q, d) and gate (B, P) float32, pair p_q * P_x + p_x; half (B, P_q, d) and half_gate (B, P
-    as
-    the kernel rounds it) in the kernel's format; errors (B, 3): base, the bound on |score - exact| of the plain pass,
-    or
-    `kernel_error`'s numbers for the kernel; double_error (B,) float64: the same for float64 scores. half_fits: first
-    stages may use half precision; fused: scores come from the kernel.
+    as the kernel rounds it) in the kernel's format; errors (B, 3): base, the bound on |score - exact| of the plain
+    pass, or `kernel_error`'s numbers for the kernel; double_error (B,) float64: the same for float64 scores. half_fits:
+    first stages may use half precision; fused: scores come from the kernel.
     """
 
     components: torch.Tensor
@@ -70,9 +68,8 @@ class DeviceScorer:
         chunk_bytes: int = 64 << 20,
     ) -> None:
         """Copy X items. precision: of the kernel's operands; bounds include its error. kernels: whether they run,
-        default on a
-        CUDA card. chunk_bytes: limit of every intermediate of the plain passes, and of the kernel's for wide
-        components.
+        default on a CUDA card. chunk_bytes: limit of every intermediate of the plain passes, and of the kernel's for
+        wide components.
 
         float16 has an error 8 times less than bfloat16 at the same speed, and values up to 65,504; searches with values
         above

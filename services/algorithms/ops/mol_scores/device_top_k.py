@@ -23,10 +23,8 @@ class DeviceAnswer:
     """The exact top K of B pools, on the device.
 
     Shapes: rows (B, K') int64 and scores (B, K') float64, padded with -1 and -inf; kth_scores (B,): a lower bound of
-    the
-    K-th exact score, -inf if a pool had fewer items; evaluated (B,): items that float64 had to decide; above `capacity`
-    the
-    answer is void.
+    the K-th exact score, -inf if a pool had fewer items; evaluated (B,): items that float64 had to decide; above
+    `capacity` the answer is void.
     """
 
     rows: torch.Tensor

@@ -148,8 +148,7 @@ class FusedItems:
 
         Shapes: components (B, P_q, d) in half precision, query_gate from `query_gate`, errors (B, 3) from
         `KernelErrorModel`, allowed (1 or B, X) uint8. -inf where no item is allowed. grouped: the lower bounds are
-        those of
-        the best of every `TILE` items, (B, ceil(n / TILE)).
+        those of the best of every `TILE` items, (B, ceil(n / TILE)).
         """
         # The kernels need contiguous rows; a slice of columns has none.
         components, rows = components.contiguous(), None if rows is None else rows.contiguous()

@@ -136,9 +136,7 @@ class MolScorer:
     """X items ready to be scored. Thread-safe.
 
     components (X, P_x, d) and item_gate (X, P), or None: the given arrays, memory maps included, read-only. shape:
-    follows
-    from them and the pair gate.
-    Memory besides results: about 200 KB per thread.
+    follows from them and the pair gate. Memory besides results: about 200 KB per thread.
     """
 
     def __init__(self, items: ItemStates, pair_gate: PairGate | None) -> None:

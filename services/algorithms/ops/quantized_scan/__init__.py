@@ -172,8 +172,7 @@ class CellScan:
         kernels: ctypes.CDLL | None = None,
     ) -> None:
         """vectors: the coded ones (X, d), for exact products; without them only `pool` works. kernels: another library
-        than this
-        processor's.
+        than this processor's.
         """
         self.codes = codes
         self._ranks = np.arange(codes.num_items, dtype=np.int64) if tie_ranks is None else tie_ranks

@@ -15,8 +15,7 @@ class Visit:
     """The extent of a search: the `probes` nearest cells (more until the pool is full).
 
     reach: cells are taken in order of <q, centre> + reach ||q|| (the cell's root mean square residual), until that is
-    below
-    the worst of the pool; 0: by <q, centre> alone, all `probes`.
+    below the worst of the pool; 0: by <q, centre> alone, all `probes`.
     """
 
     probes: int
@@ -53,8 +52,7 @@ class CellAnswer:
     """The best of B queries, best first, ties by rank.
 
     Shapes: rows (B, n), scores (B, n), padded with -1 and -inf; bounds (B,): no allowed item outside the pool scores
-    above
-    it, -inf if none was omitted; touched (B, 2): items scanned, exact products.
+    above it, -inf if none was omitted; touched (B, 2): items scanned, exact products.
     """
 
     rows: npt.NDArray[np.int64]

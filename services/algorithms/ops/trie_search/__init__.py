@@ -17,10 +17,10 @@ from services.algorithms.ops.trie_search.arrays import Ints, ItemRows, TrieArray
 
 __all__ = [
     "MAX_POSITIONS",
-    "Found",
     "Ints",
     "ItemRows",
     "TrieArrays",
+    "TrieMatches",
     "TrieQuestion",
     "laid_end_to_end",
     "search_trie",
@@ -53,7 +53,7 @@ class TrieQuestion:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class TrieMatches:
     """Best first: identifiers (n,) int32, gains (n,) float32, n at most K. No omitted identifier gains more than
     `bound`;
     -inf: the beam dropped no node.
@@ -94,7 +94,7 @@ def search_trie(
     items: ItemRows | None = None,
     allowed: npt.NDArray[np.bool_] | None = None,
     kernels: ctypes.CDLL | None = None,
-) -> Found:
+) -> TrieMatches:
     """Return the best identifiers of several tries together, best first, ties by identifier.
 
     Shapes: deleted (I,), allowed (X,) over the rows of `items`: an identifier needs one allowed item.
@@ -118,7 +118,7 @@ def search_trie(
     gains = np.empty(results, dtype=np.float32)
     bound = np.empty(1, dtype=np.float32)
     if results == 0:
-        return Found(identifiers, gains, -np.inf)
+        return TrieMatches(identifiers, gains, -np.inf)
     filtered = None if allowed is None or items is None else np.ascontiguousarray(allowed)
     ask = _Question(
         *question.gains.shape,
@@ -141,4 +141,4 @@ def search_trie(
     function = (kernels or load_kernels("trie_search")).freshet_search_trie
     function.restype = _INT64
     count = function(tries, _INT64(len(parts)), ctypes.byref(ask))
-    return Found(identifiers[:count], gains[:count], float(bound[0]))
+    return TrieMatches(identifiers[:count], gains[:count], float(bound[0]))

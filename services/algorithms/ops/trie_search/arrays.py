@@ -25,8 +25,7 @@ class TrieArrays:
     `children[i + 1]`, ascending by token; its identifiers are `identifiers[ends[i]:ends[i + 1]]`, ascending.
 
     Shapes: tokens (N,), children (N + 1,), ends (N + 1,), identifiers (I,), all int32, C-contiguous. The root's
-    children
-    are also indexed by token.
+    children are also indexed by token.
     """
 
     tokens: Ints

@@ -22,7 +22,7 @@ from services.candidates.audit import TRUTH
 from services.candidates.bootstrap import Live, load_catalogue, make_live
 from services.candidates.choice import algorithms_for
 from services.candidates.config import CandidatesSettings
-from services.candidates.domain import Found, SearchQuery, Stage
+from services.candidates.domain import SearchQuery, SearchResult, Stage
 from services.candidates.metrics import CandidatesMetrics
 from services.offline.evaluation.common.plots import panels, titled
 from services.offline.evaluation.common.report import Report, Request, plain_page, report_of, written
@@ -108,7 +108,7 @@ def _row(
 ) -> dict[str, Any]:
     """Measure searches of one kind; `broken` counts answers that omit a better item than their certificate allows."""
 
-    def search(query: QueryStates) -> Found:
+    def search(query: QueryStates) -> SearchResult:
         one = SearchQuery(
             query=query,
             model_version=catalogue.model_version,

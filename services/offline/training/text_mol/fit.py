@@ -27,7 +27,7 @@ from services.algorithms.text.word_pieces import WordPieces
 from services.offline.training.loss import mutual_information
 from services.offline.training.models.text_mol import Aggregation, TextMol
 from services.offline.training.seeded import seeded
-from services.offline.training.text_mol.kept import KeptTexts
+from services.offline.training.text_mol.frozen_layers import FrozenOutputs
 
 KINDS = ("mol", "dot")
 
@@ -154,9 +154,9 @@ class Prepared:
             documents, lambda done: listener(Step(part="lower layers", done=first + done, total=total))
         )
 
-    def keep(self, texts: Sequence[str], progress: Callable[[int], None] | None = None) -> KeptTexts:
+    def keep(self, texts: Sequence[str], progress: Callable[[int], None] | None = None) -> FrozenOutputs:
         """Return texts as inputs of the trained layers."""
-        return KeptTexts(
+        return FrozenOutputs(
             texts, self.tokenizer, self.body, joined=self.joined, max_tokens=self.max_tokens, progress=progress
         )
 
@@ -238,7 +238,9 @@ def train_text_mol(
 
 
 @torch.no_grad()
-def encoded(model: TextMol, texts: KeptTexts, side: Aggregation | None, listener: Listener | None = None) -> FloatArray:
+def encoded(
+    model: TextMol, texts: FrozenOutputs, side: Aggregation | None, listener: Listener | None = None
+) -> FloatArray:
     """Return components (n, K, D) of cached texts, in their order."""
     count = 1 if side is None else len(side.tokens)
     components = np.empty((len(texts), count, model.body.shape.width), dtype=np.float32)

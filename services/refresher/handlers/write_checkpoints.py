@@ -18,7 +18,7 @@ from services.refresher.metrics import RefresherMetrics
 log = structlog.get_logger()
 
 
-class KeepCheckpoints:
+class WriteCheckpoints:
     """keeper: saves in the background; None: folding waits."""
 
     def __init__(

@@ -14,12 +14,12 @@ from services.algorithms.scoring import impressions
 from services.gateway.domain import NotAgain, Ranking
 
 MAX_ANSWERS, MAX_ITEMS_OF_ANSWER = 50, 200
-ANSWERS_KEPT_S = 24 * 3600
+ANSWERS_TTL_S = 24 * 3600
 MAX_IMPRESSIONS = 100
 # The most discounted items of a user, the latest; the search is deeper by this number.
 MAX_DISCOUNTED = 1_000
 # After these a discount is below a thousandth.
-HALF_LIVES_KEPT = 10
+TTL_HALF_LIVES = 10
 _TIME_BYTES = 6
 
 

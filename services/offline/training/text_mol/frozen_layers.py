@@ -20,7 +20,7 @@ _BATCH_TOKENS = 8192
 _TEXTS_AT_ONCE = 4096
 
 
-class KeptTexts:
+class FrozenOutputs:
     """Texts as inputs of the layer `joined`. With joined = 0 the ids are stored and embedded again, with gradients."""
 
     def __init__(

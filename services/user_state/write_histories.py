@@ -40,10 +40,8 @@ class ChangedUsers:
     """Users whose history changed after the marks.
 
     known_to: per partition, the offset up to which every changed user is in `users` or in the topic. foreign:
-    partitions
-    with records of users whose home belongs to another process; their marks do not advance. elsewhere: per home
-    partition,
-    the other partitions in which its changed users have records.
+    partitions with records of users whose home belongs to another process; their marks do not advance. elsewhere: per
+    home partition, the other partitions in which its changed users have records.
     """
 
     users: set[str] = field(default_factory=set)
@@ -74,8 +72,7 @@ class ChangedUsers:
 @dataclass(slots=True)
 class _Round:
     """pending: users still to be written. targets: the progress when the round began, for its marks. is_whole: no user
-    was
-    missing; otherwise the round writes no marks.
+    was missing; otherwise the round writes no marks.
     """
 
     began_at: float
@@ -85,13 +82,12 @@ class _Round:
 
 
 @dataclass(kw_only=True, eq=False)
-class KeepHistories:
+class WriteHistories:
     """log: a separate reader of `interactions`. `take_over` sets the partitions of this process.
 
     every_s: the least pause between rounds. It is at least ten times the duration of the last round, so that writing
-    takes
-    at most a tenth of the time. anchors: identifies a partition's log where its progress in the store has no anchors
-    yet.
+    takes at most a tenth of the time. anchors: identifies a partition's log where its progress in the store has no
+    anchors yet.
     """
 
     topic: HistoryTopic

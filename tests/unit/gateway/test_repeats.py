@@ -14,7 +14,7 @@ from services.algorithms.rules.filters import ItemFilter
 from services.contracts.query_state import PackedQueryState
 from services.contracts.topics.interactions import Interaction
 from services.gateway.domain import Degradation, Impression, NotAgain, Ranking, RecommendQuery, ScoredItem, now_ms
-from services.gateway.recommend.shown_before import discounted, discounts_of, not_again, packed_items
+from services.gateway.recommend.repeats import discounted, discounts_of, not_again, packed_items
 from services.gateway.stages import Preferences
 from services.platform.errors import DependencyUnavailable, InvalidRequest
 from services.user_state.layout import ANSWERS, IMPRESSIONS

@@ -22,8 +22,8 @@ from services.contracts.topics.search_clicks import SEARCH_CLICKS
 from services.contracts.topics.version_sets import VERSION_SETS
 from services.platform.stream.topic import Topic
 
-# Topic -> its data of a user after a forget. Every topic is here or in `NOTHING_OF_USERS`.
-HOLDS: Mapping[str, str] = {
+# Topic -> its data of a user after a forget. Every topic is here or in `WITHOUT_USER_DATA`.
+WITH_USER_DATA: Mapping[str, str] = {
     INTERACTIONS: "the user's records with the user id; every reading skips them, rebuilds and imports included",
     ATTRIBUTIONS: "the user's interactions and query states under a pseudonym; every reading skips them",
     SEARCH_CLICKS: "the words that the user searched with, under a pseudonym; every reading skips them",
@@ -40,7 +40,7 @@ HOLDS: Mapping[str, str] = {
     "refreshers held before the forget, under hashes of a pseudonym, until two later checkpoints of a partition",
     FORGETS + SUFFIX: "unreadable wishes to forget, with the user id; a forget does not reach them",
 }
-NOTHING_OF_USERS = frozenset({ITEMS, ITEMS + SUFFIX, VERSION_SETS, EXPERIMENTS, RULES})
+WITHOUT_USER_DATA = frozenset({ITEMS, ITEMS + SUFFIX, VERSION_SETS, EXPERIMENTS, RULES})
 
 _ELSEWHERE = (
     "answers may rest on earlier item states until the refresher's next changes are served, seconds later",
@@ -71,9 +71,9 @@ def until(topic: Topic) -> str:
 
 REMAINS: tuple[str, ...] = (
     *(
-        f"`{topic.name}` keeps {HOLDS[topic.name]}; this stays {until(topic)}"
+        f"`{topic.name}` keeps {WITH_USER_DATA[topic.name]}; this stays {until(topic)}"
         for topic in TOPICS
-        if topic.name in HOLDS
+        if topic.name in WITH_USER_DATA
     ),
     *_ELSEWHERE,
 )

@@ -1,7 +1,7 @@
 """Popularity for little-known users: popular items score more while the user has few events.
 
-A favoured item of count n scores WEIGHT · tau · ln(n / n_200) more, n_200 the count of the 200th. Other scores do not
-change, so one more search, among the favoured items, proves an answer. A model trained with sampled negatives ignores
+A boosted item of count n scores WEIGHT · tau · ln(n / n_200) more, n_200 the count of the 200th. Other scores do not
+change, so one more search, among the boosted items, proves an answer. A model trained with sampled negatives ignores
 popularity, and states of a few events carry little information (docs/decisions/057-popularity.md).
 """
 
@@ -14,10 +14,10 @@ from services.gateway.domain import Ranking, ScoredItem
 
 # In units of tau, the model's scale of scores.
 WEIGHT = 2.0
-MAX_FAVOURED = 200
+MAX_BOOSTED = 200
 
 
-def favours(popular: Sequence[ScoredItem], tau: float) -> dict[str, float]:
+def boosts(popular: Sequence[ScoredItem], tau: float) -> dict[str, float]:
     """Return the additional scores of popular items, whose scores are shares, by id."""
     counted = [item for item in popular if item.score > 0]
     if not counted:
@@ -26,18 +26,18 @@ def favours(popular: Sequence[ScoredItem], tau: float) -> dict[str, float]:
     return {item.item_id: WEIGHT * tau * math.log(item.score / least) for item in counted}
 
 
-def with_favours(found: Ranking, among: Ranking, favour: Mapping[str, float], k: int) -> Ranking:
-    """Return the best k by favoured scores. found: the best k of all items. among: all favoured ones."""
+def with_boosts(found: Ranking, among: Ranking, boost: Mapping[str, float], k: int) -> Ranking:
+    """Return the best k by boosted scores. found: the best k of all items. among: all boosted ones."""
     own = {item.item_id for item in found.items}
     items = [*found.items, *(item for item in among.items if item.item_id not in own)]
 
-    def favoured(item: ScoredItem) -> float:
-        return item.score + favour.get(item.item_id, 0.0)
+    def boosted(item: ScoredItem) -> float:
+        return item.score + boost.get(item.item_id, 0.0)
 
     # Of about 200 items k are returned: only those are rebuilt.
     best = [
-        replace(item, score=favoured(item), source=item.source if item.item_id in own else "popular")
-        for item in sorted(items, key=favoured, reverse=True)[:k]
+        replace(item, score=boosted(item), source=item.source if item.item_id in own else "popular")
+        for item in sorted(items, key=boosted, reverse=True)[:k]
     ]
     return replace(found, items=best, certificate=of_both(found, among))
 

@@ -1,4 +1,4 @@
-"""Popular items for people of whom little is known: every favoured score against a loop, and who is favoured."""
+"""Popular items for people of whom little is known: every boosted score against a loop, and who is boosted."""
 
 import math
 from dataclasses import replace
@@ -13,7 +13,7 @@ from test_rules import Real, X, real
 from services.algorithms.indexes.protocol import ESTIMATE, EXACT, Certificate
 from services.algorithms.rules.filters import ItemFilter
 from services.gateway.domain import HistoryEvent, Ranking, RecommendQuery, ScoredItem
-from services.gateway.recommend.favoured import WEIGHT, favours, with_favours
+from services.gateway.recommend.popularity_boost import WEIGHT, boosts, with_boosts
 from services.gateway.stages import Limits, Preferences
 
 __all__ = ["real"]  # the fixture
@@ -41,7 +41,7 @@ def scene_of(real: Real, *, cold_items: int, counts: dict[str, float]) -> Scene:
 
 
 @pytest.mark.parametrize("seed", range(20))
-async def test_an_answer_is_the_best_by_favoured_scores_and_proven(real: Real, seed: int) -> None:
+async def test_an_answer_is_the_best_by_boosted_scores_and_proven(real: Real, seed: int) -> None:
     rng = np.random.default_rng(seed)
     taken = rng.choice(X, 20, replace=False).tolist()
     counts = {f"item-{row}": float(count) for row, count in zip(taken, rng.integers(1, 5, 20), strict=True)}
@@ -77,14 +77,14 @@ async def test_a_history_in_the_request_says_how_many_items_the_person_has_had(r
     scene = scene_of(real, cold_items=3, counts={"item-3": 1000.0, "item-4": 1.0})
     scene.encoder.query_state = scene.states.states["ann"].query_state
     scene.encoder.known_items = {f"item-{row}" for row in range(X)}
-    for length, is_favoured in ((2, True), (3, False)):
+    for length, is_boosted in ((2, True), (3, False)):
         history = tuple(HistoryEvent(f"item-{20 + row}") for row in range(length))
         answer = await scene.recommend(RecommendQuery(user_id="ann", k=5, history=history))
         assert answer.state_source == "request"
-        assert (answer.items[0].item_id == "item-3") == is_favoured
+        assert (answer.items[0].item_id == "item-3") == is_boosted
 
 
-async def test_where_nothing_was_ever_taken_nothing_is_favoured(real: Real) -> None:
+async def test_where_nothing_was_ever_taken_nothing_is_boosted(real: Real) -> None:
     scene = scene_of(real, cold_items=3, counts={})
     answer = await scene.recommend(RecommendQuery(user_id="ann", k=5))
     assert {item.source for item in answer.items} == {"mol"}
@@ -103,23 +103,23 @@ _PROOFS = [EXACT, Certificate(0.1), ESTIMATE]
     st.integers(0, 2),
 )
 def test_the_best_by_both_are_found_and_no_more_is_claimed_than_both_prove(
-    scores: list[float], favour: dict[int, float], k: int, proof: int, other: int
+    scores: list[float], boost: dict[int, float], k: int, proof: int, other: int
 ) -> None:
     def ranked(rows: list[int], proof: int) -> Ranking:
         items = [ScoredItem(str(row), scores[row], "mol") for row in sorted(rows, key=lambda row: -scores[row])]
         return Ranking(items=items, certificate=_PROOFS[proof], index_version="v1")
 
-    found, among = ranked(list(range(12)), proof), ranked(list(favour), other)
-    by_id = {str(row): more for row, more in favour.items()}
-    answer = with_favours(replace(found, items=found.items[:k]), among, by_id, k)
-    final = sorted((scores[row] + favour.get(row, 0.0) for row in range(12)), reverse=True)[:k]
+    found, among = ranked(list(range(12)), proof), ranked(list(boost), other)
+    by_id = {str(row): more for row, more in boost.items()}
+    answer = with_boosts(replace(found, items=found.items[:k]), among, by_id, k)
+    final = sorted((scores[row] + boost.get(row, 0.0) for row in range(12)), reverse=True)[:k]
     assert [item.score for item in answer.items] == pytest.approx(final)
     assert answer.certificate == _PROOFS[max(proof, other)]
-    changed = with_favours(found, replace(among, index_version="v2"), by_id, k)
+    changed = with_boosts(found, replace(among, index_version="v2"), by_id, k)
     assert changed.certificate == ESTIMATE
 
 
 def test_a_favour_is_how_much_more_popular_an_item_is_than_the_last() -> None:
     popular = [ScoredItem("a", 0.4, "popular"), ScoredItem("b", 0.1, "popular"), ScoredItem("c", 0.0, "popular")]
-    assert favours(popular, tau=0.05) == pytest.approx({"a": 2 * 0.05 * math.log(4), "b": 0.0})
-    assert favours(popular[2:], tau=0.05) == {}
+    assert boosts(popular, tau=0.05) == pytest.approx({"a": 2 * 0.05 * math.log(4), "b": 0.0})
+    assert boosts(popular[2:], tau=0.05) == {}
