@@ -77,8 +77,11 @@ def look_at_parts(running: Running) -> Iterator[Finding]:
     if not running.answers:
         yield fine("stack", "not running")
         return
+    logged = {name for name in running.statuses if running.stack.log(name).exists()}
     for name, status in running.statuses.items():
-        if name not in running.answers:
+        if name not in running.answers and logged and name not in logged:
+            yield fine(name, "never started in this state folder")
+        elif name not in running.answers:
             yield error(name, "not running", EFFECTS[name], running.command("up", f"--only {name}"))
         elif (problem := running.answers[name]) is not None:
             yield error(name, problem, EFFECTS[name], running.log_command(name))

@@ -144,6 +144,15 @@ async def test_parts_that_are_away_or_not_ready_say_what_that_costs(stack: Stack
     assert f"port {stack.ports['candidates']}" not in found
 
 
+async def test_a_part_that_this_stack_never_started_is_no_error(stack: Stack) -> None:
+    stack.place.state.make()
+    for name in ("kafka", "candidates"):
+        stack.log(name).write_text("")
+    async with process(stack, "candidates", HealthState()):
+        found = troubles(await asyncio.to_thread(examine, stack))
+    assert set(PARTS) & set(found) == {"kafka", "candidates"}
+
+
 def test_every_parts_absence_has_a_cost() -> None:
     assert set(EFFECTS) == set(PARTS)
 
