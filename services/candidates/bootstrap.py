@@ -45,7 +45,7 @@ from services.candidates.votes import RememberedVotes, Voting
 from services.catalogue.changes import CatalogueChanges
 from services.catalogue.follower import CatalogueFollower, catalogue_reader
 from services.catalogue.gate import CatalogueGate
-from services.catalogue.snapshots import CatalogueSnapshots, started
+from services.catalogue.snapshots import SNAPSHOT_EVERY_S, CatalogueSnapshots, started
 from services.contracts.processes import PROCESSES
 from services.contracts.shards import Shard
 from services.platform.config import ConfigError
@@ -178,7 +178,7 @@ def _started(
         catalogue,
         root,
         taken=taken,
-        every_s=60 * settings.snapshot_minutes if settings.does_common_work else math.inf,
+        every_s=SNAPSHOT_EVERY_S if settings.does_common_work else math.inf,
         writes_first=coder.made and settings.does_common_work,
     )
 

@@ -40,9 +40,6 @@ class CandidatesSettings(ProcessSettings):
 
     # Folder of snapshots of the stream's changes, which shorten the start. "": none.
     snapshots: str = Field(default="", validation_alias="FRESHET_CANDIDATES_SNAPSHOTS")
-    snapshot_minutes: float = Field(
-        default=10.0, ge=0.1, le=600, validation_alias="FRESHET_CANDIDATES_SNAPSHOT_MINUTES"
-    )
 
     @property
     def does_common_work(self) -> bool:

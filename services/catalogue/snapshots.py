@@ -22,6 +22,7 @@ C = TypeVar("C")
 # and
 # the dropped item would stay.
 MAX_AGE_S = 12 * 3600.0
+SNAPSHOT_EVERY_S = 600.0
 
 
 class Snapshotted(Protocol):
@@ -75,7 +76,7 @@ class CatalogueSnapshots:
         root: Path,
         *,
         taken: Mapping[str, Any] | None,
-        every_s: float,
+        every_s: float = SNAPSHOT_EVERY_S,
         writes_first: bool = False,
         clock: Callable[[], float] = time.time,
     ) -> None:

@@ -59,6 +59,8 @@ _add_servicer: Any = encoder_pb2_grpc.add_EncoderServiceServicer_to_server
 
 # The broker answers at once when a forget arrives, and otherwise after this time.
 DESCRIBE_TIMEOUT_S = 1.0
+# The broker gathers events this long before it answers a fetch: the batching window.
+_WINDOW_MS = 20
 _MAX_FORGETS = 10_000
 # Memory of an ONNX Runtime session as a multiple of its graph's size.
 _TIMES_ONNX = 3
@@ -157,7 +159,7 @@ def kafka_stream(
         INTERACTIONS,
         "",
         partitions=partitions,
-        pause_ms=settings.window_ms,
+        pause_ms=_WINDOW_MS,
         max_poll_records=settings.max_poll_records,
         max_partition_bytes=max_partition_bytes,
     )

@@ -20,8 +20,6 @@ class EncoderSettings(PseudonymSettings):
     # The processes of a group share the partitions of `interactions`. A process that does not renew for this long loses
     # its partitions.
     lease_ms: int = Field(default=1000, ge=200, le=60_000, validation_alias="FRESHET_ENCODER_LEASE_MS")
-    # The broker gathers events this long before it answers a fetch: the batching window.
-    window_ms: int = Field(default=20, ge=1, le=1000, validation_alias="FRESHET_ENCODER_WINDOW_MS")
     max_poll_records: int = Field(default=4096, ge=1, le=100_000, validation_alias="FRESHET_ENCODER_MAX_POLL_RECORDS")
     # ONNX Runtime in this process, or the inference server.
     engine: Literal["in-process", "inference-server"] = Field(

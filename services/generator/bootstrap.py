@@ -22,7 +22,6 @@ from services.algorithms.generation.phrases_part import load_phrases
 from services.algorithms.item_table.attributes import AttributeTable
 from services.algorithms.item_table.categories import Categories
 from services.algorithms.native.threads import set_compute_threads
-from services.algorithms.pefa.policy import SharePolicy
 from services.catalogue.follower import CatalogueFollower, catalogue_reader
 from services.catalogue.merge_reports import MergeReports
 from services.contracts.topics.items import ITEMS
@@ -44,7 +43,7 @@ from services.generator.domain.lexical import Lexical
 from services.generator.domain.phrases import Phrases
 from services.generator.domain.requests import LEXICAL, PHRASES, TEXT_MOL, Scored, TextSource
 from services.generator.domain.sources import Sources
-from services.generator.domain.text_mol import ClickPolicy, TextMol
+from services.generator.domain.text_mol import TextMol
 from services.generator.handlers.match import Match
 from services.generator.metrics import GeneratorMetrics
 from services.generator.server import SERVICE, GeneratorServicer
@@ -117,13 +116,6 @@ class _Loading:
             encode_all=queries.all_at_once(asked, lambda: self._metrics.stage(TEXT_MOL, "encode")),
             encode=queries.alone(own),
             num_query_components=self._bundle.text_mol.head.num_query_components,
-            policy=ClickPolicy(
-                share=SharePolicy.parse(settings.click_share),
-                new_share=SharePolicy.parse(settings.new_item_share),
-                neighbours=settings.vote_neighbours,
-                model_share=settings.vote_model_share,
-                max_remembered=settings.max_remembered,
-            ),
         )
 
     def phrases(self, items: ItemTable) -> Phrases:

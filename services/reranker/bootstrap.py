@@ -56,10 +56,10 @@ def load_catalogue(settings: RerankerSettings) -> tuple[LiveCatalogue, Catalogue
     make = partial(make_live, catalogue_from_bundle(bundle), settings.max_memory_mb)
     if not settings.snapshots:
         return make(None), None
-    root, every_s = Path(settings.snapshots), 60 * settings.snapshot_minutes
+    root = Path(settings.snapshots)
     load = partial(load_snapshot, model_version=bundle.model_version)
     catalogue, taken = started(make, root, found=snapshots, load=load)
-    return catalogue, CatalogueSnapshots(catalogue, root, taken=taken, every_s=every_s)
+    return catalogue, CatalogueSnapshots(catalogue, root, taken=taken)
 
 
 def make_live(base: Catalogue, limit_mb: int, snapshot: Snapshot | None = None) -> LiveCatalogue:

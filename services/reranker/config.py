@@ -15,4 +15,3 @@ class RerankerSettings(ProcessSettings):
     max_memory_mb: int = Field(default=0, ge=0, validation_alias=MEMORY_VARIABLE)
     # Folder of snapshots of the stream's changes, which shorten the start. "": none.
     snapshots: str = Field(default="", validation_alias="FRESHET_RERANKER_SNAPSHOTS")
-    snapshot_minutes: float = Field(default=10.0, ge=0.1, le=600, validation_alias="FRESHET_RERANKER_SNAPSHOT_MINUTES")

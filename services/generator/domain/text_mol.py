@@ -17,7 +17,7 @@ from services.algorithms.indexes.mutable.index import only
 from services.algorithms.indexes.protocol import EXACT
 from services.algorithms.items.catalogue import Catalogue
 from services.algorithms.items.live_catalogue import LiveCatalogue
-from services.algorithms.pefa.policy import SharePolicy
+from services.algorithms.pefa.policy import NEW_ITEM_SHARE, PAPER, SharePolicy
 from services.algorithms.pefa.query_feedback import Click, Encode, QueryFeedback, SourcePosition
 from services.algorithms.pefa.votes import VotingIndex
 from services.algorithms.scoring.states import FloatArray, QueryStates
@@ -34,20 +34,28 @@ EncodeAll = Callable[[Sequence[str]], tuple[FloatArray, npt.NDArray[np.bool_]]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClickPolicy:
-    """Weights of clicks: lambda of PEFA-XS for items of the model and for others, k and lambda of PEFA-XL."""
+    """Weights of clicks: lambda of PEFA-XS for items of the model and for others, k and lambda of PEFA-XL, chosen on
+    MedQuAD's held-out queries (docs/benchmarks/pefa.md).
+    """
 
-    share: SharePolicy
-    new_share: SharePolicy
-    neighbours: int
-    model_share: float
-    max_remembered: int
+    share: SharePolicy = PAPER
+    new_share: SharePolicy = NEW_ITEM_SHARE
+    neighbours: int = 8
+    model_share: float = 0.7
+    max_remembered: int = 65_536
 
 
 class TextMol:
     """Answers while one thread applies clicks and another the catalogue's metadata."""
 
     def __init__(
-        self, base: Catalogue, *, encode_all: EncodeAll, encode: Encode, num_query_components: int, policy: ClickPolicy
+        self,
+        base: Catalogue,
+        *,
+        encode_all: EncodeAll,
+        encode: Encode,
+        num_query_components: int,
+        policy: ClickPolicy = ClickPolicy(),
     ) -> None:
         """base: the text bundle's documents with their states; its model version is the text version."""
         self.live = LiveCatalogue(base, build=carry_over(only(Exact)))
