@@ -25,7 +25,8 @@ from services.contracts.topics.interactions import INTERACTIONS, decode_interact
 from services.encoder.domain import EncodedStates, EncodeJob
 from services.encoder.encoding import Vocabulary, attributed_state, encode_job, user_state
 from services.encoder.ports import Outbox, SequenceEncoder
-from services.offline.backfill.past_interactions import Layout, PastInteractions, check, lay_out
+from services.offline.backfill.past_interactions import Layout, check, event_id, interaction, lay_out
+from services.offline.datasets import Interactions
 from services.platform.errors import Conflict, InvalidRequest, PreconditionFailed
 from services.platform.stream.kafka import Record
 from services.platform.stream.ports import Reader
@@ -137,7 +138,7 @@ class BulkImport:
         self._progress = progress
         self._settle_seconds = settle_seconds
 
-    def run(self, past: PastInteractions) -> ImportReport:
+    def run(self, past: Interactions) -> ImportReport:
         """Write and fill; or continue an interrupted run of the same data.
 
         Raises: InvalidRequest naming a row that breaks a limit (nothing is written); PreconditionFailed if the topic
@@ -173,7 +174,7 @@ class BulkImport:
             fill_seconds=time.perf_counter() - filled_from,
         )
 
-    def _check_topic(self, past: PastInteractions, layout: Layout) -> dict[int, int]:
+    def _check_topic(self, past: Interactions, layout: Layout) -> dict[int, int]:
         """Return how many of each partition's rows are in the topic, which must begin with these rows."""
         present = {}
         for partition, end in self._stream.end_offsets().items():
@@ -185,9 +186,9 @@ class BulkImport:
                 self._expect(past, layout, partition, present[partition] - 1)
         return present
 
-    def _expect(self, past: PastInteractions, layout: Layout, partition: int, offset: int) -> None:
+    def _expect(self, past: Interactions, layout: Layout, partition: int, offset: int) -> None:
         rows = layout.rows[partition]
-        wanted = past.event_id(int(rows[offset])) if offset < len(rows) else None
+        wanted = event_id(past, int(rows[offset])) if offset < len(rows) else None
         found = self._event_id_at(partition, offset)
         if wanted is None or found != wanted:
             raise PreconditionFailed(
@@ -211,7 +212,7 @@ class BulkImport:
                         return None
         raise PreconditionFailed(f"partition {partition} of {INTERACTIONS!r} cannot be read at offset {offset}")
 
-    def _write(self, past: PastInteractions, layout: Layout, present: Mapping[int, int]) -> int:
+    def _write(self, past: Interactions, layout: Layout, present: Mapping[int, int]) -> int:
         """Write the missing rows in the data's order. An interrupted run leaves a prefix in each partition."""
         done = np.array([present.get(partition, 0) for partition in range(len(layout.rows))], dtype=np.int64)
         missing = np.flatnonzero(layout.offset >= done[layout.partition])
@@ -228,12 +229,12 @@ class BulkImport:
             self._progress("write", len(past) - len(missing) + start + len(rows), len(past))
         return len(missing)
 
-    def _records(self, past: PastInteractions, rows: npt.NDArray[np.int64]) -> Iterator[Record]:
+    def _records(self, past: Interactions, rows: npt.NDArray[np.int64]) -> Iterator[Record]:
         for row in rows.tolist():
-            interaction = past.interaction(row)
-            yield Record(INTERACTIONS, interaction.user_id.encode(), encode_interaction(interaction))
+            one = interaction(past, row)
+            yield Record(INTERACTIONS, one.user_id.encode(), encode_interaction(one))
 
-    def _fill(self, past: PastInteractions, layout: Layout, recorded_ms: int) -> _Filled:
+    def _fill(self, past: Interactions, layout: Layout, recorded_ms: int) -> _Filled:
         """recorded_ms: time when the broker had all records."""
         epoch, _ = self._store.ensure_epoch(len(layout.rows))
         self._store.add_model(self._vocabulary.model_version)
@@ -276,7 +277,7 @@ class BulkImport:
         self._stream.committed()  # answered after the commit
         return filled
 
-    def _count(self, past: PastInteractions, rows: npt.NDArray[np.int64], partition: int, first: int) -> dict[str, int]:
+    def _count(self, past: Interactions, rows: npt.NDArray[np.int64], partition: int, first: int) -> dict[str, int]:
         """Return counts of a partition's rows from offset `first` on, by outcome."""
         known = np.array([item_id in self._vocabulary.item_index for item_id in past.item_ids], dtype=bool)
         up_to = [self._forgotten.up_to(user_id).get(partition, -1) for user_id in past.user_ids]
@@ -292,7 +293,7 @@ class BulkImport:
 
     def _fill_users(
         self,
-        past: PastInteractions,
+        past: Interactions,
         layout: Layout,
         epoch: str,
         users: Sequence[_Rows],
@@ -331,7 +332,7 @@ class BulkImport:
         except Conflict as exc:
             raise PreconditionFailed(_CONSUMED) from exc
 
-    def _plan(self, past: PastInteractions, layout: Layout, work: _Pending, jobs: list[EncodeJob]) -> None:
+    def _plan(self, past: Interactions, layout: Layout, work: _Pending, jobs: list[EncodeJob]) -> None:
         """Add one job per window: the states before each interaction to attribute, and the one after the last."""
         if not len(work.history):
             return
@@ -350,7 +351,7 @@ class BulkImport:
 
     def _attributions(
         self,
-        past: PastInteractions,
+        past: Interactions,
         layout: Layout,
         work: _Pending,
         states: Sequence[EncodedStates],
@@ -365,7 +366,7 @@ class BulkImport:
             job, at = work.state_at[before - 1]
             times_ms = (int(past.timestamps[one]) * 1000 for one in (work.history[before - 1], row))
             yield Attribution(
-                event_id=past.event_id(row),
+                event_id=event_id(past, row),
                 item_id=past.item_ids[past.items[row]],
                 state=attributed_state(self._vocabulary, states[job], at, *times_ms),
                 type=past.type_names[past.types[row]],
@@ -392,11 +393,11 @@ class BulkImport:
         )
         return replace(work.update, state=state, state_change="set")
 
-    def _in_history(self, past: PastInteractions) -> npt.NDArray[np.bool_]:
+    def _in_history(self, past: Interactions) -> npt.NDArray[np.bool_]:
         """Return which types (T,) are part of histories."""
         return np.array([self._vocabulary.schema.of(name).history for name in past.type_names], dtype=bool)
 
-    def _event(self, past: PastInteractions, layout: Layout, user: _Rows, row: int, id_hash: int) -> StoredEvent:
+    def _event(self, past: Interactions, layout: Layout, user: _Rows, row: int, id_hash: int) -> StoredEvent:
         return StoredEvent(
             int(past.timestamps[row]) * 1000,
             user.partition,
@@ -407,7 +408,7 @@ class BulkImport:
             float(past.values[row]),
         )
 
-    def _recent(self, past: PastInteractions, layout: Layout, user: _Rows, row: int, id_hash: int) -> RecentId:
+    def _recent(self, past: Interactions, layout: Layout, user: _Rows, row: int, id_hash: int) -> RecentId:
         """Return the recent id of a row that counts, as `merge` does."""
         kind = self._vocabulary.schema.of(past.type_names[past.types[row]])
         outcome = Outcome.KEPT_OUT if kind.seen else Outcome.KEPT_OUT_UNSEEN
@@ -422,7 +423,7 @@ class BulkImport:
 
     def _user(
         self,
-        past: PastInteractions,
+        past: Interactions,
         layout: Layout,
         user: _Rows,
         kept: npt.NDArray[np.int64],
@@ -433,7 +434,7 @@ class BulkImport:
         window = trim(history.tolist(), self._vocabulary.max_history)
         seen = [self._vocabulary.schema.of(name).seen for name in past.type_names]
         recent = user.rows[-RECENT_IDS:].tolist()
-        hashes = {row: hash_event_id(past.event_id(row)) for row in {*window, *recent}}
+        hashes = {row: hash_event_id(event_id(past, row)) for row in {*window, *recent}}
         void = set(user.rows[: len(user.rows) - len(kept)].tolist())
         events = [self._event(past, layout, user, row, hashes[row]) for row in window]
         return UserUpdate(

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from services.algorithms.bundles.model_bundle import load_bundle
 from services.contracts.pseudonyms import pseudonym_key, pseudonym_of
@@ -28,7 +27,6 @@ from services.offline.archive.writing import ArchiveInteractions, ArchiveReport,
 from services.offline.backfill.bulk_import import BulkImport, ImportReport, Progressed
 from services.offline.backfill.in_parts import run_parts
 from services.offline.backfill.memory_store import MemoryStore
-from services.offline.backfill.past_interactions import PastInteractions
 from services.offline.backfill.reattribution import POLL_RECORDS, Reattribution, ReattributionReport
 from services.offline.backfill.rebuild import Rebuild, RebuildReport
 from services.offline.backfill.warming import warm
@@ -38,16 +36,12 @@ from services.refresher.bootstrap import checkpoint_topic, fold_rules, kafka_log
 from services.refresher.config import RefresherSettings
 from services.user_state.warmth import Warmth, measure
 
-if TYPE_CHECKING:
-    from services.offline.backfill.bulk_import import ImportReport
-
-
 BULK_TIMEOUT_S = 120.0
 
 
 def run_import(
     settings: EncoderSettings,
-    past: PastInteractions,
+    past: Interactions,
     progress: Progressed = lambda phase, done, total: None,
     *,
     attributes: bool = True,
@@ -258,7 +252,7 @@ def import_interactions(
     inference_server: str | None,
     attributes: bool = True,
     progress: Callable[[str, int, int], None] = lambda phase, done, total: None,
-) -> "ImportReport":
+) -> ImportReport:
     """Write `past` to the stream and fill histories, seen items and states; `progress(phase, done, total)`.
 
     inference_server: host:port of the encoder; None: this process encodes. attributes: as in `BulkImport`.
@@ -267,23 +261,11 @@ def import_interactions(
     """
     from services.encoder.config import EncoderSettings
     from services.offline.backfill.jobs import run_import
-    from services.offline.backfill.past_interactions import PastInteractions
 
     settings = EncoderSettings(bundle=bundle, kafka_bootstrap=kafka, redis_url=redis_url)
     where = {"engine": "in-process"} if inference_server is None else {"inference_server": inference_server}
     settings = settings.model_copy(update=where)
     # A file's name may be longer than an event id.
     name = "".join(filter(str.isprintable, past.name)).encode()[:64].decode(errors="ignore")
-    columns = PastInteractions(
-        # Equal data have equal event ids, so an interrupted import is recognised.
-        name=f"{name}-{past.fingerprint()}",
-        users=past.users,
-        items=past.items,
-        timestamps=past.timestamps,
-        values=past.values,
-        types=past.types,
-        user_ids=past.user_ids,
-        item_ids=past.item_ids,
-        type_names=past.type_names,
-    )
-    return run_import(settings, columns, progress, attributes=attributes)
+    # Equal data have equal event ids, so an interrupted import is recognised.
+    return run_import(settings, replace(past, name=f"{name}-{past.fingerprint()}"), progress, attributes=attributes)

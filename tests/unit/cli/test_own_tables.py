@@ -19,8 +19,8 @@ from services.algorithms.bundles.model_bundle import load_bundle
 from services.cli.main import app
 from services.offline.backfill import jobs
 from services.offline.backfill.bulk_import import ImportReport
-from services.offline.backfill.past_interactions import PastInteractions, check
-from services.offline.datasets import load_dataset
+from services.offline.backfill.past_interactions import check, event_id
+from services.offline.datasets import Interactions, load_dataset
 from tests.unit.cli.own_tables import ITEMS, TABLES, TIMES, USERS, Event, Own, events, lines
 
 TRAINING = ("--head", "dot", "--epochs", "1", "--split", "none", "--no-export")
@@ -60,11 +60,11 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def imported(monkeypatch: pytest.MonkeyPatch) -> list[PastInteractions]:
+def imported(monkeypatch: pytest.MonkeyPatch) -> list[Interactions]:
     """What an import would write, its limits checked; Kafka and Redis do not run."""
-    found: list[PastInteractions] = []
+    found: list[Interactions] = []
 
-    def run_import(settings: object, past: PastInteractions, *progress: object, **options: object) -> ImportReport:
+    def run_import(settings: object, past: Interactions, *progress: object, **options: object) -> ImportReport:
         check(past)
         found.append(past)
         return ImportReport(
@@ -123,7 +123,7 @@ def test_train_reads_names_and_refuses_the_same(tmp_path: Path, table: Own) -> N
 
 @by_name
 def test_import_reads_names_and_refuses_the_same(
-    tmp_path: Path, table: Own, state: Path, imported: list[PastInteractions]
+    tmp_path: Path, table: Own, state: Path, imported: list[Interactions]
 ) -> None:
     path = table.write(tmp_path)
     result = run("import", str(path), "--state", str(state))
@@ -138,7 +138,7 @@ def test_import_reads_names_and_refuses_the_same(
         assert {item: data.categories[data.item_ids.index(item)] for item in table.categories} == table.categories
 
 
-def test_events_after_the_split_are_named(tmp_path: Path, state: Path, imported: list[PastInteractions]) -> None:
+def test_events_after_the_split_are_named(tmp_path: Path, state: Path, imported: list[Interactions]) -> None:
     (tmp_path / "mine.csv").write_text(lines({"type": ["cart", *["click"] * 7]}))
     result = run("import", str(tmp_path / "mine.csv"), "--before", "0.5", "--state", str(state), "--json")
     assert json.loads(result.stdout)["rows"] == {
@@ -149,16 +149,14 @@ def test_events_after_the_split_are_named(tmp_path: Path, state: Path, imported:
     assert events_of(imported[0]) == events(types=["cart", *["click"] * 7])[:4]
 
 
-def test_a_long_file_name_leaves_room_for_the_row(
-    tmp_path: Path, state: Path, imported: list[PastInteractions]
-) -> None:
+def test_a_long_file_name_leaves_room_for_the_row(tmp_path: Path, state: Path, imported: list[Interactions]) -> None:
     path = tmp_path / f"{'é' * 100}\n.csv"
     path.write_text(lines())
     assert run("import", str(path), "--state", str(state)).exit_code == 0
-    assert imported[0].event_id(7).startswith(f"import-{'é' * 32}-")
+    assert event_id(imported[0], 7).startswith(f"import-{'é' * 32}-")
 
 
-def test_a_schema_of_ones_own_is_read_by_all_three(tmp_path: Path, imported: list[PastInteractions]) -> None:
+def test_a_schema_of_ones_own_is_read_by_all_three(tmp_path: Path, imported: list[Interactions]) -> None:
     table, schema, bundle = tmp_path / "mine.csv", tmp_path / "events.yaml", tmp_path / "bundle"
     table.write_text(lines({"type": "cart"}))
     schema.write_text("types:\n  cart: {role: positive}\n")
@@ -183,7 +181,7 @@ FOREIGN = "Kunde;Artikel;Zeit;Aktion;Wert\n" + "".join(
 
 
 def test_every_command_reads_the_columns_that_are_named_and_says_which(
-    tmp_path: Path, state: Path, imported: list[PastInteractions]
+    tmp_path: Path, state: Path, imported: list[Interactions]
 ) -> None:
     path, bundle = tmp_path / "shop.csv", tmp_path / "bundle"
     path.write_text(FOREIGN)
@@ -204,9 +202,7 @@ def test_every_command_reads_the_columns_that_are_named_and_says_which(
     assert "Name it with --user or --session COLUMN" in missing.stdout
 
 
-def test_a_session_stands_for_a_user_that_is_missing(
-    tmp_path: Path, state: Path, imported: list[PastInteractions]
-) -> None:
+def test_a_session_stands_for_a_user_that_is_missing(tmp_path: Path, state: Path, imported: list[Interactions]) -> None:
     path = tmp_path / "mine.csv"
     path.write_text(lines({"visit": ["s1"] * 4 + ["s2"] * 4}).replace("b,", ","))
     assert run("import", str(path), "--state", str(state)).exit_code == 2
@@ -245,7 +241,7 @@ def test_names_that_are_near_a_type_are_asked_about_with_a_line_to_paste(tmp_pat
     ],
 )
 def test_a_bundle_knows_the_scale_of_its_ratings(
-    tmp_path: Path, imported: list[PastInteractions], stars: list[str], line: str
+    tmp_path: Path, imported: list[Interactions], stars: list[str], line: str
 ) -> None:
     path, bundle = tmp_path / "mine.csv", tmp_path / "bundle"
     path.write_text(lines({"rating": stars}))

@@ -12,7 +12,7 @@ from services.contracts.topics.attributions import Attribution
 from services.contracts.topics.forgets import Forget
 from services.offline.backfill.bulk_import import BulkImport, ImportReport
 from services.offline.backfill.memory_store import MemoryStore
-from services.offline.backfill.past_interactions import PastInteractions
+from services.offline.datasets import Interactions
 from services.platform.errors import DependencyUnavailable, InvalidRequest, PreconditionFailed
 from services.platform.stream.kafka import Record, partition_for
 from services.user_state.forgetting import Forgotten
@@ -42,9 +42,9 @@ class MemoryWriter:
 TYPES = ["rating", "click", "click", "dislike", "impression", "unheard of"]
 
 
-def past(rows: int = 400, name: str = "past") -> PastInteractions:
+def past(rows: int = 400, name: str = "past") -> Interactions:
     random = np.random.default_rng(5)
-    return PastInteractions(
+    return Interactions(
         name=name,
         users=random.integers(0, 12, rows).astype(np.int32),
         items=random.integers(0, 60, rows).astype(np.int32),
@@ -54,13 +54,16 @@ def past(rows: int = 400, name: str = "past") -> PastInteractions:
         user_ids=[f"user-{number}" for number in range(12)],
         item_ids=[f"item-{number}" for number in range(60)],
         type_names=TYPES,
+        titles=[""] * 60,
+        categories=[()] * 60,
+        source="",
     )
 
 
 def run(
     stream: MemoryStream,
     store: MemoryStore,
-    data: PastInteractions,
+    data: Interactions,
     dies_after: int | None = None,
     outbox: MemoryOutbox | None = None,
     forgets: MemoryForgetLog | None = None,
@@ -259,13 +262,11 @@ def test_another_import_on_top_is_refused() -> None:
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"timestamps": np.array([5, 4])}, "timestamps"),
         ({"values": np.array([1.0, np.nan])}, "values"),
         ({"timestamps": np.array([5, 10**12])}, "event_time"),
         ({"user_ids": ["user-0", ""]}, "user_id"),
         ({"item_ids": ["a\0b", "item-1"]}, "item_id"),
         ({"type_names": ["t" * 65]}, "type"),
-        ({"items": np.array([0])}, "items"),
     ],
 )
 def test_what_breaks_a_limit_is_refused_before_anything_is_written(change: dict[str, object], named: str) -> None:
@@ -279,10 +280,13 @@ def test_what_breaks_a_limit_is_refused_before_anything_is_written(change: dict[
         "user_ids": ["user-0", "user-1"],
         "item_ids": ["item-0", "item-1"],
         "type_names": ["rating"],
+        "titles": ["", ""],
+        "categories": [(), ()],
+        "source": "",
     }
     stream = MemoryStream(PARTITIONS)
     with pytest.raises(InvalidRequest, match=named):
-        run(stream, MemoryStore(), PastInteractions(**(fields | change)))  # type: ignore[arg-type]
+        run(stream, MemoryStore(), Interactions(**(fields | change)))  # type: ignore[arg-type]
     assert not any(stream.log)
 
 
