@@ -40,6 +40,10 @@ def main(base: str) -> None:
         page.goto(f"{base}/why?user={user}&item={item}")
         expect(page.locator(".legend")).to_be_visible()
         shot(page, "why")
+        page.goto(f"{base}/health")
+        expect(page.locator(".verdict")).to_contain_text("Every part is ready")
+        expect(page.locator(".plot canvas")).to_have_count(4)
+        shot(page, "health")
         browser.close()
 
 

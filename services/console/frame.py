@@ -16,7 +16,7 @@ from services.console.access import SIGN_IN, Access
 from services.console.snippets import in_script
 
 # Path and name, in the order of the header.
-PAGES = (("/", "Try it"), ("/user", "User"), ("/why", "Why"), ("/live", "Live"))
+PAGES = (("/", "Try it"), ("/user", "User"), ("/why", "Why"), ("/live", "Live"), ("/health", "Health"))
 Handler = Callable[[], Awaitable[None] | None]
 
 

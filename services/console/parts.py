@@ -215,11 +215,12 @@ class Code:
         self._box.clear()
         with self._box:
             text("summary", "This list as curl and Python")
-            _snippet("curl", curl(asker.base, method, request, with_key=asker.with_key))
-            _snippet("Python", python(asker.target, call, arguments, with_key=asker.with_key))
+            snippet("curl", curl(asker.base, method, request, with_key=asker.with_key))
+            snippet("Python", python(asker.target, call, arguments, with_key=asker.with_key))
 
 
-def _snippet(name: str, code: str) -> Element:
+def snippet(name: str, code: str) -> Element:
+    """Code with a button that copies it."""
     with box("div", "snippet") as made:
         text("pre", code, tabindex="0")
         copy = button("Copy", lambda: None, icon="content_copy", about=f"Copy as {name}")

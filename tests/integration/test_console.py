@@ -12,8 +12,14 @@ from axe_playwright_python.sync_playwright import Axe
 from freshet_client import Client, Filter, Interaction, Item
 from playwright.sync_api import Browser, Page, WebSocketRoute, expect, sync_playwright
 
+from services.contracts.topics.dead_letters import dead_letter
+from services.contracts.topics.interactions import INTERACTIONS, encode_interaction
+from services.contracts.topics.interactions import Interaction as StoredInteraction
+from services.gateway.domain import now_ms
 from services.gateway.edge.api_keys import create_key
 from services.gateway.edge.roles import Role
+from services.platform.stream.kafka import BulkProducer, Record
+from services.platform.stream.record import DeadLetter, SourceRecord
 from services.stack import Ports, Stack
 
 pytestmark = pytest.mark.integration
@@ -262,6 +268,54 @@ def test_what_is_typed_stays_while_the_page_connects_and_changes(open_page: Open
     assert [field.input_value() for field in (user, words, variety)] == ["typed early", "half a wo", "0.3"]
 
 
+def test_a_part_that_stops_is_named_with_the_next_command_until_it_is_back(open_page: OpenPage, running: Stack) -> None:
+    page = open_page("/health")
+    tile, verdict = page.locator(".tile", has_text="encoder"), page.locator(".verdict")
+    expect(page.locator(".tile strong")).to_have_text(
+        ["gateway", "redis", "candidates", "reranker", "generator", "kafka", "encoder", "refresher"]
+    )
+    expect(verdict).to_contain_text("Every part is ready", timeout=WAIT_MS)
+    running.stop("encoder")
+    expect(tile).to_have_text(re.compile("not ready$"))
+    expect(verdict).to_have_text(
+        re.compile(r"^encoder is not ready: no answer at \S+ \(UNAVAILABLE\)\. Meanwhile users")
+    )
+    expect(page.locator(".snippet pre")).to_have_text("freshet up --only encoder")
+    tile.click()
+    expect(page.get_by_role("heading", name="encoder, by the minute")).to_be_visible()
+    expect(page.locator(".plot canvas")).to_have_count(4)
+    running.start("encoder", timeout_s=120.0)
+    expect(verdict).to_contain_text("Every part is ready")
+    expect(page.locator(".snippet")).to_have_count(0)
+
+
+def test_a_dead_letter_is_replayed_once_after_a_second_look(
+    open_page: OpenPage, running: Stack, client: Client
+) -> None:
+    user, item_id = f"u-{uuid4().hex}", client.recommend("anybody", 1).item_ids[0]
+    producer = BulkProducer(running.kafka_bootstrap)
+    value = encode_interaction(StoredInteraction(user_id=user, item_id=item_id, event_time_ms=now_ms(), type="like"))
+    ((partition, offset),) = producer.send_many([Record(INTERACTIONS, user.encode(), value, [])])
+    source = SourceRecord(INTERACTIONS, partition, offset, 1_700_000_000_000, user.encode(), value, [])
+    producer.send_many([dead_letter(DeadLetter(source, f"internal error {EVIL}"))])
+    name = f"{INTERACTIONS}:{partition}:{offset}"
+    page = open_page("/health")
+    letter = page.locator(".letter", has_text=name)
+    expect(letter).to_contain_text(f"internal error {EVIL}")
+    letter.get_by_role("button", name=f"Look at a replay of {name}").click()
+    expect(letter).to_contain_text(f"As event {partition}-{offset} it counts once.")
+    letter.get_by_role("button", name="Write it again").click()
+    replayed = letter.get_by_text(re.compile(rf"^Replayed to {INTERACTIONS}:{partition}:\d+\.$"))
+    said = replayed.inner_text()
+    page.goto(f"{running.console_address}/live")
+    page.go_back()
+    expect(letter.get_by_text(said)).to_be_visible()
+    expect(letter.get_by_role("button")).to_have_count(0)
+    ((_, end),) = producer.send_many([Record(INTERACTIONS, user.encode(), value, [])])
+    assert int(said.rpartition(":")[2].rstrip(".")) == end - 1
+    producer.close()
+
+
 def test_markup_in_ids_titles_and_categories_is_shown_as_text(open_page: OpenPage, client: Client) -> None:
     category = f"odd </script> {uuid4().hex}"
     client.put_items([Item(item_id=f"{EVIL}", title=EVIL, categories=[category])])
@@ -290,7 +344,12 @@ def test_a_checker_of_accessibility_finds_nothing_serious(browser: Browser, runn
         act(page, "like", 0)
         found = Axe().run(page).response["violations"]
         item = page.locator(".card").first.get_attribute("data-item")
-        others = (("/user?user=checked", ".event"), (f"/why?user=checked&item={item}", ".legend"), ("/live", "canvas"))
+        others = (
+            ("/user?user=checked", ".event"),
+            (f"/why?user=checked&item={item}", ".legend"),
+            ("/live", "canvas"),
+            ("/health", ".tile"),
+        )
         for path, there in others:
             page.goto(running.console_address + path)
             expect(page.locator(there).first).to_be_visible()
@@ -305,19 +364,28 @@ def test_a_narrow_screen_scrolls_in_one_direction(browser: Browser, running: Sta
         page.set_viewport_size({"width": 390, "height": 844})
         expect(page.locator(".card")).to_have_count(12)
         assert page.evaluate("document.documentElement.scrollWidth") == 390
+        page.goto(f"{running.console_address}/health")
+        expect(page.locator(".tile")).to_have_count(8)
+        assert page.evaluate("document.documentElement.scrollWidth") == 390
 
 
 def test_a_gateway_that_is_away_is_said_and_the_page_works_again(open_page: OpenPage, running: Stack) -> None:
     page = open_page("/?user=patient")
     expect(page.locator(".card")).to_have_count(12)
-    shown = titles(page)
+    shown, health = titles(page), open_page("/health")
+    expect(health.locator(".tile")).to_have_count(8)
     running.stop("gateway")
+    expect(health.locator(".verdict")).to_have_text(
+        re.compile("^gateway is not ready: .* Meanwhile nobody is answered")
+    )
+    expect(health.locator(".snippet pre")).to_have_text("freshet up --only gateway")
     page.locator(".card .act.like").first.click()
     expect(page.get_by_role("alert")).to_contain_text("The gateway does not answer.")
     assert titles(page) == shown
     running.start("gateway", timeout_s=120.0)
     act(page, "like", 0)
     expect(page.locator(".notice")).to_be_hidden()
+    expect(health.locator(".verdict")).to_contain_text("Every part is ready")
 
 
 def test_with_keys_one_signs_in_and_may_do_what_the_key_may(

@@ -10,16 +10,14 @@ from weakref import WeakKeyDictionary
 
 from freshet_client import AsyncClient, FreshnessReport
 from nicegui import ui
-from nicegui.elements.mixins.text_element import TextElement
 
 from services.console.access import Access
 from services.console.frame import Notice, box, may_ask, page_frame, text
+from services.console.plots import draw, figure
 from services.console.sentences import MEANINGS, duration
 
 PATH = "/live"
-KEPT, EVERY_S = 120, 1.0
-# Grey that is read on light and on dark.
-_GREY, _COLOURS = "#7b8f99", ("#1098ad", "#d6861c")
+KEPT, EVERY_S, _OVER = 120, 1.0, "two minutes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +105,13 @@ class Live:
         self._watch, self._notice = watch, notice
         self._said = text("p", "", "verdict")
         with box("div", "figures"):
-            self._rate, self._rates = _figure("Events a second", "written, and applied to the states of their users")
-            self._waiting, self._waits = _figure("Waiting", "events that are written and not applied yet")
-            self._lag, self._lags = _figure("Until the index has it", "of the newest event, from its receipt on")
+            self._rate, self._rates = figure(
+                "Events a second", "written, and applied to the states of their users", KEPT, _OVER, lines=2
+            )
+            self._waiting, self._waits = figure("Waiting", "events that are written and not applied yet", KEPT, _OVER)
+            self._lag, self._lags = figure(
+                "Until the index has it", "of the newest event, from its receipt on", KEPT, _OVER
+            )
         self._total = text("p", "", "hint")
 
     async def tick(self) -> None:
@@ -133,9 +135,9 @@ class Live:
         self._waiting.set_text(f"{waiting:,}")
         self._lag.set_text(lag)
         self._total.set_text(f"{last.written:,} events are in the stream. A sample a second, of the last two minutes.")
-        _plot(self._rates, [[one for one, _ in found], [one for _, one in found]])
-        _plot(self._waits, [[max(0, one.written - one.applied) for one in samples]])
-        _plot(self._lags, [[one.index_lag_s or 0.0 for one in samples]])
+        draw(self._rates, [[one for one, _ in found], [one for _, one in found]])
+        draw(self._waits, [[max(0, one.written - one.applied) for one in samples]])
+        draw(self._lags, [[one.index_lag_s or 0.0 for one in samples]])
 
 
 def _exact(seconds: float) -> str:
@@ -144,48 +146,3 @@ def _exact(seconds: float) -> str:
 
 def _words(degradations: Sequence[str]) -> str:
     return ", ".join(MEANINGS.get(name, name) for name in degradations)
-
-
-def _figure(name: str, means: str) -> tuple[TextElement, ui.echart]:
-    with box("section", "panel", aria_label=name):
-        text("h2", name)
-        figure = text("p", "–", "figure")
-        text("p", means, "hint")
-        lines = 2 if name.startswith("Events") else 1
-        chart = ui.echart(_options(lines)).classes("plot")
-        chart.props.update({"role": "img", "aria-label": f"{name}, over two minutes"})
-    return figure, chart
-
-
-def _options(lines: int) -> dict[str, object]:
-    return {
-        "animation": False,
-        "grid": {"left": 44, "right": 8, "top": 12, "bottom": 8},
-        "xAxis": {"type": "value", "min": 0, "max": KEPT, "show": False},
-        "yAxis": {
-            "type": "value",
-            "min": 0,
-            "minInterval": 0.1,
-            "splitNumber": 3,
-            "axisLabel": {"color": _GREY},
-            "splitLine": {"lineStyle": {"color": _GREY, "opacity": 0.25}},
-        },
-        "series": [
-            {
-                "type": "line",
-                "showSymbol": False,
-                "data": [],
-                "lineStyle": {"width": 2, "color": colour},
-                "areaStyle": {"color": colour, "opacity": 0.18 if place == 0 else 0},
-            }
-            for place, colour in enumerate(_COLOURS[:lines])
-        ],
-    }
-
-
-def _plot(chart: ui.echart, series: Sequence[Sequence[float]]) -> None:
-    """The newest value at the right edge."""
-    for line, values in zip(chart.options["series"], series, strict=True):
-        start = KEPT - len(values) + 1
-        line["data"] = [[start + place, round(value, 3)] for place, value in enumerate(values)]
-    chart.update()

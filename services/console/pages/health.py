@@ -1,0 +1,180 @@
+"""Health: which parts are ready, what is wrong and what to do, each part by the minute, and dead letters."""
+
+import asyncio
+import time
+from dataclasses import replace
+from functools import partial
+from weakref import WeakKeyDictionary
+
+from freshet_client import AsyncClient, HealthReport, PartHealth, Unreachable
+from nicegui import ui
+from nicegui.element import Element
+from nicegui.elements.mixins.text_element import TextElement
+
+from services.console.access import Access
+from services.console.frame import Notice, box, may_ask, page_frame, text
+from services.console.letters import Letters
+from services.console.parts import snippet
+from services.console.plots import draw, figure
+from services.console.sentences import ago, date_text
+
+PATH = "/health"
+EVERY_S, HOUR = 2.0, 60
+# Who an answer and an event pass.
+LANES = {
+    "An answer": ("gateway", "redis", "candidates", "reranker", "generator"),
+    "An event": ("kafka", "encoder", "refresher"),
+}
+
+
+class Watch:
+    """Looks for all pages of a key: one every two seconds however many look, and none while nobody does."""
+
+    def __init__(self, client: AsyncClient) -> None:
+        self._client, self._lock = client, asyncio.Lock()
+        self._looked_s = 0.0
+        self._report: HealthReport | None = None
+
+    async def look(self) -> HealthReport:
+        """Raises: FreshetError."""
+        async with self._lock:
+            if self._report is None or time.monotonic() - self._looked_s >= 0.9 * EVERY_S:
+                self._report = await self._client.health(minutes=HOUR)
+                self._looked_s = time.monotonic()
+            return self._report
+
+
+def add(access: Access) -> None:
+    """Add the page."""
+    watches: WeakKeyDictionary[AsyncClient, Watch] = WeakKeyDictionary()
+
+    @ui.page(PATH)
+    async def health() -> None:
+        with page_frame(access, PATH, "Health"):
+            text("h1", "Health")
+            text("p", "What is wrong, and what to do about it.", "lead")
+            notice = Notice()
+            if await may_ask(access, notice):
+                client = access.client
+                page = Health(watches.setdefault(client, Watch(client)), notice)
+                await page.tick()
+                ui.timer(EVERY_S, page.tick)
+                await Letters(client).show()
+
+
+class Health:
+    """The parts of one tab's page."""
+
+    def __init__(self, watch: Watch, notice: Notice) -> None:
+        self._watch, self._notice, self._chosen = watch, notice, "gateway"
+        self._report: HealthReport | None = None
+        self._tiles: dict[str, tuple[Element, TextElement]] = {}
+        self._verdict = text("p", "", "verdict", role="status")
+        self._todo, self._advised = box("div", "stack"), ""
+        self._lanes = box("section", "panel lanes", aria_label="Parts")
+        self._about = text("h2", "")
+        with box("div", "figures"):
+            self._rate, self._rates = figure("Calls a second", "of the last minute", HOUR, "an hour")
+            means = "the median, and what 99 in 100 calls do not exceed"
+            self._time, self._times = figure("Milliseconds", means, HOUR, "an hour", lines=2)
+            means = "late or failed calls; of the gateway also answers with a degradation, in percent"
+            self._share, self._shares = figure("Not as it should be", means, HOUR, "an hour")
+            self._lag, self._lags = figure(
+                "Lag", "records that wait, or seconds until a change counts", HOUR, "an hour"
+            )
+        self._since = text("p", "", "hint")
+
+    async def tick(self) -> None:
+        """Ask, and draw."""
+        with self._notice.failures():
+            try:
+                self._report = await self._watch.look()
+            except Unreachable:
+                if self._report is None:
+                    raise
+                # What was seen last, with the gateway as it is.
+                away = partial(replace, ready=False, problem="it does not answer the console")
+                parts = [away(one) if one.name == "gateway" else one for one in self._report.parts]
+                self._report = replace(self._report, parts=tuple(parts))
+        if self._report is not None:
+            self._draw(self._report)
+
+    def _draw(self, report: HealthReport) -> None:
+        parts = {one.name: one for one in report.parts}
+        if not self._tiles:
+            self._make_tiles(parts)
+        for name, (tile, line) in self._tiles.items():
+            one = parts[name]
+            line.set_text(f"ready · {_rate(one, report):,.1f}/s" if one.ready else "not ready")
+            tile.classes(replace="tile" if one.ready else "tile out")
+            tile.props["aria-pressed"] = str(name == self._chosen).lower()
+            tile.update()
+        self._say([one for one in report.parts if not one.ready], parts["gateway"])
+        self._plot(parts[self._chosen], report)
+        since = "" if report.since is None else f"{date_text(report.since)}, {ago(report.since)} ago"
+        self._since.set_text(f"Minutes since this gateway's process started: {since}. A restart begins again.")
+
+    def _make_tiles(self, parts: dict[str, PartHealth]) -> None:
+        with self._lanes:
+            for label, names in LANES.items():
+                with box("div", "lane"):
+                    text("span", label, "hint")
+                    for name in filter(parts.__contains__, names):
+                        with box("button", "tile", type="button") as tile:
+                            text("strong", name)
+                            self._tiles[name] = tile, text("span", "", "hint")
+                        tile.on("click", partial(self._choose, name))
+
+    def _choose(self, name: str) -> None:
+        self._chosen = name
+        if self._report is not None:
+            self._draw(self._report)
+
+    def _say(self, out: list[PartHealth], gateway: PartHealth) -> None:
+        share = _shares(gateway)[-1] if gateway.calls else 0.0
+        well = f"Every part is ready; {share:.0f}% of the answers of this minute are degraded."
+        verdicts = [f"{one.name} is not ready: {one.problem}. Meanwhile {one.effect}." for one in out]
+        self._verdict.set_text(" ".join(verdicts) or well)
+        self._verdict.classes(replace="verdict out" if out else "verdict")
+        advice = _advice(out[0]) if out else ""
+        if advice != self._advised:
+            self._advised = advice
+            self._todo.clear()
+            if advice:
+                with self._todo:
+                    text("p", "Next, on a machine of the installation:")
+                    snippet("a command", advice)
+                    text("p", "The runbook is docs/operate/runbooks/PartIsDown.md.", "hint")
+
+    def _plot(self, part: PartHealth, report: HealthReport) -> None:
+        self._about.set_text(f"{part.name}, by the minute")
+        seconds = [60.0] * (len(part.calls) - 1) + [max(1.0, report.last_minute_seconds)]
+        rates = [calls / of for calls, of in zip(part.calls, seconds, strict=False)]
+        lag = max(0.0, part.lag[-1]) if part.lag else 0.0
+        self._rate.set_text(f"{_rate(part, report):,.1f}")
+        self._time.set_text(f"{part.p50_ms[-1]:,.1f} · {part.p99_ms[-1]:,.1f}" if part.p50_ms else "–")
+        self._share.set_text(f"{_shares(part)[-1]:.1f}%" if part.calls else "–")
+        self._lag.set_text(f"{lag:,.4g} {part.lag_unit}" if part.lag_unit else "–")
+        draw(self._rates, [rates])
+        draw(self._times, [part.p50_ms, part.p99_ms])
+        draw(self._shares, [_shares(part)])
+        draw(self._lags, [[max(0.0, one) for one in part.lag]])
+
+
+def _rate(part: PartHealth, report: HealthReport) -> float:
+    """Calls a second in the last whole minute, or in the first one so far."""
+    if len(part.calls) > 1:
+        return part.calls[-2] / 60
+    return part.calls[0] / max(1.0, report.last_minute_seconds) if part.calls else 0.0
+
+
+def _shares(part: PartHealth) -> list[float]:
+    """By the minute, in percent of the calls."""
+    columns = zip(part.calls, part.failed, part.degraded, strict=True)
+    return [100.0 * min(1.0, (failed + degraded) / max(1, calls)) for calls, failed, degraded in columns]
+
+
+def _advice(part: PartHealth) -> str:
+    """The next command: a part without an answer is started, the reason of another one is looked for."""
+    is_away = "answer" in part.problem
+    return f"freshet up --only {part.name}" if is_away else "freshet doctor"

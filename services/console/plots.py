@@ -1,0 +1,56 @@
+"""Figures with a plot below them."""
+
+from collections.abc import Sequence
+
+from nicegui import ui
+from nicegui.elements.mixins.text_element import TextElement
+
+from services.console.frame import box, text
+
+# Grey that is read on light and on dark.
+_GREY, _COLOURS = "#7b8f99", ("#1098ad", "#d6861c")
+
+
+def figure(name: str, means: str, points: int, over: str, *, lines: int = 1) -> tuple[TextElement, ui.echart]:
+    """A panel with a figure and its plot of so many points; `over`: their time, in words."""
+    with box("section", "panel", aria_label=name):
+        text("h2", name)
+        shown = text("p", "–", "figure")
+        text("p", means, "hint")
+        chart = ui.echart(_options(lines, points)).classes("plot")
+        chart.props.update({"role": "img", "aria-label": f"{name}, over {over}"})
+    return shown, chart
+
+
+def _options(lines: int, points: int) -> dict[str, object]:
+    return {
+        "animation": False,
+        "grid": {"left": 44, "right": 8, "top": 12, "bottom": 8},
+        "xAxis": {"type": "value", "min": 0, "max": points, "show": False},
+        "yAxis": {
+            "type": "value",
+            "min": 0,
+            "minInterval": 0.1,
+            "splitNumber": 3,
+            "axisLabel": {"color": _GREY},
+            "splitLine": {"lineStyle": {"color": _GREY, "opacity": 0.25}},
+        },
+        "series": [
+            {
+                "type": "line",
+                "showSymbol": False,
+                "data": [],
+                "lineStyle": {"width": 2, "color": colour},
+                "areaStyle": {"color": colour, "opacity": 0.18 if place == 0 else 0},
+            }
+            for place, colour in enumerate(_COLOURS[:lines])
+        ],
+    }
+
+
+def draw(chart: ui.echart, series: Sequence[Sequence[float]]) -> None:
+    """The newest value at the right edge."""
+    for line, values in zip(chart.options["series"], series, strict=True):
+        start = chart.options["xAxis"]["max"] - len(values) + 1
+        line["data"] = [[start + place, round(value, 3)] for place, value in enumerate(values)]
+    chart.update()
