@@ -103,6 +103,13 @@ class TopicReader:
             firsts, ends = consumer.beginning_offsets(wanted), consumer.end_offsets(wanted)
         return {tp.partition: (firsts[tp], ends[tp]) for tp in wanted}
 
+    def offset_at(self, partition: int, time_ms: int) -> int | None:
+        """Return the offset of the first topic's first record that was written at this time or later; None without."""
+        place = TopicPartition(self._topics[0], partition)
+        with self._errors() as consumer:
+            found = consumer.offsets_for_times({place: time_ms})[place]
+        return None if found is None else int(found.offset)
+
     def records_at(self, offsets: Offsets, topic: str = "") -> Mapping[int, SourceRecord]:
         if not offsets:
             return {}

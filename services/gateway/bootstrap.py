@@ -40,6 +40,7 @@ from services.gateway.adapters.processes import (
 )
 from services.gateway.adapters.refreshers import RemoteRefreshers
 from services.gateway.adapters.shards import ShardedCandidates
+from services.gateway.adapters.shown_answers import KafkaShownAnswers
 from services.gateway.adapters.state_store import RedisUserStates
 from services.gateway.adapters.stream_ends import KafkaStreamEnds
 from services.gateway.adapters.stream_status import ProbedStreamStatus
@@ -124,9 +125,9 @@ class _Stream:
     """Kafka for all version sets, and the status of Kafka and the encoder process."""
 
     def __init__(self, settings: GatewaySettings, tracing: Tracing, metrics: GatewayMetrics) -> None:
-        self.exposures: KafkaExposureLog | None = None
-        if settings.exposures:
-            self.exposures = KafkaExposureLog(settings.kafka, pseudonym_key(settings), count=metrics.count_exposures)
+        key = pseudonym_key(settings) if settings.exposures else None
+        self.exposures = KafkaExposureLog(settings.kafka, key, count=metrics.count_exposures) if key else None
+        self.shown = KafkaShownAnswers(settings.kafka, key)
         self.producer = EventProducer(settings.kafka, client_id="freshet-gateway")
         self._encoder = rpc_client.channel(settings.encoder_address, tracing.client_interceptors, tls=settings.tls)
         self.status = ProbedStreamStatus(self._encoder, self.producer.brokers)
@@ -144,6 +145,7 @@ class _Stream:
         """Write what is queued, then close."""
         await self.status.close()
         self.letters.close()
+        self.shown.close()
         await self.ends.close()
         await self.producer.close()
         if self.exposures is not None:
@@ -320,6 +322,7 @@ class _Gateway:
                 peers.checked, stream=self._stream.status, store=self._store.reader.epoch, inside=tuple(near)
             ),
             letters=self._stream.letters,
+            shown=self._stream.shown,
         )
 
 

@@ -6,6 +6,7 @@ from random import Random
 
 from services.gateway.breaker import LoopStalls
 from services.gateway.describe.catalogue import DescribeCatalogue
+from services.gateway.describe.shown import ShownTo
 from services.gateway.describe.user import GetUser
 from services.gateway.domain import ServedModel
 from services.gateway.get_freshness import GetFreshness
@@ -52,6 +53,7 @@ class Handlers:
     get_user: GetUser
     get_health: GetHealth
     dead_letters: DeadLetters
+    shown_to: ShownTo
 
 
 def make_handlers(
@@ -132,4 +134,5 @@ def make_handlers(
         get_user=GetUser(states=ports.states, titles=titles, model=model),
         get_health=GetHealth(ports, get_freshness, metrics.minutes),
         dead_letters=DeadLetters(ports.letters),
+        shown_to=ShownTo(log=ports.shown, time_of=exposures.time_of, titles=titles),
     )

@@ -22,6 +22,7 @@ from services.contracts.wire import (
     votes_message,
 )
 from services.gateway.describe.catalogue import CatalogueDescription, ItemDetails
+from services.gateway.describe.shown import Looked, Shown
 from services.gateway.describe.user import DescribedUser
 from services.gateway.domain import (
     FreshnessToken,
@@ -38,6 +39,7 @@ from services.gateway.domain import (
 from services.gateway.experiments.arms import assigned_texts
 from services.gateway.freshness import FreshnessReport
 from services.gateway.health.get_health import HealthReport
+from services.gateway.recommend.catalogue import Titles
 from services.gateway.recommend.explanation import ExplainQuery, Explanation
 from services.gateway.search.searching import SearchAnswer, SearchQuery
 from services.gateway.version_sets.routes import Routes, SetReport
@@ -331,6 +333,34 @@ def replayed_message(found: Replayed) -> gateway_pb2.ReplayDeadLetterResponse:
     message = gateway_pb2.ReplayDeadLetterResponse(left_out=found.left_out, event_id=found.event_id)
     if found.written_to is not None:
         message.written_to.CopyFrom(_position(found.written_to))
+    return message
+
+
+def looked_message(found: Looked, titles: Titles) -> gateway_pb2.ListExposuresResponse:
+    message = gateway_pb2.ListExposuresResponse(
+        answers=[shown_message(one, titles) for one in found.answers], is_complete=found.is_complete
+    )
+    if found.oldest_ms is not None:
+        set_ms(message.looked_back_to, found.oldest_ms)
+    return message
+
+
+def shown_message(found: Shown, titles: Titles) -> gateway_pb2.ShownAnswer:
+    shown = found.exposure
+    message = gateway_pb2.ShownAnswer(
+        exposure_id=shown.exposure_id,
+        surface=shown.surface,
+        model_version=shown.model_version,
+        index_version=shown.index_version,
+        first_position=shown.first_position,
+        context=shown.context,
+        assignments=map(assignment_message, shown.assignments),
+        position=_position(found.position),
+    )
+    set_ms(message.shown_time, shown.shown_ms)
+    columns = zip(shown.item_ids, titles.of(shown.item_ids), shown.scores, shown.sources, strict=True)
+    for item_id, title, score, source in columns:
+        message.items.add(item_id=item_id, title=title, score=score, source=source)
     return message
 
 

@@ -17,6 +17,7 @@ from services.contracts.topics.exposures import Exposure
 from services.contracts.topics.forgets import Forget
 from services.contracts.topics.interactions import Interaction
 from services.contracts.topics.items import CatalogueItem
+from services.gateway.describe.shown import ShownAnswers
 from services.gateway.domain import Encoded, HistoryEvent, Pool, Ranking, Seen
 from services.gateway.freshness import PartitionProgress, ServedIndex
 from services.gateway.search.searching import SourceHits
@@ -243,3 +244,4 @@ class Ports:
     stream: StreamStatus
     parts: Parts
     letters: DeadLetterLog
+    shown: ShownAnswers

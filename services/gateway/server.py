@@ -30,11 +30,13 @@ from services.gateway.messages import (
     interactions_of,
     items_of,
     letters_message,
+    looked_message,
     receipt_message,
     recommend_query,
     replayed_message,
     search_query,
     sets_message,
+    shown_message,
     similar_message,
     similar_query,
     user_message,
@@ -183,6 +185,22 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
         served, _ = self.routes.assigned(request.user_id)
         found = await served.handlers.get_user(request.user_id, request.max_events, request.skip_events)
         return user_message(found)
+
+    async def ListExposures(
+        self, request: gateway_pb2.ListExposuresRequest, context: Any
+    ) -> gateway_pb2.ListExposuresResponse:
+        """Return a user's newest answers."""
+        handlers = self._serving
+        found = await handlers.shown_to.newest(request.user_id, request.max_answers)
+        return looked_message(found, handlers.shown_to.titles)
+
+    async def GetExposure(
+        self, request: gateway_pb2.GetExposureRequest, context: Any
+    ) -> gateway_pb2.GetExposureResponse:
+        """Return one answer that a user got."""
+        handlers = self._serving
+        found = await handlers.shown_to.one(request.user_id, request.exposure_id)
+        return gateway_pb2.GetExposureResponse(answer=shown_message(found, handlers.shown_to.titles))
 
     async def GetHealth(self, request: gateway_pb2.GetHealthRequest, context: Any) -> gateway_pb2.GetHealthResponse:
         """Return how each part does."""

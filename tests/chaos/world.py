@@ -341,6 +341,7 @@ class Gateway:
             stream=world.status,
             parts=me(),
             letters=me(),
+            shown=me(),
         )
         self.handlers = make_handlers(
             ports,

@@ -17,6 +17,7 @@ from services.contracts.topics.exposures import Exposure
 from services.contracts.topics.forgets import Forget
 from services.contracts.topics.interactions import Interaction
 from services.contracts.topics.items import CatalogueItem
+from services.gateway.describe.shown import Looked, Shown
 from services.gateway.domain import Encoded, HistoryEvent, IndexFreshness, Pool, Ranking, ScoredItem, Seen
 from services.gateway.freshness import PartitionProgress, ServedIndex
 from services.gateway.search.searching import Hit, SourceHits
@@ -573,3 +574,25 @@ class MemoryDeadLetters(_Failing):
             return Replayed("", None, "e-1")
         self.letters[at] = replace(letter, replayed_to=Position(0, 99))
         return Replayed("", Position(0, 99), "e-1")
+
+
+@dataclass
+class MemoryShownAnswers(_Failing):
+    """What a `MemoryExposureLog` has, by its users."""
+
+    log: MemoryExposureLog = field(default_factory=MemoryExposureLog)
+
+    async def newest(self, user_id: str, most: int) -> Looked:
+        await self._behave()
+        found = self._of(user_id)[::-1]
+        return Looked(found[:most], found[-1].exposure.shown_ms if found else None, len(found) <= most)
+
+    async def at(self, user_id: str, exposure_id: str, shown_ms: int) -> Shown:
+        await self._behave()
+        for shown in self._of(user_id):
+            if (shown.exposure.exposure_id, shown.exposure.shown_ms) == (exposure_id, shown_ms):
+                return shown
+        raise NotFound("no record")
+
+    def _of(self, user_id: str) -> list[Shown]:
+        return [Shown(one, Position(0, at)) for at, (user, one) in enumerate(self.log.written) if user == user_id]

@@ -92,6 +92,7 @@ ALSO: dict[str, set[str]] = {
     "GatewayService.ReplayDeadLetter": {"NOT_FOUND"},
     "GatewayService.PutRules": {"ABORTED"},  # of another revision
     "GatewayService.ChangeVersionSet": {"ABORTED", "FAILED_PRECONDITION", "NOT_FOUND"},
+    "GatewayService.GetExposure": {"NOT_FOUND", "PERMISSION_DENIED"},  # of a mutated user
     "CandidatesService.Similar": {"NOT_FOUND"},
     # Of another model.
     "EncoderService.Encode": {"FAILED_PRECONDITION"},
@@ -428,6 +429,8 @@ def _gateway() -> Service:
         Rpc("GetFreshness", 2, lambda state: [g.GetFreshnessRequest()]),
         Rpc("DescribeCatalogue", 2, lambda state: [g.DescribeCatalogueRequest(max_categories=2)]),
         Rpc("GetUser", 4, lambda state: [g.GetUserRequest(user_id="ann", max_events=1, skip_events=1)]),
+        Rpc("ListExposures", 3, lambda state: [g.ListExposuresRequest(user_id="ann", max_answers=2)]),
+        Rpc("GetExposure", 3, lambda state: [g.GetExposureRequest(user_id="ann", exposure_id=exposure_id)]),
         Rpc("GetHealth", 2, lambda state: [g.GetHealthRequest(minutes=3)]),
         Rpc("ListDeadLetters", 3, lambda state: [g.ListDeadLettersRequest(topic="interactions", max_letters=2)]),
         Rpc("ReplayDeadLetter", 3, lambda state: [replay]),

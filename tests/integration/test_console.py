@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -187,6 +188,10 @@ def test_a_users_history_is_what_was_written_and_they_can_be_forgotten(open_page
     for number, item in enumerate(items[:55]):
         session.record(item.item_id, "rating", float(number % 5 + 1))
     assert session.recommend(k=1).token_honoured
+    deadline = time.monotonic() + 30
+    while not client.exposures(user).answers:
+        assert time.monotonic() < deadline, "the answer is not in the topic exposures"
+        time.sleep(0.1)
     page = open_page(f"/user?user={user}")
     rows = page.locator(".event")
     expect(rows).to_have_count(50)
@@ -199,6 +204,9 @@ def test_a_users_history_is_what_was_written_and_they_can_be_forgotten(open_page
     expect(page.get_by_label("The list now").locator("li")).to_have_text(
         [one.title for one in client.recommend(user, 10, with_details=True).items]
     )
+    shown = page.get_by_label("What was shown").locator("li")
+    expect(shown.first).to_contain_text("recommend, model ")
+    expect(shown.last.locator("p")).to_have_text(client.exposures(user).answers[-1].items[0].title)
     page.get_by_role("button", name="What would be removed").click()
     expect(page.get_by_text("55 events in the history", exact=True)).to_be_visible()
     assert client.user(user).num_events == 55

@@ -12,15 +12,18 @@ from typer.testing import CliRunner, Result
 
 from services.cli.main import app
 from services.contracts.dead_letters import Replayed
+from services.contracts.pseudonyms import pseudonym_of
 from services.contracts.read_backwards import Backwards
 from services.contracts.topic_reader import TopicReader
 from services.contracts.topics.dead_letters import SUFFIX, dead_letter
-from services.contracts.topics.exposures import EXPOSURES
+from services.contracts.topics.exposures import EXPOSURES, Exposure
 from services.contracts.topics.forgets import FORGETS, Forget, encode_forget
 from services.contracts.topics.interactions import INTERACTIONS, Interaction, encode_interaction
 from services.contracts.topics.items import ITEMS, CatalogueItem, encode_item
 from services.gateway.adapters.dead_letters import KafkaDeadLetters
-from services.platform.errors import NotFound
+from services.gateway.adapters.exposure_log import KafkaExposureLog
+from services.gateway.adapters.shown_answers import KafkaShownAnswers
+from services.platform.errors import NotFound, PreconditionFailed
 from services.platform.stream.kafka import BulkProducer, Record, partition_for
 from services.platform.stream.position import Position
 from services.platform.stream.record import DeadLetter, SourceRecord
@@ -222,3 +225,37 @@ def test_a_partition_is_read_backwards_within_limits(letters: Letters) -> None:
     assert everything.is_complete
     assert list(Backwards(reader, 2, max_bytes=1 << 30, max_s=0.0)) == []
     reader.close()
+
+
+async def test_answers_that_a_user_got_are_read_back_from_the_topic(letters: Letters) -> None:
+    user, key = new_user(), b"pseudonyms"
+    written, shown_ms = KafkaExposureLog(letters.kafka, key, gather_s=0.01), round(time.time() * 1000)
+    written.start()
+    for number in range(5):
+        for name in (user, new_user()):
+            exposure = Exposure(
+                exposure_id=f"{name}-{number}",
+                shown_ms=shown_ms + number,
+                surface="recommend",
+                model_version="m1",
+                item_ids=["a", "b"][: number % 2 + 1],
+                scores=[0.5, 0.25][: number % 2 + 1],
+                sources=["mol"] * (number % 2 + 1),
+            )
+            written.append(name, exposure)
+    await written.close(60.0)
+    log = KafkaShownAnswers(letters.kafka, key)
+    found = await log.newest(user, 3)
+    assert [one.exposure.exposure_id for one in found.answers] == [f"{user}-{number}" for number in (4, 3, 2)]
+    assert found.oldest_ms is not None
+    assert not found.is_complete
+    everything = await log.newest(user, 100)
+    assert (len(everything.answers), everything.is_complete) == (5, True)
+    second = await log.at(user, f"{user}-1", shown_ms + 1)
+    assert (second.exposure.item_ids, second.exposure.scores) == (["a", "b"], [0.5, 0.25])
+    assert letters.read(EXPOSURES, *second.position).key == pseudonym_of(user, key).encode()
+    with pytest.raises(NotFound, match="no record of this answer"):
+        await log.at(user, f"{user}-9", shown_ms + 60_000)
+    with pytest.raises(PreconditionFailed, match="records no exposures"):
+        await KafkaShownAnswers(letters.kafka, None).newest(user, 1)
+    log.close()

@@ -31,6 +31,8 @@ from freshet_client.described import (
     DeadLetterList,
     HealthReport,
     ReplayedLetter,
+    ShownAnswer,
+    ShownAnswers,
     StandingRules,
     UserReport,
     VersionSets,
@@ -216,6 +218,14 @@ class AsyncClient:
     async def catalogue(self, *, max_categories: int = 0, timeout_s: float | None = None) -> CatalogueDescription:
         """As `Client.catalogue`."""
         return await self._run(calls.catalogue(max_categories), timeout_s)
+
+    async def exposures(self, user_id: str, *, max_answers: int = 0, timeout_s: float | None = None) -> ShownAnswers:
+        """As `Client.exposures`."""
+        return await self._run(calls.exposures(user_id, max_answers), timeout_s)
+
+    async def exposure(self, user_id: str, exposure_id: str, *, timeout_s: float | None = None) -> ShownAnswer:
+        """As `Client.exposure`."""
+        return await self._run(calls.exposure(user_id, exposure_id), timeout_s)
 
     async def health(self, *, minutes: int = 0, timeout_s: float | None = None) -> HealthReport:
         """As `Client.health`."""

@@ -24,6 +24,8 @@ from freshet_client.described import (
     DeadLetterList,
     HealthReport,
     ReplayedLetter,
+    ShownAnswer,
+    ShownAnswers,
     StandingRules,
     UserReport,
     VersionSets,
@@ -136,6 +138,17 @@ def user(user_id: str, max_events: int, skip_events: int) -> Call[UserReport]:
     """What is stored of a user."""
     request = gateway_pb2.GetUserRequest()
     return _call("GetUser", request, user_id=user_id, max_events=max_events, skip_events=skip_events)
+
+
+def exposures(user_id: str, max_answers: int) -> Call[ShownAnswers]:
+    """The newest answers of a user."""
+    return _call("ListExposures", gateway_pb2.ListExposuresRequest(), user_id=user_id, max_answers=max_answers)
+
+
+def exposure(user_id: str, exposure_id: str) -> Call[ShownAnswer]:
+    """One answer of a user."""
+    request = gateway_pb2.GetExposureRequest()
+    return _call("GetExposure", request, "answer", user_id=user_id, exposure_id=exposure_id)
 
 
 def health(minutes: int) -> Call[HealthReport]:

@@ -28,6 +28,8 @@ from freshet_client.described import (
     DeadLetterList,
     HealthReport,
     ReplayedLetter,
+    ShownAnswer,
+    ShownAnswers,
     StandingRules,
     UserReport,
     VersionSets,
@@ -232,6 +234,14 @@ class Client:
     def catalogue(self, *, max_categories: int = 0, timeout_s: float | None = None) -> CatalogueDescription:
         """Categories with counts (0-10,000, largest first; 0 is 1,000), attributes, and what types of events mean."""
         return self._run(calls.catalogue(max_categories), timeout_s)
+
+    def exposures(self, user_id: str, *, max_answers: int = 0, timeout_s: float | None = None) -> ShownAnswers:
+        """The newest answers that a user got (role support): 1-100, 0 is 20."""
+        return self._run(calls.exposures(user_id, max_answers), timeout_s)
+
+    def exposure(self, user_id: str, exposure_id: str, *, timeout_s: float | None = None) -> ShownAnswer:
+        """One answer that a user got (role support)."""
+        return self._run(calls.exposure(user_id, exposure_id), timeout_s)
 
     def health(self, *, minutes: int = 0, timeout_s: float | None = None) -> HealthReport:
         """How each part does now, and by the minute in the newest minutes (0-1,440)."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from freshet_client.answers import StreamPosition
+from freshet_client.answers import Assignment, StreamPosition
 from freshet_client.requests import Rule
 
 
@@ -217,3 +217,39 @@ class VersionSets:
     canary: SetShare | None
     shadow: SetShare | None
     sets: tuple[HeldSet, ...]
+
+
+@dataclass(frozen=True)
+class ShownItem:
+    """An item of an answer; `title` as it is now, `source`: what found it."""
+
+    item_id: str
+    title: str
+    score: float
+    source: str
+
+
+@dataclass(frozen=True)
+class ShownAnswer:
+    """An answer that a user got, by "recommend", "search" or "similar", as the topic `exposures` has it."""
+
+    exposure_id: str
+    shown_time: datetime | None
+    surface: str
+    model_version: str
+    index_version: str
+    first_position: int
+    items: tuple[ShownItem, ...]
+    context: dict[str, str]
+    assignments: tuple[Assignment, ...]
+    position: StreamPosition | None
+
+
+@dataclass(frozen=True)
+class ShownAnswers:
+    """A user's newest answers, newest first. Records back to `looked_back_to` were read; `is_complete`: there are no
+    older answers."""
+
+    answers: tuple[ShownAnswer, ...]
+    looked_back_to: datetime | None
+    is_complete: bool

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from weakref import WeakKeyDictionary
@@ -25,6 +26,12 @@ LANES = {
     "An answer": ("gateway", "redis", "candidates", "reranker", "generator"),
     "An event": ("kafka", "encoder", "refresher"),
 }
+FIGURES = (
+    ("Calls a second", "of the last minute", 1),
+    ("Milliseconds", "the median, and what 99 in 100 calls do not exceed", 2),
+    ("Not as it should be", "late or failed calls; of the gateway also answers with a degradation, in percent", 1),
+    ("Lag", "records that wait, or seconds until a change counts", 1),
+)
 
 
 class Watch:
@@ -74,14 +81,7 @@ class Health:
         self._lanes = box("section", "panel lanes", aria_label="Parts")
         self._about = text("h2", "")
         with box("div", "figures"):
-            self._rate, self._rates = figure("Calls a second", "of the last minute", HOUR, "an hour")
-            means = "the median, and what 99 in 100 calls do not exceed"
-            self._time, self._times = figure("Milliseconds", means, HOUR, "an hour", lines=2)
-            means = "late or failed calls; of the gateway also answers with a degradation, in percent"
-            self._share, self._shares = figure("Not as it should be", means, HOUR, "an hour")
-            self._lag, self._lags = figure(
-                "Lag", "records that wait, or seconds until a change counts", HOUR, "an hour"
-            )
+            self._figures = [figure(name, means, HOUR, "an hour", lines=lines) for name, means, lines in FIGURES]
         self._since = text("p", "", "hint")
 
     async def tick(self) -> None:
@@ -151,14 +151,15 @@ class Health:
         seconds = [60.0] * (len(part.calls) - 1) + [max(1.0, report.last_minute_seconds)]
         rates = [calls / of for calls, of in zip(part.calls, seconds, strict=False)]
         lag = max(0.0, part.lag[-1]) if part.lag else 0.0
-        self._rate.set_text(f"{_rate(part, report):,.1f}")
-        self._time.set_text(f"{part.p50_ms[-1]:,.1f} · {part.p99_ms[-1]:,.1f}" if part.p50_ms else "–")
-        self._share.set_text(f"{_shares(part)[-1]:.1f}%" if part.calls else "–")
-        self._lag.set_text(f"{lag:,.4g} {part.lag_unit}" if part.lag_unit else "–")
-        draw(self._rates, [rates])
-        draw(self._times, [part.p50_ms, part.p99_ms])
-        draw(self._shares, [_shares(part)])
-        draw(self._lags, [[max(0.0, one) for one in part.lag]])
+        shown: Sequence[tuple[str, Sequence[Sequence[float]]]] = (
+            (f"{_rate(part, report):,.1f}", [rates]),
+            (f"{part.p50_ms[-1]:,.1f} · {part.p99_ms[-1]:,.1f}", [part.p50_ms, part.p99_ms]),
+            (f"{_shares(part)[-1]:.1f}%", [_shares(part)]),
+            (f"{lag:,.4g} {part.lag_unit}" if part.lag_unit else "–", [[max(0.0, one) for one in part.lag]]),
+        )
+        for (number, chart), (said, series) in zip(self._figures, shown, strict=True):
+            number.set_text(said)
+            draw(chart, series)
 
 
 def _rate(part: PartHealth, report: HealthReport) -> float:

@@ -10,7 +10,7 @@ from services.console.links import try_link, user_link, why_link
 from services.console.sentences import ago, date_text
 
 PATH = "/user"
-PAGE, LIST = 50, 10
+PAGE, LIST, SHOWN, NAMED = 50, 10, 5, 3
 ROLES = {"positive": "spoke for it", "negative": "spoke against it", "exposure": "was shown it", "neutral": ""}
 # Names of what a forget finds -> what it is.
 FOUND = {
@@ -53,6 +53,7 @@ class User:
             found = await self._client.user(self._user_id, max_events=PAGE)
             self._show(found)
             await self._show_list()
+            await self._show_answers()
 
     def _open(self, user_id: str) -> None:
         ui.navigate.to(user_link(user_id.strip()))
@@ -65,6 +66,10 @@ class User:
                     text("h2", "The list now")
                     self._list = box("ol", "plain")
                     text("a", "Try it as this user", "button", href=try_link(self._user_id))
+                with box("section", "panel", aria_label="What was shown"):
+                    text("h2", "What was shown")
+                    self._answers = box("ol", "plain")
+                    self._looked = text("p", "", "hint")
                 self._forget_panel()
             with box("section", "panel wide", aria_label="History"):
                 text("h2", "History, newest first")
@@ -117,6 +122,18 @@ class User:
             for one in answer.items:
                 with box("li"):
                     text("a", one.title or one.item_id, "isolated", href=why_link(self._user_id, one.item_id))
+
+    async def _show_answers(self) -> None:
+        found = await self._client.exposures(self._user_id, max_answers=SHOWN)
+        with self._answers:
+            for one in found.answers:
+                names = ", ".join(item.title or item.item_id for item in one.items[:NAMED])
+                more = f" and {len(one.items) - NAMED:,} more" if len(one.items) > NAMED else ""
+                with box("li"):
+                    text("span", f"{date_text(one.shown_time)}, {one.surface}, model {one.model_version}", "hint")
+                    text("p", f"{names or 'nothing'}{more}", "isolated")
+        back = f"looked at since {date_text(found.looked_back_to)}" if found.looked_back_to else "none is recorded"
+        self._looked.set_text("All answers that are recorded." if found.is_complete else f"The newest answers; {back}.")
 
     def _forget_panel(self) -> None:
         with box("section", "panel", aria_label="Forget"):

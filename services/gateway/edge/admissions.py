@@ -27,6 +27,7 @@ def admissions() -> dict[str, Admission]:
                 *("Similar", "Explain", "GetFreshness", "GetVersionSets", "PutItems", "ForgetUser"),
                 *("DescribeCatalogue", "GetUser", "GetHealth", "ListDeadLetters", "ReplayDeadLetter"),
                 *("ListRules", "PutRules", "ChangeVersionSet"),
+                *("ListExposures", "GetExposure"),
             ),
             rest,
         ),

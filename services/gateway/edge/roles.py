@@ -33,6 +33,8 @@ ROLES_OF: Mapping[str, frozenset[Role]] = MappingProxyType(
         "GetFreshness": frozenset({Role.RECOMMEND, Role.OPERATOR}),
         "DescribeCatalogue": frozenset({Role.RECOMMEND, Role.OPERATOR}),
         "GetUser": frozenset({Role.SUPPORT}),
+        "ListExposures": frozenset({Role.SUPPORT}),
+        "GetExposure": frozenset({Role.SUPPORT}),
         "GetVersionSets": frozenset({Role.OPERATOR}),
         "ChangeVersionSet": frozenset({Role.OPERATOR}),
         "ListRules": frozenset({Role.RECOMMEND, Role.OPERATOR}),

@@ -36,6 +36,7 @@ ANSWERS = messages(
     gateway_pb2.GetFreshnessResponse.DESCRIPTOR,
     gateway_pb2.DescribeCatalogueResponse.DESCRIPTOR,
     gateway_pb2.GetUserResponse.DESCRIPTOR,
+    gateway_pb2.ListExposuresResponse.DESCRIPTOR,
     gateway_pb2.GetHealthResponse.DESCRIPTOR,
     gateway_pb2.ListDeadLettersResponse.DESCRIPTOR,
     gateway_pb2.ReplayDeadLetterResponse.DESCRIPTOR,

@@ -22,6 +22,7 @@ from fakes.gateway import (
     MemoryParts,
     MemoryRefreshers,
     MemorySessions,
+    MemoryShownAnswers,
     MemoryStreamEnds,
     MemoryStreamStatus,
     MemoryTextSources,
@@ -110,6 +111,7 @@ async def recommend(calls: Calls, request: gateway_pb2.RecommendRequest, folder:
         stream=MemoryStreamStatus(),
         parts=MemoryParts(),
         letters=MemoryDeadLetters(),
+        shown=MemoryShownAnswers(),
     )
     own = GatewaySettings(port=0, metrics_port=0)
     handlers = make_handlers(

@@ -17,6 +17,7 @@ from fakes.gateway import (
     MemoryRefreshers,
     MemoryReranker,
     MemorySessions,
+    MemoryShownAnswers,
     MemoryStreamEnds,
     MemoryStreamStatus,
     MemoryTextSources,
@@ -157,6 +158,7 @@ class Scene:
     absence: AbsenceRows | None = None
 
     def __post_init__(self) -> None:
+        self.shown = MemoryShownAnswers(log=self.exposures)
         self.lag = AcknowledgedLag(grace_seconds=self.lag_grace_s)
         self.metrics = GatewayMetrics(self.registry)
         self.titles = Titles(ITEMS, list(TITLES.values()))

@@ -5,7 +5,7 @@ from freshet.v1 import common_pb2, gateway_pb2
 from gateway_scene import STORED, Scene
 
 from services.gateway.domain import HistoryEvent
-from services.platform.errors import DependencyUnavailable, InvalidRequest
+from services.platform.errors import DependencyUnavailable, InvalidRequest, PermissionDenied
 
 
 async def test_details_stand_beside_the_items_where_they_are_asked_for() -> None:
@@ -90,3 +90,33 @@ async def test_a_bad_look_at_a_user_is_refused_by_name(fields: dict, message: st
 async def test_too_many_categories_are_refused_by_name() -> None:
     with pytest.raises(InvalidRequest, match="max_categories=10001 allowed: 0-10000"):
         await Scene().servicer.DescribeCatalogue(gateway_pb2.DescribeCatalogueRequest(max_categories=10_001), None)
+
+
+async def test_what_was_shown_to_a_user_is_listed_newest_first_and_found_by_its_id() -> None:
+    scene = Scene()
+    ids = []
+    for k in (1, 2, 3):
+        answer = await scene.servicer.Recommend(
+            gateway_pb2.RecommendRequest(user_id="ann", k=k, context={"surface": "tv"}), None
+        )
+        ids.append(answer.exposure_id)
+    await scene.servicer.Recommend(gateway_pb2.RecommendRequest(user_id="bob", k=1), None)
+    listed = await scene.servicer.ListExposures(gateway_pb2.ListExposuresRequest(user_id="ann", max_answers=2), None)
+    assert [one.exposure_id for one in listed.answers] == ids[:0:-1]
+    assert not listed.is_complete
+    newest = listed.answers[0]
+    assert [(one.item_id, one.title) for one in newest.items] == [
+        (one.item_id, one.item_id.upper()) for one in answer.items
+    ]
+    assert [one.score for one in newest.items] == pytest.approx([one.score for one in answer.items])
+    assert (newest.surface, newest.model_version, dict(newest.context)) == ("recommend", "m1", {"surface": "tv"})
+    request = gateway_pb2.GetExposureRequest(user_id="ann", exposure_id=ids[0])
+    assert len((await scene.servicer.GetExposure(request, None)).answer.items) == 1
+    request.user_id = "bob"
+    with pytest.raises(PermissionDenied, match="exposure_id: of an answer to another user"):
+        await scene.servicer.GetExposure(request, None)
+    request.exposure_id = "made up"
+    with pytest.raises(InvalidRequest, match="exposure_id="):
+        await scene.servicer.GetExposure(request, None)
+    with pytest.raises(InvalidRequest, match="max_answers=101 allowed: 0-100"):
+        await scene.servicer.ListExposures(gateway_pb2.ListExposuresRequest(user_id="ann", max_answers=101), None)

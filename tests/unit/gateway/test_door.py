@@ -162,7 +162,7 @@ def test_other_keys_from_now_on_and_what_was_used_up_stays_used_up(scene: Scene)
 
 
 def test_calls_of_operators_and_erasers_are_audited_with_their_outcome_and_others_are_not(scene: Scene) -> None:
-    letters = {"ListDeadLetters", "ReplayDeadLetter"}
+    letters = {"ListDeadLetters", "ReplayDeadLetter", "ListExposures", "GetExposure"}
     assert {"PutItems", "ForgetUser", "GetUser", "GetVersionSets", "PutRules", "ChangeVersionSet"} | letters == AUDITED
     for method, roles in ROLES_OF.items():
         ended = scene.door(method, showing(min(roles)))
@@ -172,6 +172,8 @@ def test_calls_of_operators_and_erasers_are_audited_with_their_outcome_and_other
     assert [{name: value for name, value in line.items() if name != "time"} for line in scene.lines()] == [
         {"key": "operator", "method": "PutItems", "status": "ABORTED", "peer": PEER},
         {"key": "support", "method": "GetUser", "status": "ABORTED", "peer": PEER},
+        {"key": "support", "method": "ListExposures", "status": "ABORTED", "peer": PEER},
+        {"key": "support", "method": "GetExposure", "status": "ABORTED", "peer": PEER},
         {"key": "operator", "method": "GetVersionSets", "status": "ABORTED", "peer": PEER},
         {"key": "operator", "method": "ChangeVersionSet", "status": "ABORTED", "peer": PEER},
         {"key": "operator", "method": "PutRules", "status": "ABORTED", "peer": PEER},
