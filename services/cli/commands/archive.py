@@ -16,25 +16,25 @@ _DAY_MS = 24 * 3600 * 1000
 
 @reports_errors
 def archive(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The archive; made where it is not there.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The archive's folder; created if it does not exist.")],
     *,
     before: Annotated[
         datetime | None,
-        typer.Option(formats=["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S"], help="Only what came before this time, UTC."),
+        typer.Option(formats=["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S"], help="Only records before this time, UTC."),
     ] = None,
-    older_than: Annotated[float | None, typer.Option(min=0, help="Only what is older than so many days.")] = None,
+    older_than: Annotated[float | None, typer.Option(min=0, help="Only records older than this many days.")] = None,
     check: Annotated[bool, typer.Option("--check", help="Only compare every file with its checksum.")] = False,
     kafka: options.Kafka = "",
     state: options.State = options.DEFAULT_STATE,
     as_json: options.AsJson = False,
 ) -> None:
-    """Copy `interactions`, and `exposures` beside it, into Parquet files, going on where the archive ends.
+    """Copy `interactions` and `exposures` into Parquet files; each run continues where the archive ends.
 
-    Each record is kept whole, with its position, time and headers, beside columns for training. Users who were
-    forgotten since the last run leave the archive. A file that was altered, a topic that is not the archive's log, or
-    records that retention took before they were archived: refused by name, and nothing is changed. A run that breaks
-    off is continued by the next one. `freshet train --data DIR` reads it, and `freshet backfill-attributions --archive
-    DIR`; so the topic's retention may be finite.
+    Each record is stored whole, with its position, time and headers, and with columns for training. Records of users
+    who were forgotten since the last run are removed from the archive. The command refuses, and changes nothing, if a
+    file was altered, if the topic is not the archive's log, or if retention removed records before they were archived.
+    After an interruption run it again. `freshet train --data DIR` and `freshet backfill-attributions --archive DIR`
+    read the archive, so the topic's retention may be finite.
 
     Example:  freshet archive archives/interactions
 

@@ -22,17 +22,17 @@ def backfill_attributions(
     on: options.On = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Write attributions of another model for all interactions so far, so that it goes live with what people taught.
+    """Write another model's attributions for all interactions so far, so that it starts with all past feedback.
 
-    Only Kafka has to run; the model runs inside this command, and nobody is disturbed. Run it again shortly before
-    switching models: it adds what has come since. Undone and forgotten interactions are left out. With `--archive` it
-    reads what retention took from there first, then the topic.
+    Only Kafka has to run; the model runs inside this command. Run it again shortly before you switch models: it adds
+    newer interactions. Undone and forgotten interactions are left out. With `--archive` it first reads the archive, for
+    interactions that retention removed, then the topic.
 
-    With `--rekey` it writes attributions and search clicks of a live model once more, under the pseudonyms of
+    With `--rekey` it writes attributions and search clicks of a live model again, under the pseudonyms of
     FRESHET_PSEUDONYM_KEY. First give the encoder the new key, and the old one in FRESHET_PSEUDONYM_KEYS_BEFORE. Sums,
-    memory and what clicks taught stay as they are; they are the same users' under new names. Once the refreshers and
-    generators have read what was written, the old key may be dropped. What retention took from `interactions` is
-    renamed with `--archive`; else a forget finds it only while the old key is known. Run it for each live model.
+    memory and the effect of clicks do not change; only the pseudonyms do. You may drop the old key when refreshers and
+    generators have read the new records. Interactions that retention removed are renamed with `--archive`; otherwise a
+    forget finds them only while the old key is configured. Run it for each live model.
 
     Example:  freshet backfill-attributions --bundle .freshet/bundles/next
 

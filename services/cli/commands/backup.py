@@ -21,7 +21,7 @@ _Checkpoints = Annotated[
     Path | None,
     typer.Option(
         envvar="FRESHET_REFRESHER_CHECKPOINTS",
-        help="Checkpoints as files, read where the topic has none [STATE/data/refresher].",
+        help="Folder of checkpoint files, for partitions without one in the topic [STATE/data/refresher].",
     ),
 ]
 
@@ -35,10 +35,11 @@ def backup(
     checkpoints: _Checkpoints = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Copy what everybody is served from into one checksummed set, while everything runs.
+    """Copy the bundle, checkpoints and stream positions into one checksummed folder, while everything runs.
 
-    The set holds the model bundle, each partition's newest whole checkpoint (sums, memory and position are one file)
-    and how far the stream was. The log itself is Kafka's to back up: a restored set goes on from its position in it.
+    The folder holds the model bundle, each partition's newest complete checkpoint (sums, memory and position in one
+    file) and the stream's positions. It does not hold the log: back that up with Kafka's tools. A restored folder
+    continues from its positions in the log.
 
     Example:  freshet backup backups/monday
     """
@@ -84,19 +85,20 @@ def backup(
 
 @reports_errors
 def restore(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="What `freshet backup` made.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that `freshet backup` wrote.")],
     *,
     state: options.State = options.DEFAULT_STATE,
     bundle: options.StackBundle = None,
     checkpoints: _Checkpoints = None,
-    replace: Annotated[bool, typer.Option("--replace", help="Set aside what is there already.")] = False,
-    check: Annotated[bool, typer.Option("--check", help="Only verify the set.")] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Rename existing data instead of refusing.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Only verify the backup.")] = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Verify a set and put it in place; the refreshers then go on from its positions.
+    """Verify a backup and install it; the refreshers then continue from its positions.
 
-    Refused, with both values named: a file that is missing, added or altered, a bundle or checkpoint of another model
-    or moment, a log (where Kafka answers) that ends before a checkpoint's position, a stack whose processes run.
+    The command refuses, naming both values, if a file is missing, added or altered, if a bundle or checkpoint is of
+    another model or moment, if the log (where Kafka answers) ends before a checkpoint's position, or while the stack's
+    processes run.
 
     Example:  freshet down && freshet restore backups/monday && freshet up
 

@@ -12,21 +12,19 @@ from services.cli.output import emit_json, reports_errors, usage_error
 @reports_errors
 def certs(
     *,
-    out: Annotated[Path, typer.Option(help="The folder that they go to.")],
+    out: Annotated[Path, typer.Option(help="The folder for certificates and keys.")],
     host: Annotated[
-        list[str] | None, typer.Option(help="A further name or address that servers are reached by; may be repeated.")
+        list[str] | None, typer.Option(help="Another name or address of the servers; may be repeated.")
     ] = None,
-    days: Annotated[int, typer.Option(min=1, max=3650, help="How long a certificate is good.")] = 365,
-    renew: Annotated[
-        bool, typer.Option("--renew", help="New certificates and keys under the CA that is there.")
-    ] = False,
+    days: Annotated[int, typer.Option(min=1, max=3650, help="Validity of a certificate in days.")] = 365,
+    renew: Annotated[bool, typer.Option("--renew", help="New certificates and keys of the existing CA.")] = False,
     as_json: options.AsJson = False,
 ) -> None:
     """Make a CA and a certificate for each process, Kafka, Redis, the inference server and an operator.
 
-    Each names its process, localhost, the loopback addresses and your hosts. Keys can be read by you alone. To rotate:
-    --renew, then restart the processes one by one; old and new certificates are of one CA and believed together.
-    A new CA is a new folder.
+    Each certificate names its process, localhost, the loopback addresses and your hosts. Only you can read the keys. To
+    rotate, use --renew and restart the processes one by one: old and new certificates have the same CA, so both are
+    trusted. For a new CA use a new folder.
 
     Example:  freshet certs --out .freshet/certs --host 10.0.0.7
 

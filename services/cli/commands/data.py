@@ -35,10 +35,10 @@ def validate(
     ] = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Check a table for duplicates, unsorted times, ids out of range, unknown types; say what to do.
+    """Check a table for duplicates, unsorted times, ids out of range and unknown types, and say what to do.
 
-    `freshet train` and `freshet import` read it in the same way, print the same, and refuse the same. The exit status
-    is 1 when something keeps the data from being used.
+    `freshet train` and `freshet import` read a table in the same way, with the same findings. The exit status is 1 if a
+    finding prevents its use.
 
     Example:  freshet data validate ratings.csv
     """

@@ -21,9 +21,7 @@ if TYPE_CHECKING:
     from services.contracts.dead_letters import DeadLetters, Replay
     from services.contracts.topics.dead_letters import StoredLetter
 
-app = typer.Typer(
-    name="dead-letters", help="Records that were set aside: list, show, replay and forget them.", no_args_is_help=True
-)
+app = typer.Typer(name="dead-letters", help="Dead letters: list, show, replay and forget them.", no_args_is_help=True)
 
 _Topic = Annotated[str, typer.Option(help="Only dead letters of this topic, like interactions.")]
 _SHOWN = 20
@@ -34,12 +32,12 @@ _SHOWN = 20
 def list_letters(
     *,
     topic: _Topic = "",
-    limit: Annotated[int, typer.Option(min=1, help="So many at most, the newest.")] = _SHOWN,
+    limit: Annotated[int, typer.Option(min=1, help="At most this many, the newest.")] = _SHOWN,
     state: options.State = options.DEFAULT_STATE,
     kafka: options.Kafka = "",
     as_json: options.AsJson = False,
 ) -> None:
-    """List what was set aside: where the record lies, when it came, why, and whether it was replayed.
+    """List dead letters: the record's position, its time, the reason, and whether it was replayed.
 
     Example:  freshet dead-letters list --topic interactions
 
@@ -69,7 +67,7 @@ def show(
     kafka: options.Kafka = "",
     as_json: options.AsJson = False,
 ) -> None:
-    """Show one record whole: why it was set aside, its key, its headers, and its value, decoded if it can be.
+    """Show one dead letter: its reason, key, headers, and value, decoded if possible.
 
     Example:  freshet dead-letters show interactions:3:17
     """
@@ -104,20 +102,20 @@ def show(
 def replay(
     record: Annotated[list[str] | None, typer.Argument(help="topic:partition:offset, as `list` prints it.")] = None,
     *,
-    every: Annotated[bool, typer.Option("--all", help="All of them, or all that the filters leave.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="All dead letters, or all that match the filters.")] = False,
     topic: _Topic = "",
     reason: Annotated[str, typer.Option(help="With --all: only those whose reason contains this.")] = "",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be written.")] = False,
-    again: Annotated[bool, typer.Option("--again", help="Also what was replayed before.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be written.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Also records that were replayed before.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     state: options.State = options.DEFAULT_STATE,
     kafka: options.Kafka = "",
     as_json: options.AsJson = False,
 ) -> None:
-    """Write records onto their topic again, as they were: key, value and headers.
+    """Write records to their topic again, with the same key, value and headers.
 
-    An interaction counts once however often it is replayed: it keeps its event id, or gets one from its place. Left out
-    are records that were replayed before, whose user was forgotten since, or of whose key a newer one has come.
+    An interaction counts once however often it is replayed: it has its event id, or gets one from its position. Records
+    that were replayed before, whose user was forgotten, or whose key has a newer record are left out.
 
     Example:  freshet dead-letters replay interactions:3:17
 
@@ -165,7 +163,7 @@ def replay(
 def forget(
     *, state: options.State = options.DEFAULT_STATE, kafka: options.Kafka = "", as_json: options.AsJson = False
 ) -> None:
-    """Take the interactions of forgotten users out of the dead letters. Run it as often as promised to your users.
+    """Remove the interactions of forgotten users from the dead letters. Run it as often as you promise your users.
 
     Example:  freshet dead-letters forget
     """

@@ -24,18 +24,18 @@ def demo(
     seed: options.Seed = 0,
     state: options.State = options.DEFAULT_STATE,
     reuse: Annotated[
-        bool, typer.Option("--reuse", help="Take the bundle of an earlier demo on the same data instead of training.")
+        bool, typer.Option("--reuse", help="Use the bundle of an earlier demo on the same data instead of training.")
     ] = False,
     with_console: options.WithConsole = True,
     port_offset: options.PortOffset = 0,
-    keep: Annotated[bool, typer.Option("--keep", help="Leave the stack running at the end.")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Do not stop the stack at the end.")] = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Train on people's past, stream their future through Kafka, and watch recommendations follow.
+    """Train on past events, stream later ones through Kafka, and watch the recommendations follow.
 
-    Then an item arrives that nobody knew, is found and explained, and a user is forgotten. What an earlier demo left in
-    the state folder is replaced; a folder where a stack runs, or with a stream of no demo, is refused. The exit status
-    is 1 when the counts do not add up or something is left of the forgotten user.
+    Then a new item arrives, is found and explained, and a user is forgotten. The data of an earlier demo in the state
+    folder is replaced. A folder with a running stack, or with another stream's data, is refused. The exit status is 1
+    if the counts do not match or data of the forgotten user remains.
 
     Example:  freshet demo --keep
 

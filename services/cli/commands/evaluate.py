@@ -24,15 +24,15 @@ def evaluate(
     *,
     data: options.Data,
     table: "TableOptions",
-    out: Annotated[Path, typer.Option(help="Where the page goes.")] = options.DEFAULT_STATE / "evaluation.html",
+    out: Annotated[Path, typer.Option(help="The page's file.")] = options.DEFAULT_STATE / "evaluation.html",
     as_json: options.AsJson = False,
 ) -> None:
-    """How well a bundle, as served, predicts what it has not learnt, beside item-kNN, popularity and EASE.
+    """Measure how well a bundle, as served, predicts new events, compared with item-kNN, popularity and EASE.
 
-    Data that it was trained on is divided as training divided it; of other data it is judged by what came after its
-    newest event. Only what people took by the bundle's event schema is predicted. Metrics with 95 % intervals, by kind
-    of event, and coverage, novelty and popularity bias; as one HTML page, too. EASE is left out where it would take
-    more than 30 seconds.
+    Data that the bundle was trained on is split as in training; of other data, events after the bundle's newest event
+    are predicted. Only events that the bundle's event schema counts as positive are predicted. The report has metrics
+    with 95 % intervals by kind of event, coverage, novelty and popularity bias, and is also written as one HTML page.
+    EASE is left out if it would take more than 30 seconds.
 
     Example:  freshet evaluate .freshet/bundle --data ml-1m
     """
@@ -83,10 +83,11 @@ def compare(
     table: "TableOptions",
     as_json: options.AsJson = False,
 ) -> None:
-    """Which of two bundles of one catalogue is better on events that neither has learnt, by how much and where.
+    """Compare two bundles of one catalogue on events that neither was trained on: by how much they differ, and where.
 
-    Differences are paired by event, their 95 % intervals drawn by user; a kind of event is marked where the difference
-    is beyond doubt (Holm's correction, 5 %). Then twenty people side by side: what they had, took, and were told.
+    Differences are paired by event, with 95 % intervals over users. A kind of event is marked if its difference is
+    significant (5 %, Holm's correction). Twenty users follow side by side: their history, their next items, and both
+    lists.
 
     Example:  freshet compare .freshet/bundle .freshet/next --data ml-1m
     """
@@ -118,7 +119,7 @@ def compare(
 
 @reports_errors
 def inspect(bundle: Bundle, *, as_json: options.AsJson = False) -> None:
-    """What a bundle is, what it was trained on, its shapes, bytes and metrics, and the nearest items of a few.
+    """Show a bundle's content: training data, shapes, bytes, metrics, and the nearest items of a few items.
 
     Example:  freshet inspect .freshet/bundle
     """

@@ -58,7 +58,7 @@ def example() -> None:
 @app.command()
 @reports_errors
 def start(name: Name, *, state: options.State = options.DEFAULT_STATE, as_json: options.AsJson = False) -> None:
-    """Give its arms to users from now on.
+    """Give the arms to users from now on.
 
     Example:  freshet experiments start diversity
     """
@@ -70,7 +70,7 @@ def start(name: Name, *, state: options.State = options.DEFAULT_STATE, as_json: 
 @app.command()
 @reports_errors
 def stop(name: Name, *, state: options.State = options.DEFAULT_STATE, as_json: options.AsJson = False) -> None:
-    """End it for everybody; its results stay. It cannot start again.
+    """End the experiment; its results stay. It cannot start again.
 
     Example:  freshet experiments stop diversity
     """
@@ -82,7 +82,7 @@ def stop(name: Name, *, state: options.State = options.DEFAULT_STATE, as_json: o
 @app.command()
 @reports_errors
 def remove(name: Name, *, state: options.State = options.DEFAULT_STATE, as_json: options.AsJson = False) -> None:
-    """Take a stopped experiment, or one that was never started, off the list.
+    """Remove a stopped experiment, or one that never started, from the list.
 
     Example:  freshet experiments remove diversity
     """
@@ -97,7 +97,7 @@ def remove(name: Name, *, state: options.State = options.DEFAULT_STATE, as_json:
 @app.command("list")
 @reports_errors
 def list_experiments(*, state: options.State = options.DEFAULT_STATE, as_json: options.AsJson = False) -> None:
-    """All experiments, with their arms and shares.
+    """List all experiments with their arms and shares.
 
     Example:  freshet experiments list
     """

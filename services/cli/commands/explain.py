@@ -31,12 +31,12 @@ def explain(
     timeout_ms: options.TimeoutMs = 2000,
     as_json: options.AsJson = False,
 ) -> None:
-    """Say why an item has the score that it has for a user.
+    """Explain an item's score for a user.
 
-    [bold]model[/] is what training knew; [bold]refreshed[/] is what people's interactions with the item have added to
-    its state since; [bold]votes[/] come from remembered interactions of people in a similar state and from
-    neighbours of the user's last items. Rules that name the item are named with what they add. The exit status is 1
-    when nothing is known of the user: Recommend would answer popular items, and there is no score to explain.
+    [bold]model[/] is the trained score; [bold]refreshed[/] is what later interactions with the item have added to its
+    state; [bold]votes[/] come from remembered interactions of users in a similar state and from neighbours of the
+    user's last items. Rules that name the item are listed with what they add. The exit status is 1 if nothing is known
+    of the user: Recommend would answer popular items, which have no score to explain.
 
     Example:  freshet explain 42 1193
 

@@ -28,16 +28,16 @@ _PLACES = {
 def forget(
     user: options.UserId,
     *,
-    preview: Annotated[bool, typer.Option("--preview", help="Only say what would be removed.")] = False,
+    preview: Annotated[bool, typer.Option("--preview", help="Only print what would be removed.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     gateway: options.Gateway = options.DEFAULT_GATEWAY,
     timeout_ms: options.TimeoutMs = 15_000,
     as_json: options.AsJson = False,
 ) -> None:
-    """Forget a user: history, seen items, states, and what they contributed to item states and memory, exactly.
+    """Forget a user exactly: history, seen items, states, and contributions to item states and memory.
 
-    What comes after counts again. It is final, so it shows what is there and asks first. The exit status is 0 when
-    every process has applied it, 3 when the time was up before that (it will be applied), 1 when you said no.
+    Later events count again. The removal is final, so the command shows what it would remove and asks first. Exit
+    status 0: every process has applied it. 3: the time ran out before (it will still be applied). 1: you answered no.
 
     Example:  freshet forget 42 --preview
 

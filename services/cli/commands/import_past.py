@@ -25,14 +25,18 @@ def import_past(
         float, typer.Option(min=0.0, max=1.0, help="Only the first share of the events by time; 1: all of them.")
     ] = 1.0,
     attributes: Annotated[
-        bool, typer.Option(help="Let the past teach items (PEFA); not where the model was trained on all of it.")
+        bool,
+        typer.Option(
+            help="Also update item states (PEFA) from these events; not if the model was trained on all of them."
+        ),
     ] = True,
     state: options.State = options.DEFAULT_STATE,
     as_json: options.AsJson = False,
 ) -> None:
-    """Write past interactions onto the stream and compute everybody's history and state, before going live.
+    """Write past interactions to the stream and compute all users' histories and states, before going live.
 
-    The stack has to run and its stream has to be empty (or hold the beginning of the same import, which is continued).
+    The stack has to run, and its stream has to be empty or contain the beginning of the same import, which then
+    continues.
 
     Example:  freshet import ratings.csv
 

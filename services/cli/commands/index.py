@@ -16,20 +16,20 @@ if TYPE_CHECKING:
 @reports_errors
 def index(
     vectors: Annotated[
-        Path, typer.Argument(help="A Parquet table: item_id, vector; if you like title, categories, and attributes.")
+        Path, typer.Argument(help="A Parquet table: item_id, vector; optionally title, categories, and attributes.")
     ],
     *,
-    out: Annotated[Path, typer.Option(help="Where the bundle goes.")] = options.DEFAULT_BUNDLE,
+    out: Annotated[Path, typer.Option(help="The bundle's folder.")] = options.DEFAULT_BUNDLE,
     normalize: Annotated[bool, typer.Option("--normalize", help="Scale every vector to length 1: cosines.")] = False,
     as_json: options.AsJson = False,
 ) -> None:
     """Serve your own item vectors by dot product: exact or with a certificate, filtered, audited.
 
-    Columns of other names are typed attributes for filters: numbers, dates or timestamps, strings.
+    Other columns become typed attributes for filters: numbers, dates or timestamps, strings.
 
-    Then `FRESHET_BUNDLE=... freshet serve candidates` (without Kafka: FRESHET_CANDIDATES_FOLLOWS_TOPICS=false), and
-    `freshet search-vectors` with yours. Where PyTorch is installed, codebooks for the algorithm `anisotropic` are
-    learned.
+    Then run `FRESHET_BUNDLE=... freshet serve candidates` (without Kafka: FRESHET_CANDIDATES_FOLLOWS_TOPICS=false) and
+    search with `freshet search-vectors`. If PyTorch is installed, codebooks for the algorithm `anisotropic` are
+    trained.
 
     Example:  freshet index items.parquet --out .freshet/mine
     """

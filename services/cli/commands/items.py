@@ -37,19 +37,21 @@ def put(
     attribute: Annotated[
         list[str] | None, typer.Option(help="name=value, e.g. price=9.5 or released=2026-01-01; may be repeated.")
     ] = None,
-    unavailable: Annotated[bool, typer.Option("--unavailable", help="Keep it, but do not answer it now.")] = False,
+    unavailable: Annotated[
+        bool, typer.Option("--unavailable", help="Add it as unavailable: it is not answered for now.")
+    ] = False,
     file: Annotated[
         Path | None,
-        typer.Option(help="JSON lines: item_id, and where wanted title, categories, attributes, available, withdrawn."),
+        typer.Option(help="JSON lines: item_id, optionally title, categories, attributes, available, withdrawn."),
     ] = None,
     gateway: options.Gateway = options.DEFAULT_GATEWAY,
     timeout_ms: options.TimeoutMs = 5000,
     as_json: options.AsJson = False,
 ) -> None:
-    """Add an item, or write its title, categories, attributes and availability anew; a withdrawn one comes back.
+    """Add an item, or replace its title, categories, attributes and availability; this also restores a withdrawn item.
 
-    The item is written whole: what is not given is empty. It can be recommended once a few different people have
-    interacted with it (the operator's m), or at once where the catalogue's texts are encoded.
+    The item is written whole: omitted fields become empty. A new item can be recommended once a few users have
+    interacted with it (the operator's m), or at once if the refresher encodes texts.
 
     Example:  freshet items put new-1 --title "A Trip to the Moon" --category Sci-Fi
 
@@ -81,7 +83,7 @@ def withdraw(
     timeout_ms: options.TimeoutMs = 5000,
     as_json: options.AsJson = False,
 ) -> None:
-    """Take items out of every answer. What people taught them stays: putting one again brings it back.
+    """Remove items from all answers. Their feedback stays: `put` restores them.
 
     Example:  freshet items withdraw new-1 new-2
     """

@@ -25,13 +25,13 @@ def create(
     key_id: _Id,
     *,
     role: Annotated[list[Role], typer.Option(help="May be repeated.")],
-    days: Annotated[float | None, typer.Option(min=0, max=36500, help="Valid for so long [for good].")] = None,
-    rate: Annotated[float | None, typer.Option(help="Calls per second [any number].")] = None,
-    burst: Annotated[int | None, typer.Option(help="Calls at once [a second's].")] = None,
+    days: Annotated[float | None, typer.Option(min=0, max=36500, help="Valid for this many days [no expiry].")] = None,
+    rate: Annotated[float | None, typer.Option(help="Calls per second [unlimited].")] = None,
+    burst: Annotated[int | None, typer.Option(help="Burst of calls [one second's].")] = None,
     file: _File = _DEFAULT_FILE,
     as_json: options.AsJson = False,
 ) -> None:
-    """Make a key and print its secret, which is kept nowhere. A running gateway knows it within two seconds.
+    """Make a key and print its secret, which is not stored. A running gateway accepts it within two seconds.
 
     Example:  freshet keys create shop --role recommend --role ingest --days 90 --rate 200
     """
@@ -53,7 +53,7 @@ def create(
 @app.command("list")
 @reports_errors
 def list_keys(*, file: _File = _DEFAULT_FILE, as_json: options.AsJson = False) -> None:
-    """List the keys: what each may do, until when, and how often.
+    """List the keys with their roles, expiry and rates.
 
     Example:  freshet keys list
     """
@@ -76,7 +76,7 @@ def list_keys(*, file: _File = _DEFAULT_FILE, as_json: options.AsJson = False) -
 @app.command()
 @reports_errors
 def revoke(key_id: _Id, *, file: _File = _DEFAULT_FILE, as_json: options.AsJson = False) -> None:
-    """Take a key back. A running gateway refuses it within two seconds; calls that have begun end by themselves.
+    """Revoke a key. A running gateway refuses it within two seconds; running calls end normally.
 
     Example:  freshet keys revoke shop
     """

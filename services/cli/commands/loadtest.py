@@ -19,7 +19,7 @@ def loadtest(
     context: typer.Context,
     scenario: Annotated[str, typer.Argument(help="Which scenario, for example: steady.")] = "",
 ) -> None:
-    """Put load on a running stack, arrivals on a clock; options after the scenario go to it.
+    """Put load on a running stack; requests arrive on a clock. Options after the scenario belong to it.
 
     Example:  freshet loadtest steady
 

@@ -18,11 +18,11 @@ _TAIL_BYTES = 1 << 20
 def logs(
     process: Annotated[str, typer.Argument(help="One part, such as gateway; default: all.")] = "",
     *,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is written from now on.")] = False,
-    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Newest lines of each.")] = 20,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow new lines.")] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Number of newest lines of each part.")] = 20,
     state: options.State = options.DEFAULT_STATE,
 ) -> None:
-    """Show the newest lines of a part's log, those of its shards and version sets included.
+    """Show the newest lines of a part's log, including those of its shards and version sets.
 
     Example:  freshet logs gateway --follow
     """

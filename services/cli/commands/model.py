@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="model",
-    help="Put a new model beside the serving one, try it, promote it, go back.",
+    help="Stage a new model next to the serving one, try it, promote it, roll back.",
     no_args_is_help=True,
 )
 
@@ -47,7 +47,7 @@ ShareArgument = Annotated[str, typer.Argument(help="5% or 0.05; 0 ends it.")]
 Gateways = Annotated[
     str, typer.Option("--gateways", envvar="FRESHET_GATEWAYS", help="host:port of every gateway, comma-separated.")
 ]
-WaitS = Annotated[float, typer.Option(min=0, help="Give up after so long.")]
+WaitS = Annotated[float, typer.Option(min=0, help="Timeout in seconds.")]
 
 
 @app.command()
@@ -56,23 +56,23 @@ def stage(
     name: Name,
     bundle: Annotated[Path, typer.Option("--bundle", help="The new model's bundle.")],
     *,
-    text: Annotated[Path | None, typer.Option(help="A text bundle of its own, if any.")] = None,
-    candidates: Annotated[str, typer.Option(help="host:port, where you started the set's processes yourself.")] = "",
+    text: Annotated[Path | None, typer.Option(help="Its own text bundle, if any.")] = None,
+    candidates: Annotated[str, typer.Option(help="host:port, if you started the set's processes yourself.")] = "",
     reranker: Annotated[str, typer.Option(help="host:port, likewise.")] = "",
     refreshers: Annotated[str, typer.Option(help="host:port, comma-separated, likewise.")] = "",
-    generator: Annotated[str, typer.Option(help="host:port; default: the one that there is.")] = "",
+    generator: Annotated[str, typer.Option(help="host:port; default: the existing one.")] = "",
     serving: Annotated[
-        Path | None, typer.Option(help="The serving model's bundle, for the first set ever staged [the stack's].")
+        Path | None, typer.Option(help="The serving model's bundle, needed to stage the first set [the stack's].")
     ] = None,
     state: options.State = options.DEFAULT_STATE,
     gateways: Gateways = "",
     wait_s: WaitS = 120,
     as_json: options.AsJson = False,
 ) -> None:
-    """Load a set beside the serving one, in every process; it answers nobody yet.
+    """Load a set next to the serving one, in every process; it answers no user yet.
 
-    On a local stack its candidates, reranker and refresher are started, if there is memory for them. Elsewhere start
-    them yourself and say where they are. The encoder makes states and attributions for both sets from then on.
+    On a local stack its candidates, reranker and refresher are started, if there is enough memory. Elsewhere start them
+    yourself and give their addresses. From then on the encoder makes states and attributions for both sets.
 
     Example:  freshet model stage next --bundle .freshet/next
     """
@@ -101,15 +101,15 @@ def stage(
 def warm(
     name: Name,
     *,
-    share: Annotated[float, typer.Option(min=0.01, max=1, help="Of one core, at most.")] = 0.1,
-    attributions: Annotated[bool, typer.Option(help="Encode past interactions for its item states, too.")] = True,
+    share: Annotated[float, typer.Option(min=0.01, max=1, help="Largest share of one core.")] = 0.1,
+    attributions: Annotated[bool, typer.Option(help="Also encode past interactions for its item states.")] = True,
     state: options.State = options.DEFAULT_STATE,
     as_json: options.AsJson = False,
 ) -> None:
-    """Make the set's states of everybody with a history, and its attributions of what was done before it was staged.
+    """Compute the set's states of all users with a history, and its attributions of interactions before its staging.
 
-    Meanwhile the encoder makes those of new events, so it is done once. Interrupt it at any time: the next call goes
-    on. It takes what others leave of the processor, and of one core no more than its share.
+    Meanwhile the encoder handles new events, so one run is enough. You may interrupt it: the next call continues. It
+    uses idle processor time only, at most the given share of one core.
 
     Example:  freshet model warm next --share 0.5
     """
@@ -159,7 +159,7 @@ def shadow(
     gateways: Gateways = "",
     as_json: options.AsJson = False,
 ) -> None:
-    """Ask the set beside this share of requests, after the answer went out; `freshet model list` shows how it compares.
+    """Send this share of requests to the set, too, after their answers; `freshet model list` compares the two.
 
     Example:  freshet model shadow next 20%
     """
@@ -194,7 +194,7 @@ def promote(
     gateways: Gateways = "",
     as_json: options.AsJson = False,
 ) -> None:
-    """Let the set answer everybody, once 99 % of the people with a history are warm; the one before stays warm beside.
+    """Let the set answer all users, once 99 % of those with a history are warm; the previous set stays warm.
 
     Example:  freshet model promote next
     """
@@ -229,7 +229,7 @@ def rollback(
     gateways: Gateways = "",
     as_json: options.AsJson = False,
 ) -> None:
-    """End the canary, or let the set before the last promotion answer again: it is still warm, so this is at once.
+    """End the canary, or let the set before the last promotion answer again. It is still warm, so this is immediate.
 
     Example:  freshet model rollback
     """
@@ -245,10 +245,10 @@ def retire(
     gateways: Gateways = "",
     as_json: options.AsJson = False,
 ) -> None:
-    """Let go of a set that answers nobody; on a local stack its processes end.
+    """Remove a set that answers no user; on a local stack its processes end.
 
-    Where it was the set that the stack was started with, the stack's own processes take the remaining set over, one
-    after the other, and are what answers from then on; a compact stack does so when it is next started.
+    If the stack was started with this set, the stack's own processes load the remaining set, one after the other; a
+    compact stack does so at its next start.
 
     Example:  freshet model retire next
     """
@@ -291,10 +291,10 @@ def list_(
     *,
     state: options.State = options.DEFAULT_STATE,
     gateways: Gateways = "",
-    history: Annotated[bool, typer.Option("--history", help="Every operation so far.")] = False,
+    history: Annotated[bool, typer.Option("--history", help="All operations so far.")] = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Show the sets, what each answers, and what each gateway says of them.
+    """Show the sets, their shares, and each gateway's view of them.
 
     Example:  freshet model list
     """

@@ -11,7 +11,7 @@ from services.cli.output import console, emit_json, reports_errors, table, usage
 @reports_errors
 def plan(
     *,
-    users: Annotated[int, typer.Option(help="Users whose states are kept.")],
+    users: Annotated[int, typer.Option(help="Users with a stored state.")],
     items: Annotated[int, typer.Option(help="Items of the catalogue.")],
     events_per_s: Annotated[float, typer.Option(help="Interactions a second.")],
     recommend_per_s: Annotated[float, typer.Option(help="Recommendations a second.")],

@@ -38,14 +38,16 @@ _K = 5
 @reports_errors
 def quickstart(
     *,
-    state: Annotated[Path, typer.Option("--state", help="Its state folder, of no other stack.")] = DEFAULT_STATE,
+    state: Annotated[
+        Path, typer.Option("--state", help="Its state folder; no other stack may use it.")
+    ] = DEFAULT_STATE,
     port_offset: options.PortOffset = 0,
     as_json: options.AsJson = False,
 ) -> None:
-    """Start the smallest system that answers, ask it, record one event, and ask again.
+    """Start the smallest system that answers, request recommendations, record one event, and request them again.
 
-    The first time it trains a small model: on MovieLens latest-small where that is on this machine, else on simulated
-    people. The system keeps running; the last line says how to stop it.
+    The first run trains a small model: on MovieLens latest-small if this machine has it, otherwise on simulated users.
+    The system continues to run; the last line says how to stop it.
 
     Example:  freshet quickstart
     """

@@ -23,15 +23,16 @@ def rebuild(
     *,
     state: options.State = options.DEFAULT_STATE,
     bundle: Annotated[
-        Path | None, typer.Option(help="Another model's bundle: its sums are kept as checkpoints [the stack's bundle].")
+        Path | None,
+        typer.Option(help="Another model's bundle: its sums are written as checkpoints [the stack's bundle]."),
     ] = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Fold the whole stream of attributions from zero, beside whatever runs, and print the digests.
+    """Compute the refresher's sums from the whole stream of attributions and print their digests. Processes may run.
 
-    With the running refresher's own bundle they are compared with its digests: the exit status is 1 where one differs
-    at the same position. For any other bundle, or while no refresher runs, the result is kept as checkpoints, from
-    which a refresher of that bundle goes on (`freshet backfill-attributions` writes its attributions first).
+    For the running refresher's own bundle the digests are compared: the exit status is 1 if one differs at the same
+    position. For another bundle, or if no refresher runs, the result is written as checkpoints, from which a refresher
+    of that bundle continues (`freshet backfill-attributions` writes its attributions first).
 
     Example:  freshet rebuild
 

@@ -74,7 +74,7 @@ def undo(
     timeout_ms: options.TimeoutMs = 5000,
     as_json: options.AsJson = False,
 ) -> None:
-    """Take one earlier interaction of a user back; an id that the user has no event of changes nothing.
+    """Remove one earlier interaction of a user. An unknown event id changes nothing.
 
     Example:  freshet undo --user 42 --event-id 5f0c3c1e
     """

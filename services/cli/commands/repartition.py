@@ -12,15 +12,15 @@ from services.cli.output import CommandError, console, emit_json, progress_bar, 
 @reports_errors
 def repartition(
     *,
-    partitions: Annotated[int, typer.Option(help="How many partitions `interactions` is to have.")],
+    partitions: Annotated[int, typer.Option(help="The new number of partitions of `interactions`.")],
     state: options.State = options.DEFAULT_STATE,
     as_json: options.AsJson = False,
 ) -> None:
-    """Change the number of partitions of `interactions`, with every process but Kafka and Redis stopped.
+    """Change the number of partitions of `interactions`, while every process but Kafka and Redis is stopped.
 
-    The log is copied, compared, and put in the old one's place; forgotten users' records are left out. Histories,
-    states and what items learnt are made again from it by the processes at their next start, which takes as long as
-    reading the log. Freshness tokens from before are not honoured. If it breaks off, run it again.
+    The command copies the log, compares the copy, and replaces the old log with it; records of forgotten users are left
+    out. At their next start the processes compute histories, states and item sums again, which takes as long as reading
+    the log. Earlier freshness tokens are not honoured. After an interruption run it again.
 
     Example:  freshet down && freshet up --only kafka,redis && freshet repartition --partitions 16
     """

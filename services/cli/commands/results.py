@@ -26,27 +26,31 @@ def results(
         typer.Option(help="TYPE counts interactions, TYPE:value sums their values; the first judges interleaving."),
     ],
     guardrail: Annotated[
-        list[str] | None, typer.Option(help="TYPE>=-2% or TYPE<=+5%: how far an arm may be off.")
+        list[str] | None, typer.Option(help="TYPE>=-2% or TYPE<=+5%: the largest allowed change of an arm.")
     ] = None,
     by: Annotated[str, typer.Option(help="Attributed counts by day, surface, model or position instead.")] = "",
-    archive: Annotated[Path | None, typer.Option(help="What `freshet archive` made; the topics' rest is read.")] = None,
+    archive: Annotated[
+        Path | None, typer.Option(help="The archive of `freshet archive`; newer records come from the topics.")
+    ] = None,
     horizon_hours: Annotated[
-        float, typer.Option(min=0, help="What a user does so long after the first exposure.")
+        float, typer.Option(min=0, help="Count a user's actions for this long after the first exposure.")
     ] = 24,
-    past_days: Annotated[float, typer.Option(min=0, help="How far back CUPED looks; 0: not at all.")] = 14,
-    users: Annotated[
-        int, typer.Option(min=100, help="About how many users you expect: intervals are narrowest then.")
-    ] = (10_000),
-    stop_broken: Annotated[bool, typer.Option("--stop-broken", help="Stop it where a guardrail is broken.")] = False,
+    past_days: Annotated[float, typer.Option(min=0, help="Length of the past that CUPED uses; 0: no CUPED.")] = 14,
+    users: Annotated[int, typer.Option(min=100, help="Expected number of users: intervals are narrowest at it.")] = (
+        10_000
+    ),
+    stop_broken: Annotated[
+        bool, typer.Option("--stop-broken", help="Stop the experiment if a guardrail is broken.")
+    ] = False,
     publish: Annotated[bool, typer.Option("--publish", help="Also write them for the console's page.")] = False,
     export: Annotated[Path | None, typer.Option(help="Write the table to this CSV or Parquet file.")] = None,
     state: options.State = options.DEFAULT_STATE,
     as_json: options.AsJson = False,
 ) -> None:
-    """Which arm is better, with intervals that stay valid however often you look.
+    """Show which arm is better, with intervals that stay valid however often you look.
 
-    A user counts once the horizon after the first exposure is over. Several metrics and arms are corrected together.
-    Where the arms' users do not fit their shares, no difference is said: something loses users of one arm.
+    A user counts once, when the horizon after the first exposure is over. Metrics and arms are corrected together. If
+    the numbers of users do not match the arms' shares, no difference is shown, because users of one arm are lost.
 
     Example:  freshet results diversity --metric click --metric purchase:value
 

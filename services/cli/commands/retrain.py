@@ -21,12 +21,14 @@ from services.offline.openmp import wait_without_spinning
 @reports_errors
 def retrain(
     *,
-    serving: Annotated[Path, typer.Option(envvar="FRESHET_BUNDLE", help="The bundle that serves now.")] = (
+    serving: Annotated[Path, typer.Option(envvar="FRESHET_BUNDLE", help="The serving bundle.")] = (
         options.DEFAULT_BUNDLE
     ),
     data: options.Data = "auto",
-    out: Annotated[Path, typer.Option(help="Where the new bundle goes if it passes.")] = options.DEFAULT_STATE / "next",
-    hours: Annotated[float, typer.Option(min=0.1, help="Judge by the newest so many; learn what was before.")] = 24,
+    out: Annotated[Path, typer.Option(help="The new bundle's folder if it passes.")] = options.DEFAULT_STATE / "next",
+    hours: Annotated[
+        float, typer.Option(min=0.1, help="Judge by this newest part of the data; train on the rest.")
+    ] = 24,
     preset: Annotated[str, typer.Option(help="quick, ml-1m, ml-20m or books.")] = "quick",
     head: Annotated[str, typer.Option(help="mol, dot, wide-dot, or auto: what validates best.")] = "auto",
     epochs: Annotated[int | None, typer.Option(min=1, help="Default: the preset's.")] = None,
@@ -38,12 +40,13 @@ def retrain(
     state: options.State = options.DEFAULT_STATE,
     as_json: options.AsJson = False,
 ) -> None:
-    """Train on what happened until a day ago, judge both models by the day since, keep the new one if it passes.
+    """Train on events until a day ago, judge the old and the new model on the last day, and write the new one if it
+    passes.
 
-    It is held back (exit status 1) where it may lose more than 5 % of the hits, is worse beyond doubt in a stratum
-    (new people, new items, short histories, ...), or costs half as much again; then it lies beside, as OUT.held-back.
-    Data is what `freshet archive` made, or any other. A run that was cut off goes on where it was; the same run again
-    does nothing. The manifest says what it was made of.
+    The new model is rejected (exit status 1) if it may lose more than 5 % of the hits, is significantly worse in a
+    stratum (new users, new items, short histories, ...), or costs half as much again; it is then written to
+    OUT.held-back. The data may be an archive of `freshet archive` or any other table. An interrupted run continues; a
+    finished run does nothing when repeated. The manifest names its data.
 
     Example:  freshet archive .freshet/archive && freshet retrain --data .freshet/archive --stage
     """

@@ -33,19 +33,19 @@ def score(
     state: options.State = options.DEFAULT_STATE,
     as_json: options.AsJson = False,
 ) -> None:
-    """Score everybody from the log of interactions: the items that the gateway would answer, without asking it.
+    """Score all users from the log of interactions: the items that the gateway would answer, without calling it.
 
-    Only Kafka has to run. Each partition's histories are made by the live consumer's code, encoded here, and searched
-    exactly over the catalogue as it is served now (refreshed, new and withdrawn items; item neighbours and remembered
-    interactions vote as FRESHET_CANDIDATES_VOTE_ says); items that users had are left out. Rows are those of `freshet
-    recommend --batch`, by partition and id; index_version says of which catalogue.
+    Only Kafka has to run. Histories are made by the live consumer's code, encoded here, and searched exactly over the
+    catalogue as it is served now: refreshed, new and withdrawn items included; item neighbours and remembered
+    interactions vote according to FRESHET_CANDIDATES_VOTE_. Items that users have seen are left out. Rows are those of
+    `freshet recommend --batch`, by partition and id; index_version names the catalogue.
 
-    What the gateway adds is not in it: popular items for who has no state (no items here, `no_state`) and in front for
-    who has had fewer items than FRESHET_GATEWAY_COLD_ITEMS (`popular_not_boosted`); standing rules, new items'
-    positions, impressions. States differ from stored ones by a rounding of half precision at most.
+    Rows lack what the gateway adds: popular items for users without a state (no items here, `no_state`), the boost of
+    popular items for users with fewer items than FRESHET_GATEWAY_COLD_ITEMS (`popular_not_boosted`), standing rules,
+    positions for new items, impressions. States differ from stored ones by a rounding of half precision at most.
 
-    A run that breaks off is continued by the same command; finished partitions stay, as of the moment when they were
-    made unless --as-of names one.
+    After an interruption run the same command again: finished partitions stay as they were computed, unless --as-of
+    names a moment.
 
     Example:  freshet score --out scores.parquet --k 50
 

@@ -23,7 +23,7 @@ def search(
     user: Annotated[str, typer.Option(help="Order the answer for this user, too.")] = "",
     k: Annotated[int, typer.Option(help="How many items, 1-1000.")] = 10,
     exclude_seen: Annotated[
-        bool, typer.Option("--exclude-seen", help="Leave out what the user has had; needs --user.")
+        bool, typer.Option("--exclude-seen", help="Leave out items that the user has seen; needs --user.")
     ] = False,
     allow_items: options.AllowItems = "",
     deny_items: options.DenyItems = "",

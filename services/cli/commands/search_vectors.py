@@ -23,7 +23,7 @@ def search_vectors(
     *,
     row: Annotated[int, typer.Option(min=0, help="Which of the query vectors.")] = 0,
     k: Annotated[int, typer.Option(help="How many items, 1-10,000.")] = 10,
-    algorithm: Annotated[str, typer.Option(help="One that is loaded; default: the first that is done in time.")] = "",
+    algorithm: Annotated[str, typer.Option(help="A loaded algorithm; default: the first that finishes in time.")] = "",
     allow_items: options.AllowItems = "",
     deny_items: options.DenyItems = "",
     allow_categories: options.AllowCategories = "",

@@ -17,21 +17,21 @@ if TYPE_CHECKING:
 @reports_errors
 def shard_snapshots(
     folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="FRESHET_CANDIDATES_SNAPSHOTS of the processes to come.")
+        Path, typer.Argument(metavar="DIR", help="FRESHET_CANDIDATES_SNAPSHOTS of the future processes.")
     ],
     *,
-    shards: Annotated[int, typer.Option(min=1, max=256, help="How many shards there will be.")],
+    shards: Annotated[int, typer.Option(min=1, max=256, help="The number of shards.")],
     bundle: options.BundlePath = options.DEFAULT_BUNDLE,
     on: options.On = None,
     kafka: options.Kafka = "",
     state: options.State = options.DEFAULT_STATE,
     as_json: options.AsJson = False,
 ) -> None:
-    """Make the snapshot that each shard's process would make, so that its first start does not read all of the topics.
+    """Make the snapshots that the shards' processes would make, so that their first start does not read whole topics.
 
-    For another number of shards, which is another set of processes, or for machines that are new. A process takes its
-    snapshot within 12 hours. With --on each shard is a task of a core and of its shard's memory, and DIR a folder that
-    all nodes and those processes share. None of these shards' processes may be writing there.
+    Use it for another number of shards, or for new machines. A process uses its snapshot within 12 hours. With --on
+    each shard is a task with one core and the shard's memory, and DIR is a folder that all nodes and those processes
+    share. The processes must not write there meanwhile.
 
     Example:  freshet shard-snapshots /shared/snapshots --shards 4
 

@@ -105,7 +105,7 @@ def down(
     state: options.State = options.DEFAULT_STATE,
     as_json: options.AsJson = False,
 ) -> None:
-    """Stop what `freshet up` started; what Kafka and Redis hold stays in the state folder.
+    """Stop what `freshet up` started; the data of Kafka and Redis stays in the state folder.
 
     Example:  freshet down
     """
@@ -130,9 +130,9 @@ def status(
     state: options.State = options.DEFAULT_STATE,
     as_json: options.AsJson = False,
 ) -> None:
-    """Show every part: ready or not, where it listens, memory, since when.
+    """Show every part: readiness, address, memory, start time.
 
-    The exit status is 0 when all parts are ready, 3 when not.
+    The exit status is 0 if all parts are ready, else 3.
 
     Example:  freshet status --json
     """
@@ -157,10 +157,10 @@ def doctor(
     bundle: options.StackBundle = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Explain what keeps the stack from running, or from running well: what, why it matters, the next command.
+    """Explain what keeps the stack from running, or from running well: the problem, its effect, the next command.
 
-    In the order in which a person would look: settings, parts, ports, machine, bundle; of what runs then the model's
-    version, topics, Redis, lag; what expires. It changes nothing. The exit status is 1 when something is to be mended.
+    It checks settings, parts, ports, machine and bundle; of running parts the model's version, topics, Redis and lag;
+    then expiry dates. It changes nothing. The exit status is 1 if something needs attention.
 
     Example:  freshet doctor
     """

@@ -63,11 +63,11 @@ def train(
     no_export: Annotated[bool, typer.Option("--no-export", help="Leave out ONNX; `freshet export` makes it.")] = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Train a model and write its bundle; says positions/s, where the time went, memory, and hit rates.
+    """Train a model and write its bundle; print positions/s, time by part, memory, and hit rates.
 
-    The head `auto` first trains the mixture for a third of the epochs and every other candidate for as much processor
-    time. It keeps the one that validates best as served, with item neighbours, or what is cheaper to serve where no
-    difference is beyond doubt; trains that for as long as the mixture would take; and says why.
+    With head `auto` it first trains the mixture for a third of the epochs and every other candidate for the same
+    processor time. It chooses the one that validates best as served, with item neighbours, or the cheapest to serve if
+    no difference is significant; then it trains that one for as long as the mixture would take, and prints the reason.
 
     Example:  freshet train --preset quick
 

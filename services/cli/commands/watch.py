@@ -29,10 +29,10 @@ def watch(
     timeout_ms: options.TimeoutMs = 2000,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per look on stdout.")] = False,
 ) -> None:
-    """Show live how far every part is, and how long events take to reach user states and the index.
+    """Show live how far every part has read, and how long events take to reach user states and the index.
 
-    [bold]behind[/] is how many records wait: interactions to reach user states, attributions to reach item states.
-    With --once the exit status is 0 when every part answered, 3 when some part is away. Ctrl-C ends it.
+    [bold]behind[/] is the number of waiting records: interactions for user states, attributions for item states. With
+    --once the exit status is 0 if every part answered, 3 if a part is unavailable. Ctrl-C ends it.
 
     Example:  freshet watch
 

@@ -71,7 +71,9 @@ def stream(
         list[str] | None,
         typer.Option(help="A MovieLens name or a table's path; may be repeated. Default: ml-1m and ml-latest-small."),
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="How many: each trains and walks anew, other items withheld.")] = 3,
+    seeds: Annotated[
+        int, typer.Option(min=1, help="Number of runs, each with its own training and other withheld items.")
+    ] = 3,
     retrainings: Annotated[int, typer.Option(min=0, help="How often the retrained model is trained again.")] = 2,
     predict_every: Annotated[
         int, typer.Option(min=1, help="Predict every n-th event, learn from all. With --quick at least 8.")
