@@ -8,6 +8,7 @@ import dataclasses
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from freshet_client import (
@@ -215,6 +216,16 @@ def test_a_token_of_another_stack_is_not_honoured_and_the_answer_says_so(scene: 
     assert not answer.token_honoured
     assert "token_not_honoured" in answer.degradations
     assert len(answer.items) == 5
+
+
+def test_a_clock_that_is_an_hour_off_is_accepted_and_one_two_days_ahead_is_refused(scene: Scene) -> None:
+    session, now = scene.client.session(scene.new_user()), datetime.now(UTC)
+    for item_id, hours in zip(scene.items, (-1, 1), strict=False):
+        session.record(item_id, "like", event_time=now + timedelta(hours=hours))
+    assert session.recommend(k=5).token_honoured
+    assert history_of(scene, session.user_id) == [scene.items[1], scene.items[0]]
+    with pytest.raises(InvalidArgument, match=r"^interactions\[0\]\.event_time='\d+ ms' allowed: 0 to \d+ ms"):
+        session.record(scene.items[2], "like", event_time=now + timedelta(days=2))
 
 
 def test_a_filter_holds_for_every_item(scene: Scene) -> None:

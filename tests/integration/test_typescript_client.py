@@ -44,7 +44,7 @@ def test_the_package_holds_code_and_types_alone(installed: Path) -> None:
     package = installed / "node_modules" / "freshet-client"
     found = {path.relative_to(package).as_posix() for path in package.rglob("*") if path.is_file()}
     generated = {f"dist/gen/freshet/v1/{name}_pb" for name in ("candidates", "common", "events", "gateway", "reranker")}
-    modules = {"dist/index", "dist/session", *generated}
+    modules = {"dist/index", "dist/retrying", "dist/session", *generated}
     assert found == {"README.md", "package.json"} | {f"{one}{end}" for one in modules for end in (".js", ".d.ts")}
 
 

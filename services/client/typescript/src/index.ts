@@ -6,6 +6,7 @@ import { type Client as ConnectClient, type Interceptor, createClient } from "@c
 import { createConnectTransport } from "@connectrpc/connect-web";
 
 import { GatewayService } from "./gen/freshet/v1/gateway_pb.js";
+import { retrying } from "./retrying.js";
 import { Session, type SessionOptions } from "./session.js";
 
 export { Code, ConnectError } from "@connectrpc/connect";
@@ -37,10 +38,10 @@ export function connect(baseUrl: string, options: ClientOptions = {}): Client {
   };
   const transport = createConnectTransport({
     baseUrl,
-    interceptors: [headers],
+    interceptors: [headers, retrying(baseUrl)],
     defaultTimeoutMs: options.timeoutMs ?? 5_000,
-    // Fields of a newer gateway are left out.
-    jsonOptions: { ignoreUnknownFields: true },
+    // JSON would leave out the values of enums that a newer gateway has, degradations among them.
+    useBinaryFormat: true,
   });
   const client = createClient(GatewayService, transport);
   return { ...client, session: (userId = "", given = {}) => new Session(client, userId, given) };

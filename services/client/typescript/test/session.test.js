@@ -2,7 +2,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { Code, ConnectError, connect } from "freshet-client";
+import { Code, ConnectError, Degradation, connect } from "freshet-client";
 
 const client = connect(process.env.FRESHET_URL);
 const items = process.env.FRESHET_ITEMS.split(",");
@@ -95,6 +95,28 @@ test("impressions name the answer that showed the items", async () => {
   assert.equal(receipts.length, 2);
   const message = 'itemIds: "no-item" was not shown in this session; allowed: what it answered';
   await assert.rejects(session.seen("no-item"), fails(Code.FailedPrecondition, message));
+});
+
+test("a token of another stack is not honoured, and the answer says so", async () => {
+  const freshnessToken = { epoch: "another", partition: 3, offset: 7n };
+  const answer = await client.recommend({ userId: await knownUser(), k: 5, freshnessToken });
+  assert.equal(answer.tokenHonoured, false);
+  assert.ok(answer.degradations.includes(Degradation.TOKEN_NOT_HONOURED));
+  assert.equal(answer.items.length, 5);
+});
+
+test("a clock that is an hour off is accepted, one that is two days ahead refused", async () => {
+  const session = client.session(newUser());
+  const at = (hours) => ({ eventTime: new Date(Date.now() + hours * 3_600_000) });
+  await session.record(items[0], "like", at(-1));
+  await session.record(items[1], "like", at(1));
+  assert.ok((await session.recommend(3)).tokenHonoured);
+  assert.equal((await session.explain(items[6])).history.length, 2);
+  await assert.rejects(session.record(items[2], "like", at(48)), (error) => {
+    assert.equal(error.code, Code.InvalidArgument);
+    assert.match(error.rawMessage, /^interactions\[0\]\.event_time='\d+ ms' allowed: /);
+    return true;
+  });
 });
 
 test("errors have the gateway's words, and a session goes on after one", async () => {
