@@ -18,7 +18,7 @@ import grpc
 from campaign import SLOWEST_S, Target, Violation, random_of
 from encoder.streams import VOCABULARY
 from fakes.encoder import HashEncoder
-from fakes.gateway import letter_at
+from fakes.gateway import MemoryExposureLog, letter_at
 from freshet.v1 import (
     candidates_pb2,
     candidates_pb2_grpc,
@@ -117,6 +117,11 @@ _BOUNDED: Hints = {"k": [1, 2, 10], "diversity": [0.0, 0.5, 1.0], "event_time": 
 # Whose list is always kept, and a place in it; a day ahead, for campaigns of hours.
 _READER = "reader"
 _PLACE = PageTokens(b"key", lambda: now_ms() + 24 * 3600 * 1000).begin(2)
+# An answer to "ann", which the log has.
+_SHOWN = MemoryExposureLog()
+_EXPOSURE_ID = Exposures(b"key", _SHOWN).shown(
+    "recommend", "ann", item_ids=["a"], scores=[0.5], sources=["mol"], model_version="m1"
+)
 _TOKEN = common_pb2.FreshnessToken(epoch="epoch-1", partition=3, offset=5)
 
 
@@ -282,6 +287,7 @@ async def gateway(folder: Path) -> AsyncIterator[Process]:
             *(scene.exposures.written, scene.reranker.discounts, scene.sessions.ttls),
         ):
             kept.clear()  # type: ignore[attr-defined]
+        scene.exposures.written += _SHOWN.written
 
     staged = VersionSets.of_one(VersionSet(name="a", model_version="m1", bundle="/a"))
     staged = staged.staged(VersionSet(name="b", model_version="m2", bundle="/b"))
@@ -401,11 +407,8 @@ def _gateway() -> Service:
         g.GatewayServiceSimilarRequest(item_id="b", k=3, user_id="ann", filter=_FILTERS[1]),
         g.GatewayServiceSimilarRequest(item_id="c", k=1000),
     ]
-    exposure_id = Exposures(b"key", None).shown(
-        "recommend", "ann", item_ids=(), scores=(), sources=(), model_version="m1"
-    )
     seen = g.RecordImpressionsRequest(
-        user_id="ann", exposure_id=exposure_id, impressions=[g.Impression(position=2, item_id="a")]
+        user_id="ann", exposure_id=_EXPOSURE_ID, impressions=[g.Impression(position=2, item_id="a")]
     )
     item = events_pb2.Item(
         item_id="a", title="A", categories=["x"], available=True, attributes={"price": {"number": 9}}
@@ -430,7 +433,7 @@ def _gateway() -> Service:
         Rpc("DescribeCatalogue", 2, lambda state: [g.DescribeCatalogueRequest(max_categories=2)]),
         Rpc("GetUser", 4, lambda state: [g.GetUserRequest(user_id="ann", max_events=1, skip_events=1)]),
         Rpc("ListExposures", 3, lambda state: [g.ListExposuresRequest(user_id="ann", max_answers=2)]),
-        Rpc("GetExposure", 3, lambda state: [g.GetExposureRequest(user_id="ann", exposure_id=exposure_id)]),
+        Rpc("GetExposure", 3, lambda state: [g.GetExposureRequest(user_id="ann", exposure_id=_EXPOSURE_ID)]),
         Rpc("GetHealth", 2, lambda state: [g.GetHealthRequest(minutes=3)]),
         Rpc("ListDeadLetters", 3, lambda state: [g.ListDeadLettersRequest(topic="interactions", max_letters=2)]),
         Rpc("ReplayDeadLetter", 3, lambda state: [replay]),
