@@ -5,10 +5,12 @@ A module that imports these tests has a fixture `scene`.
 
 import asyncio
 import dataclasses
+import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import TypeVar
 
 import pytest
 from freshet_client import (
@@ -20,11 +22,14 @@ from freshet_client import (
     Impression,
     Interaction,
     InvalidArgument,
+    Item,
     NotAgain,
     NotFound,
     PermissionDenied,
     PreconditionFailed,
 )
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -46,6 +51,14 @@ class Scene:
             session.record(item_id, "like")
         assert session.recommend().token_honoured
         return session.user_id
+
+
+def until(ask: Callable[[], T]) -> T:
+    """The first answer that is not empty: who follows the catalogue is a moment behind."""
+    ends = time.monotonic() + 20
+    while not (found := ask()) and time.monotonic() < ends:
+        time.sleep(0.02)
+    return found
 
 
 def history_of(scene: Scene, user: str) -> list[str]:
@@ -291,6 +304,52 @@ def test_items_like_one_are_others(scene: Scene) -> None:
     assert len({one.item_id for one in answer.items} - {scene.items[0]}) == 7
     with pytest.raises(NotFound, match="no-such-item"):
         scene.client.similar("no-such-item")
+
+
+def test_an_edit_of_some_fields_leaves_the_others(scene: Scene) -> None:
+    client, new = scene.client, f"new-{uuid.uuid4().hex}"
+    with pytest.raises(NotFound, match=new):
+        client.get_item(new)
+    with pytest.raises(NotFound, match=new):
+        client.put_items([Item(new, "New")], fields=["title"])
+    client.put_items([Item(new, "New", ["one", "two"])])
+    item = until(lambda: client.list_items(new).items)[0]
+    assert (item.item, item.is_trained) == (Item(new, "New", ("one", "two"), available=True), False)
+    assert client.put_items([Item(new, "", withdrawn=True)], fields=["withdrawn"]) == 1
+    assert client.get_item(new).item.item == Item(new, "New", ("one", "two"), available=True, withdrawn=True)
+    client.put_items([Item(new, "Newer", ["ignored"])], fields=["title", "withdrawn"])
+    assert client.get_item(new).item.item == Item(new, "Newer", ("one", "two"), available=True)
+    client.put_items([Item(new, available=False)], fields=["available", "categories"])
+    assert client.get_item(new).item.item == Item(new, "Newer", (), available=False)
+    with pytest.raises(InvalidArgument, match="fields\\[1\\]='titel' allowed: title, categories, available, withdrawn"):
+        client.put_items([Item(new, "x")], fields=["title", "titel"])
+
+
+def test_the_catalogue_is_listed_page_by_page(scene: Scene) -> None:
+    client, mark = scene.client, f"Listed-{uuid.uuid4().hex}"
+    ids = [f"{mark}-{number}" for number in range(5)]
+    for item_id in ids:
+        client.put_items([Item(item_id, f"Title of {item_id}", [mark])])
+    assert until(lambda: len(client.list_items(category=mark).items) == 5)
+
+    def listed(**options: object) -> list[str]:
+        found, token = [], ""
+        while True:
+            page = client.list_items(page_token=token, page_size=2, **options)
+            found += [one.item.item_id for one in page.items]
+            token = page.next_page_token
+            if not token:
+                return found
+
+    assert listed(category=mark) == listed(prefix=mark.lower()) == listed(prefix=f"title OF {mark}-") == ids
+    assert listed(category=mark, newest_first=True) == ids[::-1]
+    assert listed(prefix=mark, category="no such") == []
+    everything = client.list_items(page_size=1000).items
+    assert {one.item.item_id for one in everything if one.is_trained} <= {*scene.items}
+    with pytest.raises(InvalidArgument, match="page_size=1001 allowed: 0-1000"):
+        client.list_items(page_size=1001)
+    with pytest.raises(InvalidArgument, match="page_token='odd'"):
+        client.list_items(page_token="odd")
 
 
 def test_a_forgotten_user_is_a_new_one(scene: Scene) -> None:

@@ -242,7 +242,7 @@ class CatalogueFollower(TopicFollower):
         for record in records:
             try:
                 item = decode_item(record.key, record.value, self._kinds)
-                items.append((record, replace(item, written_ms=record.written_ms)))
+                items.append((record, replace(item, written_ms=record.written_ms, offset=record.offset)))
             except InvalidRequest as exc:
                 self._listener.counted("unreadable_item", 1)
                 log.warning("item_unreadable", offset=record.offset, reason=str(exc))

@@ -273,8 +273,7 @@ class _Gateway:
                 absence=bundle.absence,
                 warnings=popular.warnings,
             ),
-            popular=popular,
-            titles=described.titles,
+            described=described,
             pages=self._pages,
             lag=self._lag,
             limits=settings.limits,
@@ -282,6 +281,7 @@ class _Gateway:
             stalls=self._stalls,
             rules=LiveRules(bundle.attributes.kinds, opened.rules),
             others=lambda: [served.refreshers for served in self.routes.others],
+            other_items=lambda: [served.handlers.put_items.described for served in self.routes.others],
         )
         unseen = make(metrics=GatewayMetrics(CollectorRegistry()), exposures=Exposures(self._key, None))
 

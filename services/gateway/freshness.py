@@ -33,6 +33,17 @@ class ServedIndex:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ItemProgress:
+    """What a refresher has of an item. min_users: so many people give a new item a state. reason: why it has none."""
+
+    num_interactions: int
+    num_users: int
+    min_users: int
+    is_published: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FreshnessReport:
     """The answer. interactions: applied to user states; attributions: folded into item states; a partition without
     report is left out.

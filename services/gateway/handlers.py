@@ -6,6 +6,7 @@ from random import Random
 
 from services.gateway.breaker import LoopStalls
 from services.gateway.describe.catalogue import DescribeCatalogue
+from services.gateway.describe.items import GetItem, ListItems
 from services.gateway.describe.shown import ShownTo
 from services.gateway.describe.user import GetUser
 from services.gateway.domain import ServedModel
@@ -14,12 +15,11 @@ from services.gateway.health.dead_letters import DeadLetters
 from services.gateway.health.get_health import GetHealth
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.ports import Ports, Refreshers
-from services.gateway.recommend.catalogue import Titles
+from services.gateway.recommend.catalogue import DescribedItems
 from services.gateway.recommend.explain import Explain
 from services.gateway.recommend.exposures import Exposures
 from services.gateway.recommend.new_items import NewItems
 from services.gateway.recommend.pages import PageTokens
-from services.gateway.recommend.popular import PopularItems
 from services.gateway.recommend.rankings import Rankings
 from services.gateway.recommend.recommend import Recommend
 from services.gateway.recommend.request_states import RequestStates
@@ -50,6 +50,8 @@ class Handlers:
     put_items: PutItems
     forget_user: ForgetUser
     describe_catalogue: DescribeCatalogue
+    get_item: GetItem
+    list_items: ListItems
     get_user: GetUser
     get_health: GetHealth
     dead_letters: DeadLetters
@@ -60,8 +62,7 @@ def make_handlers(
     ports: Ports,
     *,
     model: ServedModel,
-    popular: PopularItems,
-    titles: Titles,
+    described: DescribedItems,
     metrics: GatewayMetrics,
     exposures: Exposures,
     pages: PageTokens,
@@ -72,11 +73,10 @@ def make_handlers(
     rng: Random | None = None,
     rules: LiveRules | None = None,
     others: Callable[[], Sequence[Refreshers]] = tuple,
+    other_items: Callable[[], Sequence[DescribedItems]] = tuple,
 ) -> Handlers:
-    """Make every handler. titles: live. stalls: of this event loop. rules: standing ones. others: refreshers of other
-    version sets.
-    """
-    rules = rules or LiveRules(model.kinds)
+    """Make every handler. described: live. stalls: of this event loop. others, other_items: of other version sets."""
+    titles, popular, rules = described.titles, described.popular, rules or LiveRules(model.kinds)
     stages = Stages(ports, limits, model, stalls=stalls, on_nothing=metrics.component_failed)
     text = TextRetrieval(ports.sources, limits)
     record = RecordInteractions(
@@ -128,9 +128,11 @@ def make_handlers(
         record_impressions=RecordImpressions(exposures=exposures, record=record, schema=model.schema),
         explain=Explain(ports=ports, titles=titles, model=model, limits=limits, rules=rules),
         get_freshness=get_freshness,
-        put_items=PutItems(log=ports.items, kinds=model.kinds, append_timeout_s=limits.append_timeout_s),
+        put_items=PutItems(log=ports.items, kinds=model.kinds, described=described, others=other_items, limits=limits),
         forget_user=ForgetUser(ports=ports, others=others, append_timeout_s=limits.append_timeout_s),
         describe_catalogue=DescribeCatalogue(titles=titles, popular=popular, model=model),
+        get_item=GetItem(described=described, refreshers=ports.refreshers, model=model),
+        list_items=ListItems(described=described, model=model),
         get_user=GetUser(states=ports.states, titles=titles, model=model),
         get_health=GetHealth(ports, get_freshness, metrics.minutes),
         dead_letters=DeadLetters(ports.letters),

@@ -19,7 +19,7 @@ from services.contracts.topics.interactions import Interaction
 from services.contracts.topics.items import CatalogueItem
 from services.gateway.describe.shown import ShownAnswers
 from services.gateway.domain import Encoded, HistoryEvent, Pool, Ranking, Seen
-from services.gateway.freshness import PartitionProgress, ServedIndex
+from services.gateway.freshness import ItemProgress, PartitionProgress, ServedIndex
 from services.gateway.search.searching import SourceHits
 from services.gateway.write.forgetting import Contributions, StoredUser
 from services.platform.errors import FreshetError
@@ -169,6 +169,9 @@ class Refreshers(Protocol):
 
     async def contributions(self, pseudonym: str, timeout_s: float) -> tuple[Sequence[Contributions], bool]:
         """Return the data of a user, given as a pseudonym, in each refresher that answers."""
+
+    async def item(self, item_id: str, timeout_s: float) -> tuple[Sequence[ItemProgress], bool]:
+        """Return the state of an item in each refresher that answers; one of them at most has interactions."""
 
 
 class StreamEnds(Protocol):

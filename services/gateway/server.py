@@ -18,6 +18,7 @@ from services.gateway.edge.roles import Role
 from services.gateway.experiments.arms import rules_of_arms
 from services.gateway.experiments.interleaved import Interleaved
 from services.gateway.handlers import Handlers
+from services.gateway.item_messages import item_message, items_message, items_query
 from services.gateway.messages import (
     answer_message,
     catalogue_message,
@@ -166,7 +167,7 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
 
     async def PutItems(self, request: gateway_pb2.PutItemsRequest, context: Any) -> gateway_pb2.PutItemsResponse:
         """Add items, change their metadata, withdraw or return them."""
-        written = await self._serving.put_items(await in_turn(items_of, request))
+        written = await self._serving.put_items(await in_turn(items_of, request), request.fields)
         return gateway_pb2.PutItemsResponse(num_written=written)
 
     async def ForgetUser(self, request: gateway_pb2.ForgetUserRequest, context: Any) -> gateway_pb2.ForgetUserResponse:
@@ -179,6 +180,14 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
     ) -> gateway_pb2.DescribeCatalogueResponse:
         """Describe the catalogue and the meanings of event types."""
         return catalogue_message(await self._serving.describe_catalogue(request.max_categories))
+
+    async def GetItem(self, request: gateway_pb2.GetItemRequest, context: Any) -> gateway_pb2.GetItemResponse:
+        """Describe one item."""
+        return item_message(await self._serving.get_item(request.item_id))
+
+    async def ListItems(self, request: gateway_pb2.ListItemsRequest, context: Any) -> gateway_pb2.ListItemsResponse:
+        """Return a page of the catalogue."""
+        return items_message(*await self._serving.list_items(items_query(request)))
 
     async def GetUser(self, request: gateway_pb2.GetUserRequest, context: Any) -> gateway_pb2.GetUserResponse:
         """Return a user's stored data."""

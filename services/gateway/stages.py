@@ -50,6 +50,8 @@ class Limits:
     stage_timeout_s: float = 0.4
     # One record's acknowledgement by the stream.
     append_timeout_s: float = 1.5
+    # An edit of some fields of items, until it was read back.
+    edit_timeout_s: float = 5.0
     # How long a failed dependency is not called before one call tries it again.
     breaker_s: float = 0.5
     # Reserved of the deadline for a degraded answer after a stage used up its time.

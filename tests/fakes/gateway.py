@@ -19,7 +19,7 @@ from services.contracts.topics.interactions import Interaction
 from services.contracts.topics.items import CatalogueItem
 from services.gateway.describe.shown import Looked, Shown
 from services.gateway.domain import Encoded, HistoryEvent, IndexFreshness, Pool, Ranking, ScoredItem, Seen
-from services.gateway.freshness import PartitionProgress, ServedIndex
+from services.gateway.freshness import ItemProgress, PartitionProgress, ServedIndex
 from services.gateway.search.searching import Hit, SourceHits
 from services.gateway.write.forgetting import Contributions, StoredUser
 from services.offline.backfill.memory_store import MemoryStore
@@ -434,6 +434,7 @@ class MemoryRefreshers:
 
     held: list[PartitionProgress] = field(default_factory=list)
     of_users: dict[str, list[Contributions]] = field(default_factory=dict)
+    of_items: dict[str, list[ItemProgress]] = field(default_factory=dict)
     all_answer: bool = True
 
     async def folded(self, timeout_s: float) -> tuple[list[PartitionProgress], bool]:
@@ -441,6 +442,9 @@ class MemoryRefreshers:
 
     async def contributions(self, pseudonym: str, timeout_s: float) -> tuple[Sequence[Contributions], bool]:
         return list(self.of_users.get(pseudonym, ())), self.all_answer
+
+    async def item(self, item_id: str, timeout_s: float) -> tuple[Sequence[ItemProgress], bool]:
+        return self.of_items.get(item_id, []), self.all_answer
 
 
 @dataclass
@@ -482,12 +486,15 @@ class MemoryItemLog(_Failing):
 
     written: list[CatalogueItem] = field(default_factory=list)
     refused: set[str] = field(default_factory=set)
+    # Who reads the topic, at once.
+    follower: Callable[[Sequence[CatalogueItem]], None] = lambda items: None
 
     async def append(self, record: CatalogueItem, timeout_s: float) -> Position:
         await self._behave()
         if record.item_id in self.refused:
             raise DependencyUnavailable("Kafka did not acknowledge")
         self.written.append(record)
+        self.follower([replace(record, offset=len(self.written) - 1)])
         return Position(0, len(self.written) - 1)
 
 

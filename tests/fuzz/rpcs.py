@@ -93,6 +93,8 @@ ALSO: dict[str, set[str]] = {
     "GatewayService.PutRules": {"ABORTED"},  # of another revision
     "GatewayService.ChangeVersionSet": {"ABORTED", "FAILED_PRECONDITION", "NOT_FOUND"},
     "GatewayService.GetExposure": {"NOT_FOUND", "PERMISSION_DENIED"},  # of a mutated user
+    "GatewayService.GetItem": {"NOT_FOUND"},
+    "GatewayService.PutItems": {"NOT_FOUND"},  # an edit of a mutated item
     "CandidatesService.Similar": {"NOT_FOUND"},
     # Of another model.
     "EncoderService.Encode": {"FAILED_PRECONDITION"},
@@ -416,6 +418,9 @@ def _gateway() -> Service:
     replay = g.ReplayDeadLetterRequest(
         topic="interactions", position=common_pb2.StreamPosition(partition=3, offset=5), preview=True
     )
+    puts = [g.PutItemsRequest(items=[item]), g.PutItemsRequest(items=[item], fields=["title", "attributes.price"])]
+    listings = [g.ListItemsRequest(page_size=2), g.ListItemsRequest(prefix="a", category="x", newest_first=True)]
+    listings.append(g.ListItemsRequest(page_token="1@m1", page_size=1))
     forgets = [g.ForgetUserRequest(user_id="ann"), g.ForgetUserRequest(user_id="b", preview=True)]
     shadow = g.ChangeVersionSetRequest(change=1, name="b", share=0.5, expected_revision=1)
     rpcs = [
@@ -426,11 +431,13 @@ def _gateway() -> Service:
         Rpc("StreamInteractions", 8, lambda state: [g.StreamInteractionsRequest(interaction=_CLICK)], streams=True),
         Rpc("RecordImpressions", 8, lambda state: [seen]),
         Rpc("UndoInteraction", 6, lambda state: [g.UndoInteractionRequest(user_id="ann", event_id="e-1")]),
-        Rpc("PutItems", 10, lambda state: [g.PutItemsRequest(items=[item])]),
+        Rpc("PutItems", 10, lambda state: puts),
         Rpc("Explain", 10, lambda state: explains),
         Rpc("ForgetUser", 6, lambda state: forgets),
         Rpc("GetFreshness", 2, lambda state: [g.GetFreshnessRequest()]),
         Rpc("DescribeCatalogue", 2, lambda state: [g.DescribeCatalogueRequest(max_categories=2)]),
+        Rpc("GetItem", 4, lambda state: [g.GetItemRequest(item_id="a")]),
+        Rpc("ListItems", 6, lambda state: listings),
         Rpc("GetUser", 4, lambda state: [g.GetUserRequest(user_id="ann", max_events=1, skip_events=1)]),
         Rpc("ListExposures", 3, lambda state: [g.ListExposuresRequest(user_id="ann", max_answers=2)]),
         Rpc("GetExposure", 3, lambda state: [g.GetExposureRequest(user_id="ann", exposure_id=_EXPOSURE_ID)]),

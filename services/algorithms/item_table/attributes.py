@@ -72,12 +72,7 @@ class AttributeTable:
 
     def of_row(self, row: int) -> dict[str, Value]:
         """Return an item's attributes."""
-        found: dict[str, Value] = {}
-        for name, column in self.columns.items():
-            value = column[row].item()
-            if value == value and value != absent(column.dtype):  # NaN is not itself
-                found[name] = self.tags[name][value] if name in self.tags else value
-        return found
+        return _decoded({name: column[row].item() for name, column in self.columns.items()}, self.kinds, self.tags)
 
     def take(self, rows: Sequence[int] | Rows) -> Self:
         """Return copies of some rows, in order; -1 is a row without attributes."""
@@ -169,6 +164,14 @@ class AttributeRows:
         passes[(rows < 0) | (rows >= num_rows)] = False
         return passes
 
+    def of_row(self, row: int) -> Values:
+        """Return an item's attributes."""
+        place, put = int(self._places[row]) if row < len(self._places) else -1, self._put
+        if place < 0:
+            return self._of_table(row) if row < len(self._items) else {}
+        tags = {name: list(codes) for name, codes in self._codes.items()}
+        return _decoded(dict(zip(self.kinds, put[place].item(), strict=True)), self.kinds, tags)
+
     def _of_table(self, row: int) -> Values:
         item = int(self._items[row])
         return {} if item < 0 else self._table.of_row(item)
@@ -186,6 +189,15 @@ def encoded(values: Values, kinds: Kinds, codes: dict[str, dict[str, int]]) -> t
         value = values.get(name, absent(DTYPES[kind]))
         entries.append(codes[name].setdefault(value, len(codes[name])) if isinstance(value, str) else value)
     return tuple(entries)
+
+
+def _decoded(entries: Values, kinds: Kinds, tags: Mapping[str, Sequence[str]]) -> dict[str, Value]:
+    """Return one item's values of its entries; absent ones are left out."""
+    found: dict[str, Value] = {}
+    for name, value in entries.items():
+        if value == value and value != absent(DTYPES[kinds[name]]):  # NaN is not itself
+            found[name] = tags[name][int(value)] if name in tags else value
+    return found
 
 
 def taken(column: Column, rows: Rows) -> Column:

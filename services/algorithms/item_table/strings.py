@@ -17,6 +17,7 @@ Indices = npt.NDArray[np.int64]
 
 _DECODED = 65_536  # strings decoded at a time: some megabytes
 _FEW = 16  # handled one by one, since NumPy's calls take longer
+_LOWER = np.frombuffer(bytes(range(256)).lower(), np.uint8)
 
 
 class Strings(Sequence[str]):
@@ -138,6 +139,14 @@ class Strings(Sequence[str]):
             return False
         lengths = map(len, wanted if text.isascii() else [one.encode() for one in wanted])
         return bool(ends.tolist() == list(accumulate(lengths)))
+
+    def starting(self, rows: Indices, prefix: bytes) -> npt.NDArray[np.bool_]:
+        """Return which strings of m rows begin with lower-case `prefix`, ASCII letters in either case: (m,)."""
+        starts = np.where(rows > 0, self.ends[rows - 1], 0).astype(np.int64)
+        passes = self.ends[rows] - starts >= len(prefix)
+        found = _LOWER[self.data[starts[passes, None] + np.arange(len(prefix))]]
+        passes[passes] = (found == np.frombuffer(prefix, np.uint8)).all(axis=1)
+        return passes
 
     def check(self) -> None:
         """Raises: ValueError with the row unless each string is UTF-8."""

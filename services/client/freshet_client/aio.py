@@ -30,6 +30,8 @@ from freshet_client.described import (
     Changed,
     DeadLetterList,
     HealthReport,
+    ItemPage,
+    ItemReport,
     ReplayedLetter,
     ShownAnswer,
     ShownAnswers,
@@ -200,10 +202,12 @@ class AsyncClient:
         """As `Client.undo`."""
         return await self._run(calls.undo(user_id, event_id), timeout_s)
 
-    async def put_items(self, items: Iterable[Item], *, timeout_s: float | None = None) -> int:
+    async def put_items(
+        self, items: Iterable[Item], *, fields: Sequence[str] = (), timeout_s: float | None = None
+    ) -> int:
         """As `Client.put_items`."""
         written = 0
-        for one in calls.put_items(list(items)):
+        for one in calls.put_items(list(items), fields):
             written += await self._run(one, timeout_s)
         return written
 
@@ -242,6 +246,23 @@ class AsyncClient:
     ) -> ReplayedLetter:
         """As `Client.replay_dead_letter`."""
         return await self._run(calls.replay_dead_letter(topic, position, preview), timeout_s)
+
+    async def get_item(self, item_id: str, *, timeout_s: float | None = None) -> ItemReport:
+        """As `Client.get_item`."""
+        return await self._run(calls.get_item(item_id), timeout_s)
+
+    async def list_items(
+        self,
+        prefix: str = "",
+        *,
+        category: str = "",
+        newest_first: bool = False,
+        page_size: int = 0,
+        page_token: str = "",
+        timeout_s: float | None = None,
+    ) -> ItemPage:
+        """As `Client.list_items`."""
+        return await self._run(calls.list_items(prefix, category, newest_first, page_size, page_token), timeout_s)
 
     async def user(
         self, user_id: str, *, max_events: int = 0, skip_events: int = 0, timeout_s: float | None = None

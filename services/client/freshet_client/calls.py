@@ -23,6 +23,8 @@ from freshet_client.described import (
     Changed,
     DeadLetterList,
     HealthReport,
+    ItemPage,
+    ItemReport,
     ReplayedLetter,
     ShownAnswer,
     ShownAnswers,
@@ -107,9 +109,10 @@ def record_impressions(
         yield Call("RecordImpressions", part, "receipts")
 
 
-def put_items(items: Sequence[Item]) -> Iterator[Call[int]]:
+def put_items(items: Sequence[Item], fields: Sequence[str]) -> Iterator[Call[int]]:
     """As many calls as the size of a request asks for."""
     for part in _parts(gateway_pb2.PutItemsRequest, "items", items):
+        write(part, {"fields": fields})
         yield Call("PutItems", part, "num_written")
 
 
@@ -132,6 +135,17 @@ def catalogue(max_categories: int) -> Call[CatalogueDescription]:
     """What the catalogue holds."""
     request = gateway_pb2.DescribeCatalogueRequest()
     return _call("DescribeCatalogue", request, max_categories=max_categories)
+
+
+def get_item(item_id: str) -> Call[ItemReport]:
+    """What the catalogue says of an item."""
+    return _call("GetItem", gateway_pb2.GetItemRequest(), item_id=item_id)
+
+
+def list_items(prefix: str, category: str, newest_first: bool, page_size: int, page_token: str) -> Call[ItemPage]:
+    """A page of the catalogue."""
+    fields: dict[str, Any] = {"newest_first": newest_first, "page_size": page_size, "page_token": page_token}
+    return _call("ListItems", gateway_pb2.ListItemsRequest(), prefix=prefix, category=category, **fields)
 
 
 def user(user_id: str, max_events: int, skip_events: int) -> Call[UserReport]:

@@ -27,6 +27,8 @@ from freshet_client.described import (
     Changed,
     DeadLetterList,
     HealthReport,
+    ItemPage,
+    ItemReport,
     ReplayedLetter,
     ShownAnswer,
     ShownAnswers,
@@ -219,9 +221,13 @@ class Client:
         """Take one event of a user back; an id that the user has no event of changes nothing."""
         return self._run(calls.undo(user_id, event_id), timeout_s)
 
-    def put_items(self, items: Iterable[Item], *, timeout_s: float | None = None) -> int:
-        """Add items, change them, withdraw them or bring them back; returns how many were written."""
-        return sum(self._run(one, timeout_s) for one in calls.put_items(list(items)))
+    def put_items(self, items: Iterable[Item], *, fields: Sequence[str] = (), timeout_s: float | None = None) -> int:
+        """Add items, change them, withdraw them or bring them back; returns how many were written.
+
+        `fields`: write only these of each item, all of which the catalogue must know: "title", "categories",
+        "available", "withdrawn", "attributes", or "attributes.NAME" for one. Empty: each item is whole.
+        """
+        return sum(self._run(one, timeout_s) for one in calls.put_items(list(items), fields))
 
     def forget_user(self, user_id: str, *, preview: bool = False, timeout_s: float | None = None) -> ForgetReport:
         """Remove a user's history, states and contributions, exactly; `preview` only says what would be removed."""
@@ -256,6 +262,27 @@ class Client:
     ) -> ReplayedLetter:
         """Write a dead letter's record again, once (role operator); `preview`: only say so."""
         return self._run(calls.replay_dead_letter(topic, position, preview), timeout_s)
+
+    def get_item(self, item_id: str, *, timeout_s: float | None = None) -> ItemReport:
+        """What the catalogue says of an item, and how far a new one is. Raises NotFound."""
+        return self._run(calls.get_item(item_id), timeout_s)
+
+    def list_items(
+        self,
+        prefix: str = "",
+        *,
+        category: str = "",
+        newest_first: bool = False,
+        page_size: int = 0,
+        page_token: str = "",
+        timeout_s: float | None = None,
+    ) -> ItemPage:
+        """A page of the catalogue: 1-1,000 items (0 is 50) whose id or title begins with `prefix`, of one category.
+
+        The most popular come first, or new items with `newest_first`. A page may have fewer items, even none, with
+        more to come: go on until `next_page_token` is empty.
+        """
+        return self._run(calls.list_items(prefix, category, newest_first, page_size, page_token), timeout_s)
 
     def user(
         self, user_id: str, *, max_events: int = 0, skip_events: int = 0, timeout_s: float | None = None

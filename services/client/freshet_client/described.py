@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from freshet_client.answers import Assignment, StreamPosition
-from freshet_client.requests import Rule
+from freshet_client.requests import Item, Rule
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,46 @@ class CatalogueDescription:
     num_categories: int
     attributes: tuple[CatalogueAttribute, ...]
     event_types: tuple[EventTypeMeaning, ...]
+
+
+@dataclass(frozen=True)
+class DescribedItem:
+    """An item of the catalogue, whole. `is_trained`: training knew it. `first_seen`: when a new one was described."""
+
+    item: Item
+    is_trained: bool
+    first_seen: datetime | None
+
+
+@dataclass(frozen=True)
+class ItemProgress:
+    """What interactions since training say of an item: `num_users` people, and a new item needs `min_users`.
+
+    `is_published`: answers use a refreshed state of it, or one of its texts. `reason`: why it has none of interactions.
+    """
+
+    num_interactions: int
+    num_users: int
+    min_users: int
+    is_published: bool
+    reason: str
+
+
+@dataclass(frozen=True)
+class ItemReport:
+    """What the catalogue says of one item. `progress` is None where its refresher did not answer."""
+
+    item: DescribedItem
+    progress: ItemProgress | None
+    model_version: str
+
+
+@dataclass(frozen=True)
+class ItemPage:
+    """A page of the catalogue; `next_page_token` is empty at the end, and only there."""
+
+    items: tuple[DescribedItem, ...]
+    next_page_token: str
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,7 @@ from freshet_client.errors import (
 from freshet_client.requests import Item
 from freshet_client.wire import write
 
+_FIELDS, _ONE = ("title", "categories", "available", "withdrawn", "attributes"), "attributes."
 _PARTITIONS, _MAX_LISTS, _MAX_ANSWERS = 16, 4, 50
 
 
@@ -83,6 +84,7 @@ class FakeGateway:
         for one in items:
             item = write(events_pb2.Item(), one if isinstance(one, Item) else Item(one))
             self._items[item.item_id] = item
+        self._trained = frozenset(self._items)
 
     def client(self) -> Client:
         """A blocking client of this gateway."""
@@ -366,10 +368,45 @@ class FakeGateway:
     def _PutItems(self, request: Any) -> Any:
         for position, one in enumerate(request.items):
             check_id(f"items[{position}].item_id", one.item_id)
+        for position, name in enumerate(request.fields):
+            if name not in _FIELDS and not name.startswith(_ONE):
+                raise InvalidArgument.of(f"fields[{position}]", name, ", ".join(_FIELDS))
         for one in request.items:
-            self._items[one.item_id] = events_pb2.Item()
-            self._items[one.item_id].CopyFrom(one)
+            if request.fields and one.item_id not in self._items:
+                raise NotFound(f"the catalogue has no item {one.item_id!r}; an edit of some fields needs a known one")
+        for one in request.items:
+            kept = self._items.setdefault(one.item_id, events_pb2.Item())
+            _edit(kept, one, request.fields)
         return gateway_pb2.PutItemsResponse(num_written=len(request.items))
+
+    def _GetItem(self, request: Any) -> Any:
+        check_id("item_id", request.item_id)
+        if request.item_id not in self._items:
+            raise NotFound(f"the catalogue has no item {request.item_id!r}")
+        return gateway_pb2.GetItemResponse(item=self._described(request.item_id), model_version="in-memory")
+
+    def _ListItems(self, request: Any) -> Any:
+        if request.page_size > 1000:
+            raise InvalidArgument.of("page_size", request.page_size, "0-1000")
+        if request.page_token and not request.page_token.isdecimal():
+            raise InvalidArgument.of("page_token", request.page_token, "that of a page of this model")
+        prefix, first = request.prefix.lower(), int(request.page_token or 0)
+        found = [
+            item_id
+            for item_id, one in self._items.items()
+            if (item_id.lower().startswith(prefix) or one.title.lower().startswith(prefix))
+            and (not request.category or request.category in one.categories)
+        ]
+        found = found[::-1] if request.newest_first else found
+        end = first + (request.page_size or 50)
+        items = [self._described(item_id) for item_id in found[first:end]]
+        return gateway_pb2.ListItemsResponse(items=items, next_page_token=str(end) if end < len(found) else "")
+
+    def _described(self, item_id: str) -> Any:
+        described = gateway_pb2.DescribedItem(item=self._items[item_id], is_trained=item_id in self._trained)
+        if not described.item.HasField("available"):
+            described.item.available = True
+        return described
 
     def _Explain(self, request: Any) -> Any:
         check_id("item_id", request.item_id)
@@ -435,6 +472,25 @@ class _AsyncTransport:
 
     async def close(self) -> None:
         """There is no connection."""
+
+
+def _edit(kept: Any, edit: Any, fields: Sequence[str]) -> None:
+    if not fields:
+        kept.CopyFrom(edit)
+    for name in fields:
+        if name.startswith(_ONE):
+            name = name[len(_ONE) :]
+            kept.attributes.pop(name, None)
+            if name in edit.attributes:
+                kept.attributes[name].CopyFrom(edit.attributes[name])
+        else:
+            kept.ClearField(name)
+            only = events_pb2.Item()
+            only.CopyFrom(edit)
+            for other in _FIELDS:
+                if other != name:
+                    only.ClearField(other)
+            kept.MergeFrom(only)
 
 
 def _partition(user_id: str) -> int:

@@ -30,7 +30,9 @@ _CLASSES: dict[str, Any] = {
     "CatalogueAttribute": described.CatalogueAttribute,
     "CategoryCount": described.CategoryCount,
     "DescribeCatalogueResponse": described.CatalogueDescription,
+    "DescribedItem": described.DescribedItem,
     "EventTypeMeaning": described.EventTypeMeaning,
+    "GetItemResponse": described.ItemReport,
     "GetUserResponse": described.UserReport,
     "ListExposuresResponse": described.ShownAnswers,
     "ShownAnswer": described.ShownAnswer,
@@ -40,6 +42,9 @@ _CLASSES: dict[str, Any] = {
     "DeadLetter": described.DeadLetter,
     "ListDeadLettersResponse": described.DeadLetterList,
     "ReplayDeadLetterResponse": described.ReplayedLetter,
+    "Item": requests.Item,
+    "ItemProgress": described.ItemProgress,
+    "ListItemsResponse": described.ItemPage,
     "StoredEvent": described.StoredEvent,
     "AttributeCondition": requests.Condition,
     "ChangeVersionSetResponse": described.Changed,
@@ -77,7 +82,8 @@ def _reader(name: str, descriptor: Any) -> Callable[[Any], Any]:
     field = descriptor.fields_by_name[name]
     convert = _converter(field)
     if field.message_type is not None and field.message_type.GetOptions().map_entry:
-        return lambda message: dict(getattr(message, name))
+        of_entry = _converter(field.message_type.fields_by_name["value"])
+        return lambda message: {key: of_entry(value) for key, value in getattr(message, name).items()}
     if field.is_repeated:
         return lambda message: tuple(convert(value) for value in getattr(message, name))
     if field.has_presence:

@@ -37,8 +37,11 @@ class CatalogueItem:
     attributes: Mapping[str, Value] = field(default_factory=dict)
     available: bool = True
     withdrawn: bool = False
-    # The record's time in Unix milliseconds, if the reader sets it.
+    # Attributes that the reader's bundle does not declare: another model's may.
+    undeclared: Mapping[str, Value] = field(default_factory=dict, compare=False)
+    # The record's time in Unix milliseconds and its offset, if the reader sets them.
     written_ms: int = field(default=0, compare=False)
+    offset: int = field(default=-1, compare=False)
 
     @property
     def is_served(self) -> bool:
@@ -54,8 +57,8 @@ def validate_item(item: CatalogueItem) -> None:
         raise InvalidRequest.of("categories", f"{len(item.categories)} of them", f"at most {MAX_CATEGORIES}")
     for name in item.categories:
         validate_text("categories", name, 1, MAX_CATEGORY_BYTES)
-    if len(item.attributes) > MAX_ATTRIBUTES:
-        raise InvalidRequest.of("attributes", f"{len(item.attributes)} of them", f"at most {MAX_ATTRIBUTES}")
+    if (count := len(item.attributes.keys() | item.undeclared.keys())) > MAX_ATTRIBUTES:
+        raise InvalidRequest.of("attributes", f"{count} of them", f"at most {MAX_ATTRIBUTES}")
     for name, value in item.attributes.items():
         validate_value(f"attributes[{name[:64]!r}]", value)
 
@@ -92,7 +95,7 @@ def encode_item(item: CatalogueItem) -> bytes:
     )
     if not item.available:
         message.available = False
-    for name, one in item.attributes.items():
+    for name, one in ({**item.undeclared, **item.attributes}).items():
         set_value(message.attributes[name], one)
     value: bytes = message.SerializeToString()
     return value
@@ -103,12 +106,13 @@ def decode_item(
 ) -> CatalogueItem:
     """Decode and validate a record. Raises: InvalidRequest with the field.
 
-    Attributes not in `kinds` are left out: another model's bundle, served at the same time, may declare them.
+    Attributes not in `kinds` become `undeclared`: another model's bundle, served at the same time, may declare them.
     """
     item = item_from_message(parse(events_pb2.Item, value))
     validate_item(item)
     check_kinds(item, kinds, unknown=False)
     check_key(key, item.item_id.encode(), "the record's item_id")
-    if any(name not in kinds for name in item.attributes):
-        item = replace(item, attributes={name: value for name, value in item.attributes.items() if name in kinds})
+    if others := {name: value for name, value in item.attributes.items() if name not in kinds}:
+        declared = {name: value for name, value in item.attributes.items() if name in kinds}
+        item = replace(item, attributes=declared, undeclared=others)
     return item

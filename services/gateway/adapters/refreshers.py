@@ -9,7 +9,7 @@ import structlog
 from freshet.v1 import refresher_pb2, refresher_pb2_grpc
 
 from services.gateway.adapters.processes import offsets_of
-from services.gateway.freshness import PartitionProgress
+from services.gateway.freshness import ItemProgress, PartitionProgress
 from services.gateway.write.forgetting import Contributions
 from services.platform.errors import FreshetError
 from services.platform.rpc import client as rpc_client
@@ -47,6 +47,21 @@ class RemoteRefreshers:
                 remembered_interactions=answer.remembered,
                 forgotten_up_to=offsets_of(answer.forgotten_up_to),
                 partitions=tuple(answer.partitions),
+            )
+            for answer in answers
+        ], all_answered
+
+    async def item(self, item_id: str, timeout_s: float) -> tuple[list[ItemProgress], bool]:
+        """Call DescribeItem of each, concurrently."""
+        request = refresher_pb2.DescribeItemRequest(item_id=item_id)
+        answers, all_answered = await self._ask_all("DescribeItem", request, timeout_s)
+        return [
+            ItemProgress(
+                num_interactions=answer.num_interactions,
+                num_users=answer.num_users,
+                min_users=answer.min_users,
+                is_published=answer.is_published,
+                reason=answer.reason,
             )
             for answer in answers
         ], all_answered

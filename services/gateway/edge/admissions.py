@@ -25,8 +25,8 @@ def admissions() -> dict[str, Admission]:
         **dict.fromkeys(
             (
                 *("Similar", "Explain", "GetFreshness", "GetVersionSets", "PutItems", "ForgetUser"),
-                *("DescribeCatalogue", "GetUser", "GetHealth", "ListDeadLetters", "ReplayDeadLetter"),
-                *("ListRules", "PutRules", "ChangeVersionSet"),
+                *("DescribeCatalogue", "GetItem", "ListItems", "GetUser", "GetHealth"),
+                *("ListDeadLetters", "ReplayDeadLetter", "ListRules", "PutRules", "ChangeVersionSet"),
                 *("ListExposures", "GetExposure"),
             ),
             rest,

@@ -32,6 +32,8 @@ ROLES_OF: Mapping[str, frozenset[Role]] = MappingProxyType(
         "PutItems": frozenset({Role.OPERATOR}),
         "GetFreshness": frozenset({Role.RECOMMEND, Role.OPERATOR}),
         "DescribeCatalogue": frozenset({Role.RECOMMEND, Role.OPERATOR}),
+        "GetItem": frozenset({Role.RECOMMEND, Role.OPERATOR}),
+        "ListItems": frozenset({Role.RECOMMEND, Role.OPERATOR}),
         "GetUser": frozenset({Role.SUPPORT}),
         "ListExposures": frozenset({Role.SUPPORT}),
         "GetExposure": frozenset({Role.SUPPORT}),

@@ -26,6 +26,7 @@ from services.algorithms.item_table.category_rows import CategoryRows
 from services.algorithms.item_table.strings import Indices
 from services.algorithms.rules.attributes import Condition, Values
 from services.algorithms.rules.filters import ItemFilter, ListedItems, Mask, passing
+from services.contracts.topics.items import CatalogueItem
 from services.gateway.domain import ScoredItem
 from services.gateway.recommend.popular_rows import TRAINING_COUNTS, Entry, ItemRows, Negatives, Now
 
@@ -34,6 +35,16 @@ from services.gateway.recommend.popular_rows import TRAINING_COUNTS, Entry, Item
 _FIRST, _MOST = 256, 4096
 _DECODED = 512  # at most so many at a time
 _WARNINGS, _NEAR, _COMPARED = 3, 3, 500
+_WITHDRAWN, _UNAVAILABLE = 1, 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownItem:
+    """An item of the catalogue. is_trained: training knew it. first_seen_ms: when a new one was first described."""
+
+    item: CatalogueItem
+    is_trained: bool
+    first_seen_ms: int | None
 
 
 class PopularItems:
@@ -55,7 +66,8 @@ class PopularItems:
         self._attributes = AttributeRows(attributes or no_attributes(len(self._rows)), self._rows.order)
         self._by_category = CategoryRows(self._rows.categories, self._rows.rank)
         self.knows_withdrawn = True
-        self._withdrawn = bytearray(len(self._rows))  # by row
+        # By row: 0 if answers may contain the item, else the sum of _WITHDRAWN and _UNAVAILABLE.
+        self._withheld = bytearray(len(self._rows))
         # Rows of items unknown to training, and when each was first described (Unix milliseconds).
         self._new: list[tuple[int, int]] = []
         self.take({})
@@ -82,7 +94,8 @@ class PopularItems:
         categories: Sequence[str],
         attributes: Values = MappingProxyType({}),
         *,
-        is_served: bool,
+        withdrawn: bool = False,
+        available: bool = True,
         written_ms: int = 0,
     ) -> None:
         """Apply an item's description from the catalogue.
@@ -93,17 +106,18 @@ class PopularItems:
         rows = self._rows
         row = rows.row(item_id)
         is_new, row = row < 0, row if row >= 0 else len(rows)
+        withheld = _WITHDRAWN * withdrawn + _UNAVAILABLE * (not available)
         if is_new:
-            self._withdrawn.append(not is_served)
-        elif not is_served:
-            self._withdrawn[row] = True
+            self._withheld.append(withheld)
+        elif withheld:
+            self._withheld[row] = withheld
         self._attributes.put(row, attributes)
         old, new = set(rows.put(row, item_id, tuple(categories))), set(categories)
         if is_new:
             self._new.append((written_ms, row))
         self._by_category.moved(row, old - new, new - old)
-        if is_served:
-            self._withdrawn[row] = False
+        if not withheld:
+            self._withheld[row] = 0
 
     def newest(self, since_ms: int, most: int) -> list[str]:
         """Return the newest items unknown to training, first described since then and not withdrawn, at most `most`."""
@@ -111,23 +125,69 @@ class PopularItems:
         for written_ms, row in reversed(self._new):
             if written_ms < since_ms or len(found) == most:
                 break
-            if not self._withdrawn[row]:
+            if not self._withheld[row]:
                 found += self._rows.ids_of(np.array([row]))
+        return found
+
+    def row(self, item_id: str) -> int:
+        """Return the item's row, -1 for an unknown one. Rows are by training's order, then new items by arrival."""
+        return self._rows.row(item_id)
+
+    @property
+    def num_trained(self) -> int:
+        """Number of rows of the bundle's items; new ones follow."""
+        return len(self._rows.order)
+
+    def rows_in(self, category: str) -> Indices:
+        """Return the rows of a category, or of all items for "", ascending."""
+        if not category:
+            return np.arange(len(self._rows))
+        rows = np.unique(np.concatenate([np.asarray(part, np.int64) for part in self._by_category.of(category)]))
+        return rows[self._rows.of_categories(rows, {category})]
+
+    def ids_of(self, rows: Indices) -> list[str]:
+        return self._rows.ids_of(rows)
+
+    def bundled(self, rows: Indices) -> Indices:
+        """Return the bundle's item of each of m rows, -1 for a new one: (m,)."""
+        items = np.full(len(rows), -1)
+        items[rows < self.num_trained] = self._rows.order[rows[rows < self.num_trained]]
+        return items
+
+    def ids_starting(self, rows: Indices, prefix: bytes) -> Mask:
+        """Return which of m rows have an id that begins with this, in lower case: (m,)."""
+        return self._rows.ids_starting(rows, prefix)
+
+    def known(self, rows: Indices) -> list[KnownItem]:
+        """Return the items of m rows, without titles."""
+        found = []
+        facts = zip(rows.tolist(), self._rows.ids_of(rows), self._rows.names_of(rows), strict=True)
+        for row, item_id, categories in facts:
+            withheld, number = self._withheld[row], row - self.num_trained
+            item = CatalogueItem(
+                item_id=item_id,
+                categories=categories,
+                attributes=self._attributes.of_row(row),
+                withdrawn=bool(withheld & _WITHDRAWN),
+                available=not withheld & _UNAVAILABLE,
+            )
+            first_seen_ms = self._new[number][0] if 0 <= number < len(self._new) else None
+            found.append(KnownItem(item=item, is_trained=number < 0, first_seen_ms=first_seen_ms))
         return found
 
     @property
     def num_withdrawn(self) -> int:
-        return self._withdrawn.count(True)
+        return len(self._withheld) - self._withheld.count(0)
 
     def are_withdrawn(self, item_ids: Sequence[str]) -> list[bool]:
         """Return it for m items; False for an unknown one."""
-        return [row >= 0 and bool(self._withdrawn[row]) for row in self._rows.rows_of(item_ids).tolist()]
+        return [row >= 0 and bool(self._withheld[row]) for row in self._rows.rows_of(item_ids).tolist()]
 
     def top(self, k: int, wanted: ItemFilter, seen: Iterable[str], max_per_category: int) -> list[ScoredItem]:
         """Return the k most popular items that the filter allows; score: the share of all counts."""
         now = self._now
         denied = frozenset([*wanted.deny_item_ids, *(seen if wanted.exclude_seen else ())])
-        choice = _Choice(k, denied, self._withdrawn, max_per_category, (self._total + now.total) or 1.0)
+        choice = _Choice(k, denied, self._withheld, max_per_category, (self._total + now.total) or 1.0)
         if wanted.allow_item_ids:
             chunks = iter([self._asked(wanted.allow_item_ids, now)])
         else:
@@ -276,9 +336,9 @@ class _Rows:
 class _Choice:
     """The first k items by count that ids and a limit per category allow."""
 
-    def __init__(self, k: int, denied: Set[str], withdrawn: bytearray, limit: int, total: float) -> None:
-        """withdrawn: by row. limit: per category, 0 for none. total: the denominator of shares."""
-        self.k, self.limit, self._denied, self._withdrawn, self._total = k, limit, denied, withdrawn, total
+    def __init__(self, k: int, denied: Set[str], withheld: bytearray, limit: int, total: float) -> None:
+        """withheld: by row. limit: per category, 0 for none. total: the denominator of shares."""
+        self.k, self.limit, self._denied, self._withheld, self._total = k, limit, denied, withheld, total
         self._taken = Counter[str]()
         self.full: set[str] = set()
         self.items: list[ScoredItem] = []
@@ -290,7 +350,7 @@ class _Choice:
     def take(self, entries: Iterable[Entry]) -> None:
         """Choose among the next items by count."""
         for negative, row, item_id, names in entries:
-            if self._withdrawn[row] or item_id in self._denied:
+            if self._withheld[row] or item_id in self._denied:
                 continue
             if self.limit:
                 if not self.full.isdisjoint(names):

@@ -140,6 +140,16 @@ class ItemRows:
                 rows[number] = self._new_rows.get(item_ids[number], -1)
         return rows
 
+    def ids_starting(self, rows: Indices, prefix: bytes) -> Mask:
+        """Return which of m rows have an id that begins with this, in lower case: (m,)."""
+        passes = np.zeros(len(rows), dtype=bool)
+        is_bundled = rows < len(self.order)
+        passes[is_bundled] = self._ids.strings.starting(self.order[rows[is_bundled]].astype(np.int64), prefix)
+        for number in np.flatnonzero(~is_bundled).tolist():
+            new = self._new_ids[int(rows[number]) - len(self.order)]
+            passes[number] = new.encode().lower().startswith(prefix)
+        return passes
+
     def ids_of(self, rows: Indices) -> list[str]:
         size, new = len(self.order), self._new_ids
         is_bundled = rows < size

@@ -1,37 +1,95 @@
 """Put items with their metadata to the topic of the catalogue, which every process reads.
 
-Each item is written whole under its id, so requests are idempotent. A rejected request has written nothing; a failed
+Each record is a whole item under its id, so requests are idempotent. A rejected request has written nothing; a failed
 one may have written some.
+
+An edit of some fields merges them into what this gateway knows of the item, writes the whole item, and reads it back.
+If another writer's record came between, the edit is merged into that record and written again, so neither loses a
+field. The edits of one gateway run one after the other. Not covered: a third edit through the first of two gateways,
+in the milliseconds between the second one's record and its correction.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from services.contracts.topics.items import CatalogueItem, check_kinds, validate_item
 from services.gateway.ports import Log
+from services.gateway.recommend.catalogue import DescribedItems
+from services.gateway.stages import Limits
 from services.gateway.write.writes import RETRY_AFTER_MS, write_timeout_s
-from services.platform.errors import DependencyUnavailable, FreshetError, InvalidRequest
+from services.platform.errors import DeadlineExceeded, DependencyUnavailable, FreshetError, InvalidRequest, NotFound
 from services.platform.large_requests import in_turn, side_by_side
 
 MAX_ITEMS = 1000
+FIELDS = ("title", "categories", "available", "withdrawn", "attributes")
+_ONE = "attributes."
+_LOOK_AGAIN_S = 0.005
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PutItems:
-    """The handler."""
+    """The handler. described: the catalogue as this version set has it. others: as other sets have it."""
 
     log: Log[CatalogueItem]
     kinds: Mapping[str, str]
-    append_timeout_s: float = 1.5
+    described: DescribedItems
+    others: Callable[[], Sequence[DescribedItems]] = tuple
+    limits: Limits
+    _edits: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    async def __call__(self, items: Sequence[CatalogueItem]) -> int:
-        """Write all items; return their number.
+    async def __call__(self, items: Sequence[CatalogueItem], fields: Sequence[str] = ()) -> int:
+        """Write all items, or `fields` of them; return their number.
 
-        Raises: InvalidRequest with the first item that breaks a limit, before anything is written;
-        DependencyUnavailable with a retry hint if the log did not acknowledge all of them.
+        Raises: InvalidRequest with the first item that breaks a limit, before anything is written; NotFound for an edit
+        of an unknown item; DependencyUnavailable with a retry hint if the log did not acknowledge all of them.
         """
         await in_turn(_check, items, self.kinds)
-        timeout_s = write_timeout_s(self.append_timeout_s, "the items")
+        if not fields:
+            await self._write(items)
+            return len(items)
+        _check_fields(items, fields, self.kinds)
+        try:
+            async with asyncio.timeout(write_timeout_s(self.limits.edit_timeout_s, "the items")), self._edits:
+                await self._edit(items, fields)
+        except TimeoutError as exc:
+            raise DeadlineExceeded("the edit was not read back in time; send it again") from exc
+        return len(items)
+
+    async def _edit(self, items: Sequence[CatalogueItem], fields: Sequence[str]) -> None:
+        if not self.described.popular.knows_withdrawn:
+            raise DependencyUnavailable("the catalogue's topic was not read yet", retry_after_ms=RETRY_AFTER_MS)
+        waiting = {one.item_id: one for one in items}
+        with self.described.watch(waiting) as watched:
+            since = dict.fromkeys(waiting, self.described.applied)
+            merged = [edited(self._present(one.item_id), one, fields) for one in items]
+            while merged:
+                for one in merged:
+                    validate_item(one)
+                offsets = await self._write(merged)
+                while self.described.applied < max(offsets):  # noqa: ASYNC110 (another thread applies)
+                    await asyncio.sleep(_LOOK_AGAIN_S)
+                again = []
+                for one, offset in zip(merged, offsets, strict=True):
+                    between = [other for other in watched[one.item_id] if since[one.item_id] < other.offset < offset]
+                    if between:
+                        again.append(edited(between[-1], waiting[one.item_id], fields))
+                    since[one.item_id] = offset
+                merged = again
+
+    def _present(self, item_id: str) -> CatalogueItem:
+        found = self.described.item(item_id)
+        if found is None:
+            raise NotFound(f"the catalogue has no item {item_id!r}; an edit of some fields needs a known one")
+        # A bundle of another version set may declare attributes that this one does not.
+        of_others = [other.item(item_id) for other in self.others()]
+        undeclared = {name: value for other in of_others if other for name, value in other.item.attributes.items()}
+        undeclared = {name: value for name, value in undeclared.items() if name not in self.kinds}
+        return replace(found.item, undeclared={**undeclared, **found.item.undeclared})
+
+    async def _write(self, items: Sequence[CatalogueItem]) -> list[int]:
+        """Return each record's offset."""
+        timeout_s = write_timeout_s(self.limits.append_timeout_s, "the items")
         outcomes = await side_by_side([self.log.append(item, timeout_s) for item in items])
         failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
         if failures:
@@ -43,7 +101,28 @@ class PutItems:
                 f"{failure.message}; {written} of {len(items)} items were acknowledged, send all again",
                 retry_after_ms=RETRY_AFTER_MS,
             ) from failure
-        return len(items)
+        return [outcome.offset for outcome in outcomes if not isinstance(outcome, BaseException)]
+
+
+def edited(present: CatalogueItem, edit: CatalogueItem, fields: Sequence[str]) -> CatalogueItem:
+    """Return the present item with the edit's values in these fields."""
+    changes = {name: getattr(edit, name) for name in fields if name in FIELDS}
+    attributes = dict(changes.get("attributes", present.attributes))
+    for name in (name.removeprefix(_ONE) for name in fields if name.startswith(_ONE)):
+        attributes.pop(name, None)
+        if name in edit.attributes:
+            attributes[name] = edit.attributes[name]
+    return replace(present, **{**changes, "attributes": attributes})
+
+
+def _check_fields(items: Sequence[CatalogueItem], fields: Sequence[str], kinds: Mapping[str, str]) -> None:
+    allowed = [*FIELDS, *(_ONE + name for name in kinds)]
+    for position, name in enumerate(fields):
+        if name not in allowed:
+            raise InvalidRequest.of(f"fields[{position}]", name[:64], ", ".join(allowed))
+    for position, item in enumerate(items):
+        if "title" in fields and not item.title:
+            raise InvalidRequest.of(f"items[{position}].title", "", "1-512 bytes: an empty title leaves the known one")
 
 
 def _check(items: Sequence[CatalogueItem], kinds: Mapping[str, str]) -> None:

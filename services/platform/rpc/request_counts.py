@@ -42,6 +42,7 @@ LIMITS: Mapping[str, int] = {
     "Interaction.context": 32,
     "Item.attributes": 32,
     "Item.categories": 64,
+    "PutItemsRequest.fields": 64,
     "PutItemsRequest.items": 1000,
     "PutRulesRequest.rules": 8,
     "RecommendRequest.arms": 32,

@@ -60,9 +60,12 @@ class Status:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ItemEvidence:
-    """An item's evidence. reason: why it is not published from interactions (its text may be published instead)."""
+    """An item's evidence. reason: why it is not published from interactions (its text may be published instead).
+    min_users: so many people publish an item that training did not know.
+    """
 
     found: bool
+    min_users: int
     num_interactions: int = 0
     num_users: int = 0
     evidence: float = 0.0
@@ -111,14 +114,15 @@ class Describe:
 
     def item(self, item_id: str) -> ItemEvidence:
         """Return the evidence of one item."""
+        least = self._publisher.min_users
         with self._registry.lock:
             for state in self._registry.partitions.values():
                 if item_id in state.sums:
                     return self._evidence(state, item_id)
                 if item_id in state.pending:
                     count = len(state.pending.offsets(item_id))
-                    return ItemEvidence(found=True, num_interactions=count, reason=UNKNOWN)
-        return ItemEvidence(found=False)
+                    return ItemEvidence(found=True, min_users=least, num_interactions=count, reason=UNKNOWN)
+        return ItemEvidence(found=False, min_users=least)
 
     def user(self, pseudonym: str) -> UserContributions:
         """Return what a user contributed. pseudonym: one or several, joined with `PSEUDONYMS_BETWEEN`.
@@ -182,6 +186,7 @@ class Describe:
         sums = state.sums.of([item_id])
         return ItemEvidence(
             found=True,
+            min_users=self._publisher.min_users,
             num_interactions=int(sums.counts[0]),
             num_users=state.num_users(item_id),
             evidence=float(sums.evidence[0]),

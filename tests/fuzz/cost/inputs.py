@@ -26,6 +26,7 @@ LIMITS = {
     "RecordInteractionsRequest.interactions": 1000,
     "Interaction.context": 32,
     "RecordImpressionsRequest.impressions": 1000,
+    "PutItemsRequest.fields": 64,
     "PutItemsRequest.items": 1000,
     "PutRulesRequest.rules": 8,
     "Item.categories": 64,

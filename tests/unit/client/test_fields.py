@@ -35,6 +35,8 @@ ANSWERS = messages(
     gateway_pb2.ForgetUserResponse.DESCRIPTOR,
     gateway_pb2.GetFreshnessResponse.DESCRIPTOR,
     gateway_pb2.DescribeCatalogueResponse.DESCRIPTOR,
+    gateway_pb2.GetItemResponse.DESCRIPTOR,
+    gateway_pb2.ListItemsResponse.DESCRIPTOR,
     gateway_pb2.GetUserResponse.DESCRIPTOR,
     gateway_pb2.ListExposuresResponse.DESCRIPTOR,
     gateway_pb2.GetHealthResponse.DESCRIPTOR,

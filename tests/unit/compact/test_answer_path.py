@@ -46,7 +46,7 @@ from services.gateway.edge.admissions import admissions
 from services.gateway.handlers import make_handlers
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.ports import Ports
-from services.gateway.recommend.catalogue import Titles
+from services.gateway.recommend.catalogue import DescribedItems, Titles
 from services.gateway.recommend.exposures import Exposures
 from services.gateway.recommend.pages import PageTokens
 from services.gateway.recommend.popular import PopularItems
@@ -114,14 +114,16 @@ async def recommend(calls: Calls, request: gateway_pb2.RecommendRequest, folder:
         shown=MemoryShownAnswers(),
     )
     own = GatewaySettings(port=0, metrics_port=0)
+    popular = PopularItems(bundle.item_index, bundle.counts, bundle.categories, bundle.attributes)
+    described = DescribedItems(Titles(), popular)
+    described.caught_up()
     handlers = make_handlers(
         ports,
         model=ServedModel(version=bundle.model_version, schema=bundle.event_schema, tau=bundle.tau),
         limits=own.limits,
         preferences=own.preferences,
         lag=AcknowledgedLag(),
-        popular=PopularItems(bundle.item_index, bundle.counts, bundle.categories, bundle.attributes),
-        titles=Titles(),
+        described=described,
         metrics=GatewayMetrics(CollectorRegistry()),
         exposures=Exposures(b"key", MemoryExposureLog()),
         pages=PageTokens(b"key"),

@@ -38,7 +38,7 @@ from services.gateway.freshness import PartitionProgress
 from services.gateway.handlers import Handlers, make_handlers
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.ports import Ports
-from services.gateway.recommend.catalogue import Titles
+from services.gateway.recommend.catalogue import DescribedItems, Titles
 from services.gateway.recommend.exposures import Exposures
 from services.gateway.recommend.pages import PageTokens
 from services.gateway.recommend.popular import PopularItems
@@ -162,6 +162,9 @@ class Scene:
         self.lag = AcknowledgedLag(grace_seconds=self.lag_grace_s)
         self.metrics = GatewayMetrics(self.registry)
         self.titles = Titles(ITEMS, list(TITLES.values()))
+        self.described = DescribedItems(self.titles, self.popular)
+        self.described.caught_up()
+        self.items.follower = self.described.describe
         self.ports = Ports(
             **{one.name: getattr(self, one.name) for one in fields(Ports)},
         )
@@ -177,8 +180,7 @@ class Scene:
             limits=self.limits,
             preferences=self.preferences,
             lag=self.lag,
-            popular=self.popular,
-            titles=self.titles,
+            described=self.described,
             metrics=self.metrics,
             exposures=Exposures(b"key", self.exposures),
             pages=PageTokens(b"key", lambda: self.now_ms or now_ms()),

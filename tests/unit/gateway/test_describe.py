@@ -24,8 +24,8 @@ async def test_details_stand_beside_the_items_where_they_are_asked_for() -> None
 
 async def test_the_catalogue_counts_categories_as_they_are_now() -> None:
     scene = Scene()
-    scene.popular.describe("b", ["y", "new"], is_served=False)
-    scene.popular.describe("g", ["new"], is_served=True)
+    scene.popular.describe("b", ["y", "new"], withdrawn=True)
+    scene.popular.describe("g", ["new"])
     found = await scene.servicer.DescribeCatalogue(gateway_pb2.DescribeCatalogueRequest(), None)
     # Before: x has a, b, d; y has c, d; z has e.
     assert [(one.name, one.items) for one in found.categories] == [("y", 3), ("new", 2), ("x", 2), ("z", 1)]

@@ -125,7 +125,7 @@ def test_a_reader_finds_a_new_item_whole_or_not_at_all(is_served: bool) -> None:
         answers.append([*found, catalogue.newest(0, 10)])
 
     def write() -> None:
-        catalogue.describe("n", ("x",), {"price": 1.0}, is_served=is_served, written_ms=1)
+        catalogue.describe("n", ("x",), {"price": 1.0}, withdrawn=not is_served, written_ms=1)
 
     read()
     read_between_lines(write, read, file=".py")
@@ -180,7 +180,7 @@ def test_columns_answer_as_lists_do_whatever_changed(
         else:
             item_id, names, is_served = change
             of[item_id] = tuple(names)
-            catalogue.describe(item_id, names, is_served=is_served, written_ms=len(order))
+            catalogue.describe(item_id, names, withdrawn=not is_served, written_ms=len(order))
             (hidden.discard if is_served else hidden.add)(item_id)
             if item_id not in order:
                 order.append(item_id)
@@ -242,7 +242,7 @@ def test_many_items_answer_as_lists_do() -> None:
         for item_id in draw.choice(ids, 2 * (answered % 3)).tolist():
             order += [] if item_id in of else [item_id]
             of[item_id] = drawn() if draw.random() < 0.7 else of.get(item_id, ((), {}))
-            catalogue.describe(item_id, *of[item_id], is_served=bool(draw.random() < 0.8))
+            catalogue.describe(item_id, *of[item_id], withdrawn=bool(draw.random() >= 0.8))
         wanted = ItemFilter(
             allow_item_ids=draw.choice(ids, draw.choice([0, 0, 0, 700])).tolist(),
             deny_item_ids=draw.choice(ids, draw.choice([0, 300])).tolist(),
@@ -287,10 +287,10 @@ def test_neither_a_record_nor_an_answer_costs_memory_for_each_hidden_item() -> N
     item_ids = [f"i{number}" for number in range(20_000)]
     catalogue = PopularItems(item_ids, np.ones(20_000, dtype=np.int64), [()] * 20_000)
     for item_id in item_ids[:-5]:
-        catalogue.describe(item_id, (), is_served=False)
+        catalogue.describe(item_id, (), withdrawn=True)
     tracemalloc.start()
-    catalogue.describe(item_ids[-1], (), is_served=False)
-    catalogue.describe(item_ids[0], (), is_served=True)
+    catalogue.describe(item_ids[-1], (), withdrawn=True)
+    catalogue.describe(item_ids[0], ())
     answered = [item.item_id for item in catalogue.top(10, ItemFilter(), [], 0)]
     _, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
@@ -304,9 +304,9 @@ def test_a_record_does_not_cost_memory_for_each_item_of_its_category(item_id: st
     item_ids = [f"i{number}" for number in range(20_000)]
     catalogue = PopularItems(item_ids, np.ones(20_000, dtype=np.int64), [("x",)] * 20_000)
     # Lists grow by an eighth at a time.
-    catalogue.describe("the first new one", ("x",), is_served=True)
+    catalogue.describe("the first new one", ("x",))
     tracemalloc.start()
-    catalogue.describe(item_id, categories, is_served=True)
+    catalogue.describe(item_id, categories)
     _, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     # A copy of the category would be 160 kB.
@@ -319,7 +319,7 @@ def test_items_that_left_a_category_and_come_back_are_answered_once() -> None:
     catalogue = PopularItems(NAMES, np.arange(12), [("x",)] * 12)
     for names in ((), ("x",), ("y",), ("x", "y")):
         for item_id in NAMES[:9]:
-            catalogue.describe(item_id, names, is_served=True)
+            catalogue.describe(item_id, names)
         found = catalogue.top(20, ItemFilter(allow_categories=("x",)), [], 0)
         assert [item.item_id for item in found] == (NAMES[::-1] if "x" in names else NAMES[:8:-1])
 

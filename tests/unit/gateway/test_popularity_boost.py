@@ -32,10 +32,10 @@ def scene_of(real: Real, *, cold_items: int, counts: dict[str, float]) -> Scene:
     scene.states.states["ann"] = real.scene.states.states["ann"]
     scene.states.seen["ann"] = SEEN
     for row in range(X):
-        scene.popular.describe(f"item-{row}", (), is_served=True)
+        scene.popular.describe(f"item-{row}", ())
     # What the bundle of other tests knows is not there.
     for item_id in "abcdef":
-        scene.popular.describe(item_id, (), is_served=False)
+        scene.popular.describe(item_id, (), withdrawn=True)
     scene.popular.take(counts)
     return scene
 

@@ -1,0 +1,110 @@
+"""GetItem and ListItems: the catalogue's items for people, read from the gateway's own columns.
+
+A page looks at a limited number of items, so a prefix that few items have may need several pages.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from services.contracts.topics.items import MAX_CATEGORY_BYTES, MAX_TITLE_BYTES
+from services.gateway.domain import ServedModel
+from services.gateway.freshness import ItemProgress
+from services.gateway.ports import Refreshers
+from services.gateway.recommend.catalogue import DescribedItems
+from services.gateway.recommend.popular import KnownItem
+from services.platform.errors import InvalidRequest, NotFound
+from services.platform.validation import validate_id, validate_text
+
+DEFAULT_PAGE, MAX_PAGE = 50, 1_000
+MAX_LOOKED, _AT_ONCE = 100_000, 4_096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ItemReport:
+    """progress: None if its refresher did not answer."""
+
+    known: KnownItem
+    progress: ItemProgress | None
+    model_version: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GetItem:
+    """The handler; one per version set."""
+
+    described: DescribedItems
+    refreshers: Refreshers
+    model: ServedModel
+    timeout_s: float = 0.5
+
+    async def __call__(self, item_id: str) -> ItemReport:
+        """Describe an item. Raises: InvalidRequest, NotFound."""
+        validate_id("item_id", item_id)
+        known = self.described.item(item_id)
+        if known is None:
+            raise NotFound(f"the catalogue has no item {item_id!r}")
+        answers, all_answered = await self.refreshers.item(item_id, self.timeout_s)
+        progress = max(answers, key=lambda one: one.num_interactions, default=None)
+        if progress is not None and not (all_answered or progress.num_interactions):
+            progress = None  # its refresher did not answer
+        return ItemReport(known=known, progress=progress, model_version=self.model.version)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ItemsQuery:
+    """Fields as in `ListItemsRequest`."""
+
+    prefix: str = ""
+    category: str = ""
+    newest_first: bool = False
+    page_size: int = 0
+    page_token: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListItems:
+    """The handler; one per version set."""
+
+    described: DescribedItems
+    model: ServedModel
+
+    async def __call__(self, query: ItemsQuery) -> tuple[Sequence[KnownItem], str]:
+        """Return a page's items, and the token of the next page, "" at the end. Raises: InvalidRequest."""
+        validate_text("prefix", query.prefix, 0, MAX_TITLE_BYTES)
+        validate_text("category", query.category, 0, MAX_CATEGORY_BYTES)
+        if query.page_size > MAX_PAGE:
+            raise InvalidRequest.of("page_size", query.page_size, f"0-{MAX_PAGE}")
+        return await asyncio.to_thread(self._page, query, self._start(query.page_token))
+
+    def _start(self, token: str) -> int | None:
+        """Return the key at which the page begins. A token is the key and the model, as keys are the model's."""
+        key, _, model = token.partition("@")
+        if not token:
+            return None
+        if model != self.model.version or len(key) > 12 or not key.removeprefix("-").isdecimal():
+            raise InvalidRequest.of(
+                "page_token", token[:64], "that of a page of this model, or empty for the first one"
+            )
+        return int(key)
+
+    def _page(self, query: ItemsQuery, start: int | None) -> tuple[Sequence[KnownItem], str]:
+        popular, prefix = self.described.popular, query.prefix.encode().lower()
+        keys = popular.rows_in(query.category)
+        if query.newest_first:
+            # New items have negative keys, the newest one the least.
+            keys = np.sort(np.where(keys >= popular.num_trained, -keys, keys))
+        first = 0 if start is None else int(np.searchsorted(keys, start))
+        size, last = query.page_size or DEFAULT_PAGE, min(first + MAX_LOOKED, len(keys))
+        found: list[int] = []
+        while first < last and len(found) < size:
+            rows = np.abs(keys[first : min(first + _AT_ONCE, last)])
+            passes = self.described.starting(rows, prefix) if prefix else np.ones(len(rows), dtype=bool)
+            hits = np.flatnonzero(passes)[: size - len(found)]
+            found += rows[hits].tolist()
+            # A full page ends behind its last item.
+            first += int(hits[-1]) + 1 if len(found) == size else len(rows)
+        items = self.described.known(np.array(found, np.int64))
+        return items, f"{keys[first]}@{self.model.version}" if first < len(keys) else ""
