@@ -14,7 +14,6 @@ from typing import Any, Self, TypeVar, get_args, get_origin
 from services.algorithms.encoding.history import check_max_history
 
 FORMAT = 3
-_OLD_ATTRIBUTES = "attributes.parquet"  # a file of format 2
 ENCODER_KINDS = ("hstu", "sasrec")
 HEAD_KINDS = ("mol", "dot")
 OUTPUT_NORMS = ("length", "layer")
@@ -207,12 +206,8 @@ class Manifest:
     def read(cls, path: Path) -> Self:
         """Read a manifest. Raises: BundleError if the file is missing, no JSON object, or has other fields."""
         raw = read_fields(path, "a bundle")
-        if raw.get("format") == 2 and _OLD_ATTRIBUTES not in raw.get("files", ()):
-            raw["format"] = FORMAT  # the formats are equal without attributes
         if raw.get("format") != FORMAT:
-            allowed = (
-                f"format {FORMAT}, and 2 without {_OLD_ATTRIBUTES}; `freshet train` or `freshet index` writes it again"
-            )
+            allowed = f"format {FORMAT}; `freshet train` or `freshet index` writes it again"
             raise BundleError(f"{path}: format={raw.get('format')!r:.80}; this program reads {allowed}")
         check_names(path, "manifest", raw, cls)
         check_types(path, "manifest", raw, cls)

@@ -1,6 +1,5 @@
 """Typed attributes in a bundle: what comes back of a table, what is refused, and that they are the model's."""
 
-import json
 from dataclasses import replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -13,7 +12,6 @@ import pytest
 from bundle_scene import content
 
 from services.algorithms.bundles.model_bundle import ITEMS, BundleError, load_bundle, write_bundle
-from services.algorithms.bundles.sealed_files import MANIFEST
 from services.algorithms.item_table.file import attributes_in
 from services.offline.datasets.catalogue_file import read_catalogue
 
@@ -132,18 +130,3 @@ def test_attributes_of_other_items_are_refused(tmp_path: Path) -> None:
     with pytest.raises((ValueError, pa.ArrowInvalid), match="length"):
         write_bundle(tmp_path / "b", replace(content(), attributes=pa.table({"price": pa.array([1.0] * 4)})))
     assert not (tmp_path / "b").exists()
-
-
-def test_a_bundle_of_the_format_before_is_read_without_attributes_alone(tmp_path: Path) -> None:
-    bundle = write_bundle(tmp_path / "b", content())
-    manifest = bundle.path / MANIFEST
-    said = json.loads(manifest.read_text())
-    manifest.write_text(json.dumps(said | {"format": 2}))
-    assert load_bundle(bundle.path).manifest == bundle.manifest
-    said["files"]["attributes.parquet"] = said["files"][ITEMS]
-    manifest.write_text(json.dumps(said | {"format": 2}))
-    says = (
-        r"manifest\.json: format=2; this program reads format 3, and 2 without attributes\.parquet; `freshet train` or"
-    )
-    with pytest.raises(BundleError, match=says):
-        load_bundle(bundle.path)
