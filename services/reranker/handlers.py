@@ -20,6 +20,7 @@ from services.algorithms.rules.filters import ItemFilter
 from services.algorithms.rules.ranking_rules import MAX_RULES, Mask, Rule, added
 from services.algorithms.scoring.explanation import score_parts
 from services.algorithms.scoring.states import QueryStates
+from services.algorithms.scoring.voted_answers import id_ranks
 from services.contracts.explanations import ExplainedPair, ExplainedScore
 from services.platform.batching import Batcher
 from services.platform.errors import InvalidRequest, NotFound, PreconditionFailed
@@ -199,7 +200,7 @@ class Rerank:
         masks = [self._catalogue.passing(rule.which, items.item_ids) for rule in request.rules]
         if masks:
             scores = scores + added(request.rules, masks)
-        order, scores = order_by_score_then_id(scores, _ranks(items.item_ids), tolerance=2 * error)
+        order, scores = order_by_score_then_id(scores, id_ranks(items.item_ids), tolerance=2 * error)
         masks = [mask[order] for mask in masks]
         scored = time.perf_counter()
         ruled = list(zip(request.rules, masks, strict=True))
@@ -275,10 +276,3 @@ def _scaled(bound: float | None, model_weight: float) -> float | None:
     if bound is None or math.isinf(bound):
         return bound
     return bound if model_weight == 1.0 else math.nextafter(model_weight * bound, math.inf)
-
-
-def _ranks(item_ids: Sequence[str]) -> np.ndarray:
-    """Return each item's rank in id order."""
-    ranks = np.empty(len(item_ids), dtype=np.int64)
-    ranks[sorted(range(len(item_ids)), key=item_ids.__getitem__)] = np.arange(len(item_ids))
-    return ranks

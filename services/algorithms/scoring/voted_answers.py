@@ -54,7 +54,7 @@ def joined_answer(
     all_ids = [*ids, *joining.item_ids]
     final = with_votes(np.concatenate([scores, joining.scores]), all_ids, votes, model_share)
     error = model_share * score_error(served.version, queries, query)
-    order, ordered = order_by_score_then_id(final, _ranks(all_ids), tolerance=2 * error)
+    order, ordered = order_by_score_then_id(final, id_ranks(all_ids), tolerance=2 * error)
     if proof.gap:
         kth = float(ordered[k - 1]) - 2 * error if len(ordered) >= k else None
         bound = float(np.nextafter(model_share * (float(scores[-1]) + proof.gap), np.inf))
@@ -76,7 +76,7 @@ def joined_pool(
     ids, scores = found
     joining = _joining(catalogue, served, queries, query, ids, votes, wanted)
     all_ids = [*ids, *joining.item_ids]
-    order, ordered = order_by_score_then_id(np.concatenate([scores, joining.scores]), _ranks(all_ids), tolerance=0.0)
+    order, ordered = order_by_score_then_id(np.concatenate([scores, joining.scores]), id_ranks(all_ids), tolerance=0.0)
     return ScoredItems(item_ids=[all_ids[row] for row in order.tolist()], scores=ordered)
 
 
@@ -104,7 +104,8 @@ def _joining(
     return ScoredItems(item_ids=list(items.item_ids), scores=items.scores(queries, query))
 
 
-def _ranks(item_ids: Sequence[str]) -> np.ndarray:
+def id_ranks(item_ids: Sequence[str]) -> np.ndarray:
+    """Return each item's rank in id order."""
     ranks = np.empty(len(item_ids), dtype=np.int64)
     ranks[sorted(range(len(item_ids)), key=item_ids.__getitem__)] = np.arange(len(item_ids))
     return ranks
