@@ -42,8 +42,6 @@ class Aversion:
         gate: FloatArray | None,
         rows: npt.NDArray[np.int64],
         weights: npt.NDArray[np.float64],
-        *,
-        step: float = STEP,
     ) -> FloatArray:
         """Return the components (P_q, d) of a state with this gate (P,), moved away from the items `rows` (n,).
 
@@ -57,7 +55,7 @@ class Aversion:
             gate=None if gate is None else np.repeat(gate[None], len(rows), axis=0),
         )
         directions = np.matmul(self._contributions.shares(queries, items), items.components.astype(np.float64))
-        away = np.einsum("n,nqd->qd", step * weights, _unit(directions))
+        away = np.einsum("n,nqd->qd", STEP * weights, _unit(directions))
         led = _unit(components - away).astype(np.float32)
         if self._leave_out is not None:
             led[self._leave_out] = components[self._leave_out]

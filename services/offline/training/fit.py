@@ -79,12 +79,10 @@ class FitSplit:
     split_time: int | None = None
 
 
-def fit_split(
-    interactions: Interactions, split: str, schema: EventSchema, *, max_events: int = 6000, fraction: float = 0.8
-) -> FitSplit:
+def fit_split(interactions: Interactions, split: str, schema: EventSchema, *, max_events: int = 6000) -> FitSplit:
     """Split data for training.
 
-    "leave-one-out" predicts each user's last event and trains on all others; "time" trains on the first `fraction` of
+    "leave-one-out" predicts each user's last event and trains on all others; "time" trains on the first .8 of
     the events and predicts up to `max_events` of the rest, evenly spread; "none" trains on everything. Of the held-out
     events only those that count by the schema are predicted.
     Raises: ValueError naming the known splits.
@@ -99,7 +97,7 @@ def fit_split(
             test_rows=counting(interactions, parts.test_rows, schema),
         )
     if split == TIME:
-        divided = global_time_split(interactions, fraction)
+        divided = global_time_split(interactions, 0.8)
         held_out = counting(interactions, np.arange(len(divided.train), len(interactions), dtype=np.int64), schema)
         chosen = np.linspace(0, len(held_out) - 1, min(max_events, len(held_out))).astype(np.int64)
         return FitSplit(

@@ -66,9 +66,9 @@ class Lanes:
         """Return the lane of each pair: (P,), read-only."""
         return _lane_of_pair(self)
 
-    def spread(self, values: npt.NDArray[np.floating], *, fill: float = 0.0) -> npt.NDArray[np.float32]:
-        """Return values per pair (..., P) as float32 values per lane (..., L), with `fill` in the padding."""
-        out = np.full((*values.shape[:-1], self.count), fill, dtype=np.float32)
+    def spread(self, values: npt.NDArray[np.floating]) -> npt.NDArray[np.float32]:
+        """Return values per pair (..., P) as float32 values per lane (..., L), with zeros in the padding."""
+        out = np.zeros((*values.shape[:-1], self.count), dtype=np.float32)
         out[..., self.of_pair] = bounded(values)
         return out
 

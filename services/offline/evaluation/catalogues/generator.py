@@ -121,9 +121,9 @@ def make_items(world: World, count: int) -> ItemStates:
     return ItemStates(components=components, gate=gate)
 
 
-def average_items(shape: Shape, count: int, *, seed: int, fitted: Fitted = PAPER) -> FloatArray:
+def average_items(shape: Shape, count: int, *, seed: int) -> FloatArray:
     """Return the averaged components (X, d) of `generate`'s items, without storing the items."""
-    world = World.drawn(shape, fitted, seed, num_items=count)
+    world = World.drawn(shape, PAPER, seed, num_items=count)
     averages = np.empty((count, shape.component_width), dtype=np.float32)
     chunk = np.empty((min(count, _CHUNK), shape.num_item_components, shape.component_width), dtype=np.float32)
     for start in range(0, count, _CHUNK):

@@ -22,14 +22,14 @@ from services.offline.training.sequences import Histories, windows_before
 _QUERIES_PER_BATCH = 128
 
 
-def trained_scene(path: Path, *, num_queries: int, seed: int, dataset: str | None = None) -> Scene:
+def trained_scene(path: Path, *, num_queries: int, seed: int) -> Scene:
     """Return a bundle's items with the states of `num_queries` of its users (fewer if it has fewer), drawn by `seed`.
 
-    `dataset`: source of their histories; default: the data set named in the bundle's manifest.
+    Their histories are of the data set that the bundle's manifest names.
     Raises: BundleError for an invalid bundle, ValueError if the data has other items or no user with two events.
     """
     bundle = load_bundle(path)
-    name = str(dataset or bundle.manifest.data.get("name", ""))
+    name = str(bundle.manifest.data.get("name", ""))
     interactions = load_dataset(name)
     if interactions.item_ids != bundle.item_ids:
         raise ValueError(

@@ -72,9 +72,7 @@ class PhraseWorld:
         return (x * np.float32(self.gain)).astype(np.float32), wanted
 
 
-def make_world(
-    shape: WorldShape, seed: int, *, in_locality: bool = True, say: Callable[[str], None] = lambda line: None
-) -> PhraseWorld:
+def make_world(shape: WorldShape, seed: int, *, say: Callable[[str], None] = lambda line: None) -> PhraseWorld:
     """Memory: V (D + 4) bytes, and about 700 MB during construction. Needs MiniLM's weights (`make setup`).
 
     Raises: ValueError if they are not installed.
@@ -89,10 +87,9 @@ def make_world(
     say(f"{shape.num_tokens:,} phrases: shortlist")
     centers = _centers(rng, layer, tokens, offsets, shape)
     sets = _sets(centers, rows, shape)
-    if in_locality:
-        places = locality_order(centers, sets, num_tokens=shape.num_tokens)
-        _move(rows, places)
-        tokens, sets = places[tokens], places[sets]
+    places = locality_order(centers, sets, num_tokens=shape.num_tokens)
+    _move(rows, places)
+    tokens, sets = places[tokens], places[sets]
     say(f"{shape.num_tokens:,} phrases: trie of {shape.num_identifiers:,} identifiers")
     trie = IdentifierTrie.build_flat(
         tokens,

@@ -7,7 +7,7 @@ search.
 Letters: X points, d width, C cells, m subspaces, k codewords each.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -62,7 +62,6 @@ def train_inverted_file(
     rotate: bool = False,
     seed: int = 0,
     gate_scale: npt.NDArray[np.floating] | None = None,
-    on_step: Callable[[str, float], None] | None = None,
 ) -> Codebooks:
     """Learn C cells and the residuals' codebooks for points (X, d), from at most 100,000 of them, drawn by seed.
 
@@ -80,7 +79,6 @@ def train_inverted_file(
         seed=seed,
         centres=cells.centres[cells.assign(checked)],
         rotate=rotate,
-        on_step=on_step,
     )
     rotation = residuals.rotation
     return Codebooks(

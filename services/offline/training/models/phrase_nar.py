@@ -122,14 +122,14 @@ class _Layer(nn.Module):
         return x.view(*x.shape[:2], self.num_heads, -1).transpose(1, 2)
 
 
-def from_minilm(folder: Path, *, positions: int, max_tokens: int = 64, num_upper: int = 2) -> PhraseEncoder:
+def from_minilm(folder: Path, *, positions: int, max_tokens: int = 64) -> PhraseEncoder:
     """Return an encoder with MiniLM's (or another six-layer BERT's of its width) weights from a model folder of the
     usual format.
 
     Raises: ValueError if a weight is missing or has another shape.
     """
     weights = load_file(folder / "model.safetensors")
-    encoder = PhraseEncoder(PhraseShape(positions=positions, max_tokens=max_tokens), num_upper=num_upper)
+    encoder = PhraseEncoder(PhraseShape(positions=positions, max_tokens=max_tokens), num_upper=2)
     encoder.load_state_dict(_renamed(weights, encoder.shape, folder))
     return encoder
 

@@ -115,7 +115,7 @@ class TrainedPhrases:
         x = self.encoder(torch.from_numpy(ids).to(device), torch.from_numpy(mask).to(device))
         return np.ascontiguousarray(x.cpu().numpy(), dtype=np.float32)
 
-    def generator(self, settings: GeneratorSettings | None = None, *, precision: Precision = "float16") -> Generator:
+    def generator(self, settings: GeneratorSettings | None = None) -> Generator:
         """Return a generator of the identifiers: item rows are document rows. The k of the shortlist by default."""
         trie = IdentifierTrie.build(
             self.identifiers.tokens,
@@ -124,7 +124,7 @@ class TrainedPhrases:
             num_tokens=len(self.weights),
         )
         return Generator(
-            output_layer=OutputLayer.from_weights(self.weights, precision=precision),
+            output_layer=OutputLayer.from_weights(self.weights, precision="float16"),
             shortlist=Shortlist(self.centers, self.sets, num_tokens=len(self.weights)),
             trie=trie,
             identifiers=IdentifierTable.build(self.identifiers.texts, self.identifiers.documents),
