@@ -4,7 +4,7 @@ Texts of items and users are set as text, never as HTML, and stand isolated, so 
 """
 
 import contextlib
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
 from freshet_client import FreshetError, PermissionDenied, Unauthenticated, Unreachable
@@ -16,7 +16,15 @@ from services.console.access import SIGN_IN, Access
 from services.console.snippets import in_script
 
 # Path and name, in the order of the header.
-PAGES = (("/", "Try it"), ("/user", "User"), ("/why", "Why"), ("/live", "Live"), ("/health", "Health"))
+PAGES = (
+    ("/", "Try it"),
+    ("/user", "User"),
+    ("/why", "Why"),
+    ("/live", "Live"),
+    ("/health", "Health"),
+    ("/experiments", "Experiments"),
+    ("/results", "Results"),
+)
 Handler = Callable[[], Awaitable[None] | None]
 
 
@@ -60,6 +68,26 @@ def entry(label: str, act: Callable[[str], Any], *, value: str = "", hint: str =
     # The attribute. Vue sets the property `value` at each update of the page, which would erase what somebody types.
     made.props["^value"] = value
     made.on("keydown.enter", lambda event: act(str(event.args or "")), js_handler="(e) => emit(e.target.value)")
+    return made
+
+
+def area(label: str, value: str) -> Element:
+    """A field of several lines with its label. value: the text at first."""
+    with box("label", "field"):
+        text("span", label, "field-name")
+        made = text("textarea", value, "input", rows="16", spellcheck="false")
+    return made
+
+
+def choice(label: str, options: Sequence[str], value: str, act: Callable[[str], Any], *, empty: str = "") -> Element:
+    """A list to choose from, with its label. empty: the name of the option ""."""
+    with box("label", "field"):
+        text("span", label, "field-name")
+        with box("select", "input") as made:
+            for one in options:
+                option = text("option", one or empty)
+                option.props.update({"value": one} | ({"selected": True} if one == value else {}))
+    made.on("change", lambda event: act(str(event.args)), js_handler="(e) => emit(e.target.value)")
     return made
 
 

@@ -16,3 +16,14 @@ def user_link(user_id: str) -> str:
 def why_link(user_id: str, item_id: str) -> str:
     """Why a user gets an item, or does not."""
     return f"/why?{urlencode({'user': user_id, 'item': item_id})}"
+
+
+def experiment_link(name: str) -> str:
+    """What differs between the arms of an experiment."""
+    return f"/experiments?{urlencode({'name': name})}"
+
+
+def results_link(name: str, metric: str = "", part: str = "") -> str:
+    """The results of an experiment."""
+    chosen = {"name": name, "metric": metric, "part": part}
+    return f"/results?{urlencode({key: value for key, value in chosen.items() if value})}"

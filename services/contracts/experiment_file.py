@@ -20,23 +20,31 @@ arms:
     share: 0.5
   - name: diverse
     share: 0.5
-    diversity: 0.3          # and max_per_category, new_item_share, version_set, rules (as in a rules file)
+    diversity: 0.3          # and max_per_category, new_item_share, max_gap, version_set, rules (as in a rules file)
 # Only requests with this in their context; leave it out for all.
 # context: {surface: home}
 # Both arms in one answer, item by item: a verdict with far fewer users. Two arms.
 # interleaved: true
 """
 _KEYS = ("name", "layer", "share", "arms", "context", "interleaved")
-_ARM_KEYS = ("name", "share", "version_set", "rules", "diversity", "max_per_category", "new_item_share")
+_ARM_KEYS = ("name", "share", "version_set", "rules", "diversity", "max_per_category", "new_item_share", "max_gap")
 
 
 def read_experiment(path: Path) -> Experiment:
     """Return the experiment of a file, without a salt. Raises: InvalidRequest with file and key."""
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as exc:
+        return parse_experiment(path.read_text(encoding="utf-8"), str(path))
+    except (OSError, UnicodeDecodeError) as exc:
         raise InvalidRequest(f"{path} cannot be read: {exc}") from exc
-    raw = _keyed(str(path), content, _KEYS)
+
+
+def parse_experiment(text: str, path: str) -> Experiment:
+    """Return the experiment of a text; `path` names it in errors. Raises: InvalidRequest with the key."""
+    try:
+        content = yaml.safe_load(text)
+    except (yaml.YAMLError, RecursionError) as exc:
+        raise InvalidRequest(f"{path} cannot be read: {exc}") from exc
+    raw = _keyed(path, content, _KEYS)
     arms = raw.get("arms")
     if not isinstance(arms, list):
         raise InvalidRequest.of(f"{path}: arms", str(arms)[:80], "a list of arms")
@@ -57,7 +65,10 @@ def read_experiment(path: Path) -> Experiment:
 
 def _arm(where: str, raw: Any) -> Arm:
     arm = _keyed(where, raw, _ARM_KEYS)
-    share = arm.get("new_item_share")
+
+    def optional(name: str) -> float | None:
+        return _number(f"{where}.{name}", arm[name]) if arm.get(name) is not None else None
+
     return Arm(
         name=str(arm.get("name", "")),
         share=_number(f"{where}.share", arm.get("share")),
@@ -65,7 +76,8 @@ def _arm(where: str, raw: Any) -> Arm:
         rules=rules_of(rules_from(f"{where}.rules", arm.get("rules", []))),
         diversity=_number(f"{where}.diversity", arm.get("diversity", 0.0)),
         max_per_category=round(_number(f"{where}.max_per_category", arm.get("max_per_category", 0))),
-        new_item_share=None if share is None else _number(f"{where}.new_item_share", share),
+        new_item_share=optional("new_item_share"),
+        max_gap=optional("max_gap"),
     )
 
 

@@ -5,6 +5,7 @@ of the log and a notebook compute the same arm. The state is one value; each ope
 Kafka and processes are not known here; `services.contracts.topics.experiments` encodes the values.
 """
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,7 +27,7 @@ CONSOLE = "console"
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 _ROUNDING = 1e-9
 # Settings of an arm that a request may also have.
-_SETTINGS = ("version_set", "rules", "diversity", "max_per_category", "new_item_share")
+_SETTINGS = ("version_set", "rules", "diversity", "max_per_category", "new_item_share", "max_gap")
 
 
 class State(IntEnum):
@@ -48,6 +49,10 @@ class Arm:
     diversity: float = 0.0
     max_per_category: int = 0
     new_item_share: float | None = None
+    max_gap: float | None = None
+
+
+_DEFAULTS = Arm(name="", share=0.0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,7 +78,7 @@ class Experiment:
     @property
     def settings(self) -> set[str]:
         """The settings in which an arm differs from the defaults."""
-        return {name for name in _SETTINGS for arm in self.arms if getattr(arm, name) not in (None, "", (), 0)}
+        return {name for name in _SETTINGS for arm in self.arms if getattr(arm, name) != getattr(_DEFAULTS, name)}
 
     def takes(self, who: str, context: Mapping[str, str]) -> bool:
         """Return whether a user's request takes part."""
@@ -266,5 +271,7 @@ def _check_arm(field_name: str, arm: Arm) -> None:
         raise InvalidRequest.of(f"{field_name}.diversity", arm.diversity, "0-1")
     if arm.new_item_share is not None and not 0 <= arm.new_item_share <= 0.5:
         raise InvalidRequest.of(f"{field_name}.new_item_share", arm.new_item_share, "0-0.5")
+    if arm.max_gap is not None and not 0 <= arm.max_gap < math.inf:
+        raise InvalidRequest.of(f"{field_name}.max_gap", arm.max_gap, "a finite number, at least 0")
     if len(arm.rules) > MAX_RULES:
         raise InvalidRequest.of(f"{field_name}.rules", f"{len(arm.rules)} rules", f"at most {MAX_RULES}")

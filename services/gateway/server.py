@@ -6,6 +6,7 @@ from typing import Any
 
 from freshet.v1 import gateway_pb2, gateway_pb2_grpc
 
+from services.contracts.topics.experiments import experiment_message, experiment_of
 from services.contracts.topics.interactions import Interaction
 from services.contracts.wire import rule_message, rules_of
 from services.gateway.domain import (
@@ -259,6 +260,33 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
             request.expected_revision, lambda standing: standing.replaced_by(rules), f"put {len(rules)} rules"
         )
         return gateway_pb2.PutRulesResponse(revision=revision, is_applied=is_applied)
+
+    async def ListExperiments(
+        self, request: gateway_pb2.ListExperimentsRequest, context: Any
+    ) -> gateway_pb2.ListExperimentsResponse:
+        """Return all experiments."""
+        found = self.routes.recorded
+        return gateway_pb2.ListExperimentsResponse(
+            revision=found.revision,
+            experiments=map(experiment_message, found.experiments.values()),
+            problems=self.routes.left_out,
+        )
+
+    async def ChangeExperiment(
+        self, request: gateway_pb2.ChangeExperimentRequest, context: Any
+    ) -> gateway_pb2.ChangeExperimentResponse:
+        """Create, start, stop or remove an experiment."""
+        change, step = self.operations.change_experiment, request.WhichOneof("change") or ""
+        if step == "create":
+            new = request.create
+            for name in ("started_time", "stopped_time", "first"):
+                new.ClearField(name)
+            new.state = new.STATE_CREATED
+            revision, is_applied = await change.create(experiment_of(new), request.expected_revision)
+        else:
+            name = getattr(request, step) if step else ""
+            revision, is_applied = await change(step, name, request.expected_revision)
+        return gateway_pb2.ChangeExperimentResponse(revision=revision, is_applied=is_applied)
 
     def _took(self, interactions: Sequence[Interaction]) -> None:
         for one in interactions:

@@ -91,6 +91,7 @@ ALSO: dict[str, set[str]] = {
     "GatewayService.Similar": {"NOT_FOUND"},
     "GatewayService.ReplayDeadLetter": {"NOT_FOUND"},
     "GatewayService.PutRules": {"ABORTED"},  # of another revision
+    "GatewayService.ChangeExperiment": {"ABORTED", "NOT_FOUND", "FAILED_PRECONDITION"},
     "GatewayService.ChangeVersionSet": {"ABORTED", "FAILED_PRECONDITION", "NOT_FOUND"},
     "GatewayService.GetExposure": {"NOT_FOUND", "PERMISSION_DENIED"},  # of a mutated user
     "GatewayService.GetItem": {"NOT_FOUND"},
@@ -423,6 +424,10 @@ def _gateway() -> Service:
     listings.append(g.ListItemsRequest(page_token="1@m1", page_size=1))
     forgets = [g.ForgetUserRequest(user_id="ann"), g.ForgetUserRequest(user_id="b", preview=True)]
     shadow = g.ChangeVersionSetRequest(change=1, name="b", share=0.5, expected_revision=1)
+    arms = [events_pb2.Arm(name="a", share=0.5), events_pb2.Arm(name="b", share=0.5, rules=recommends[4].rules)]
+    mixed = g.ChangeExperimentRequest(
+        create=events_pb2.Experiment(name="one", layer="a", share=0.5, arms=arms, context={"surface": "home"})
+    )
     rpcs = [
         Rpc("Recommend", 16, lambda state: recommends),
         Rpc("Search", 12, lambda state: searches),
@@ -447,6 +452,8 @@ def _gateway() -> Service:
         Rpc("GetVersionSets", 1, lambda state: [g.GetVersionSetsRequest()]),
         Rpc("ChangeVersionSet", 4, lambda state: [shadow]),
         Rpc("ListRules", 1, lambda state: [g.ListRulesRequest()]),
+        Rpc("ListExperiments", 1, lambda state: [g.ListExperimentsRequest()]),
+        Rpc("ChangeExperiment", 6, lambda state: [mixed]),
         Rpc("PutRules", 6, lambda state: [g.PutRulesRequest(rules=recommends[4].rules)]),
     ]
     return Service("GatewayService", gateway, rpcs, hints)

@@ -12,7 +12,9 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from freshet_client import Client, Filter, Interaction, Item
 from playwright.sync_api import Browser, Page, WebSocketRoute, expect, sync_playwright
+from typer.testing import CliRunner
 
+from services.cli.main import app
 from services.contracts.topics.dead_letters import dead_letter
 from services.contracts.topics.interactions import INTERACTIONS, encode_interaction
 from services.contracts.topics.interactions import Interaction as StoredInteraction
@@ -322,6 +324,77 @@ def test_a_dead_letter_is_replayed_once_after_a_second_look(
     ((_, end),) = producer.send_many([Record(INTERACTIONS, user.encode(), value, [])])
     assert int(said.rpartition(":")[2].rstrip(".")) == end - 1
     producer.close()
+
+
+def cli(running: Stack, *arguments: str) -> None:
+    result = CliRunner().invoke(app, [*arguments, "--state", str(running.place.state.root)])
+    assert result.exit_code == 0, result.output
+
+
+def test_an_experiment_is_created_compared_stopped_and_its_results_are_the_commands(
+    open_page: OpenPage, client: Client, running: Stack
+) -> None:
+    name = f"few-{uuid4().hex[:6]}"
+    page = open_page("/experiments")
+    page.get_by_text("A new experiment").click()
+    draft = page.get_by_label(re.compile("^The experiment, as for"))
+    draft.fill("name: Bad")
+    page.get_by_role("button", name="Create").click()
+    expect(page.get_by_role("alert")).to_contain_text("arms")
+    draft.fill(
+        f"name: {name}\nlayer: {name}\narms:\n- {{name: control, share: 0.5}}\n"
+        "- {name: few, share: 0.5, max_per_category: 1}"
+    )
+    page.get_by_role("button", name="Create").click()
+    panel = page.get_by_label(name, exact=True)
+    expect(panel.locator(".tag")).to_have_text("created")
+    expect(panel.locator("li")).to_have_text(["control, 50%: the defaults", "few, 50%: max per category 1"])
+    panel.get_by_role("button", name="Start").click()
+    expect(panel.locator(".tag")).to_have_text("running")
+    people = [f"{name}-{number}" for number in range(240)]
+    for user in people:
+        answer = client.recommend(user, 3, context={"device": "tv"})
+        client.record(Interaction(user, answer.item_ids[0], "like", exposure_id=answer.exposure_id))
+    panel.get_by_role("link", name="What differs").click()
+    field = page.get_by_label("User ids")
+    field.fill(f"{people[0]}, {people[1]}")
+    field.press("Enter")
+    sides = page.get_by_label(people[0]).locator("ol")
+    for place, arm in enumerate(("control", "few")):
+        items = client.recommend(
+            people[0], 5, arms={name: arm}, with_details=True, context={"surface": "console"}
+        ).items
+        expect(sides.nth(place).locator("a")).to_have_text([one.title for one in items])
+    expect(page.locator(".verdict")).to_contain_text("of 2 people differ")
+    page.get_by_label(name, exact=True).get_by_role("button", name="Stop").click()
+    expect(page.get_by_label(name, exact=True).locator(".tag")).to_have_text("stopped")
+    page.get_by_label(name, exact=True).get_by_role("link", name="Results").click()
+    expect(page.locator("pre")).to_have_text(f"freshet results {name} --metric click --publish")
+    counted = (name, "--metric", "like", "--horizon-hours", "0.0003", "--publish")
+    cli(running, "results", *counted)
+    table = page.get_by_label("By arm")
+    # The page asks again by itself.
+    expect(table).to_be_visible(timeout=WAIT_MS)
+    made = json.loads((running.place.state.results / f"{name}.json").read_text())
+    arms = made["parts"][0]["arms"]
+    assert sum(one["users"] for one in arms.values()) == len(people)
+    for place, (arm, one) in enumerate(arms.items()):
+        cells = table.locator("tr").nth(place + 1).locator("th, td")
+        expect(cells.nth(0)).to_have_text(arm)
+        expect(cells.nth(1)).to_have_text(str(one["users"]))
+    expect(table.locator("tr").last.locator("td").nth(4)).to_contain_text("[")
+    expect(page.locator(".plot canvas")).to_have_count(1)
+    page.get_by_label("Answers").select_option("device tv")
+    page.wait_for_url(re.compile("part=device"))
+    expect(page.get_by_text("A part is one more look")).to_be_visible()
+    expect(page.get_by_label("By arm").locator("tr").nth(1).locator("td").first).to_have_text(
+        str(arms["control"]["users"])
+    )
+    found = Axe().run(page).response["violations"]
+    page.goto(f"{running.console_address}/experiments")
+    expect(page.get_by_label(name, exact=True)).to_be_visible()
+    found += Axe().run(page).response["violations"]
+    assert [one["id"] for one in found if one["impact"] in ("serious", "critical")] == []
 
 
 def test_markup_in_ids_titles_and_categories_is_shown_as_text(open_page: OpenPage, client: Client) -> None:

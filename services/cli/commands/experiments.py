@@ -155,6 +155,7 @@ def _plain(one: "Experiment") -> dict[str, Any]:
     arms = [
         {"name": arm.name, "share": arm.share, "version_set": arm.version_set, "diversity": arm.diversity}
         | {"max_per_category": arm.max_per_category, "new_item_share": arm.new_item_share}
+        | {"max_gap": arm.max_gap}
         | {"rules": [rule.name for rule in arm.rules]}
         for arm in one.arms
     ]

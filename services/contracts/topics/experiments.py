@@ -32,6 +32,7 @@ def experiment_message(one: Experiment) -> events_pb2.Experiment:
                 diversity=arm.diversity,
                 max_per_category=arm.max_per_category,
                 new_item_share=arm.new_item_share,
+                max_gap=arm.max_gap,
             )
             for arm in one.arms
         ],
@@ -64,6 +65,7 @@ def experiment_of(message: events_pb2.Experiment) -> Experiment:
                 diversity=arm.diversity,
                 max_per_category=arm.max_per_category,
                 new_item_share=arm.new_item_share if arm.HasField("new_item_share") else None,
+                max_gap=arm.max_gap if arm.HasField("max_gap") else None,
             )
             for arm in message.arms
         ),

@@ -2,10 +2,12 @@
 
 import asyncio
 
+from services.contracts.experiments import Experiments
 from services.contracts.operation_record import Control
-from services.contracts.topics import rules, version_sets
+from services.contracts.topics import experiments, rules, version_sets
 from services.contracts.version_sets import VersionSets
 from services.gateway.config import GatewaySettings
+from services.gateway.experiments.change import ChangeExperiment
 from services.gateway.version_sets.change import ChangeVersionSet, Operations
 from services.gateway.version_sets.routes import Routes
 from services.gateway.write.operations import Operate
@@ -30,6 +32,14 @@ def operations(settings: GatewaySettings, routes: Routes) -> Operations:
                 applied=lambda: routes.sets.revision if routes.sets else 0,
             ),
             measure=lambda version: asyncio.to_thread(_measured, settings, version),
+        ),
+        change_experiment=ChangeExperiment(
+            routes=routes,
+            operate=Operate(
+                control=Control(settings.kafka, experiments.OPERATIONS),
+                initial=Experiments,
+                applied=lambda: routes.experiments.revision,
+            ),
         ),
     )
 

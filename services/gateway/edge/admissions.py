@@ -27,6 +27,7 @@ def admissions() -> dict[str, Admission]:
                 *("Similar", "Explain", "GetFreshness", "GetVersionSets", "PutItems", "ForgetUser"),
                 *("DescribeCatalogue", "GetItem", "ListItems", "GetUser", "GetHealth"),
                 *("ListDeadLetters", "ReplayDeadLetter", "ListRules", "PutRules", "ChangeVersionSet"),
+                *("ListExperiments", "ChangeExperiment"),
                 *("ListExposures", "GetExposure"),
             ),
             rest,

@@ -41,6 +41,8 @@ ROLES_OF: Mapping[str, frozenset[Role]] = MappingProxyType(
         "ChangeVersionSet": frozenset({Role.OPERATOR}),
         "ListRules": frozenset({Role.RECOMMEND, Role.OPERATOR}),
         "PutRules": frozenset({Role.OPERATOR}),
+        "ListExperiments": frozenset({Role.OPERATOR}),
+        "ChangeExperiment": frozenset({Role.OPERATOR}),
         "ForgetUser": frozenset({Role.ERASER}),
         "GetHealth": frozenset({Role.RECOMMEND, Role.OPERATOR, Role.SUPPORT}),
         "ListDeadLetters": frozenset({Role.OPERATOR}),

@@ -18,6 +18,8 @@ def with_arms(query: RecommendQuery) -> RecommendQuery:
                 diversity=query.diversity or arm.diversity,
                 max_per_category=query.max_per_category or arm.max_per_category,
                 new_item_share=query.new_item_share if arm.new_item_share is None else arm.new_item_share,
+                # A further page of a list is not searched for.
+                max_gap=arm.max_gap if query.max_gap is None and not query.page_token else query.max_gap,
             )
     return query
 

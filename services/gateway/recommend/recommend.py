@@ -73,7 +73,7 @@ class Recommend:
         if query.page_token:
             return await self._next_page(work, asked_ms)
         ranking, found = await self._ranked(work, asked_ms)
-        if query.max_gap is not None and not ranking.certificate.proves(query.max_gap):
+        if asked.max_gap is not None and not ranking.certificate.proves(asked.max_gap):
             work.mark(Degradation.GAP_NOT_PROVEN)
         served = ServedList(
             ranking=ranking,

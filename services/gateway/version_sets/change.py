@@ -7,6 +7,7 @@ from enum import IntEnum
 
 from services.contracts.topics.rules import StandingRules
 from services.contracts.version_sets import VersionSets
+from services.gateway.experiments.change import ChangeExperiment
 from services.gateway.version_sets.routes import Routes
 from services.gateway.write.operations import Operate
 from services.platform.errors import InvalidRequest, PreconditionFailed
@@ -75,3 +76,4 @@ class Operations:
 
     rules: Operate[StandingRules]
     change_set: ChangeVersionSet
+    change_experiment: ChangeExperiment

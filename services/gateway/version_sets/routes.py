@@ -72,7 +72,10 @@ class Routes:
     check: Callable[[Experiment], None] = lambda one: None
     rng: Random = field(default_factory=Random)
     sets: VersionSets | None = field(default=None, init=False)
+    # Those that apply here; `recorded`: all of them; left_out: name -> why it does not apply.
     experiments: Experiments = field(default_factory=Experiments, init=False)
+    recorded: Experiments = field(default_factory=Experiments, init=False)
+    left_out: dict[str, str] = field(default_factory=dict, init=False)
     standing: StandingRules | None = field(default=None, init=False)
     _sets: dict[str, ServedSet] = field(default_factory=dict, init=False)
     _problems: dict[str, str] = field(default_factory=dict, init=False)
@@ -107,12 +110,13 @@ class Routes:
 
     def apply_experiments(self, experiments: Experiments) -> None:
         """Apply these experiments from now on. A running one that cannot be applied is left out, and logged."""
-        kept = dict(experiments.experiments)
+        kept, self.recorded, self.left_out = dict(experiments.experiments), experiments, {}
         for one in experiments.running:
             try:
                 self.check(one)
             except InvalidRequest as exc:
                 log.error("experiment_not_held", experiment=one.name, reason=exc.message)
+                self.left_out[one.name] = exc.message
                 del kept[one.name]
         self.experiments = replace(experiments, experiments=kept)
 

@@ -26,8 +26,11 @@ _IDS = 50_000
 # have
 # `OF_CLIENTS`.
 LIMITS: Mapping[str, int] = {
+    "Arm.rules": 8,
     "AttributeCondition.values": 1000,
     "EncodeRequest.history": 10_000,
+    "Experiment.arms": 8,
+    "Experiment.context": 32,
     "ExplainRequest.history": 1000,
     "ExplainRequest.rules": 8,
     "ExplainScoreRequest.rules": 16,

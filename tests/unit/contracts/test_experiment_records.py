@@ -130,6 +130,7 @@ def test_what_an_operator_may_do() -> None:
         ({"arms": (ARMS[0], Arm(name="b", share=1.0))}, r"arms\[1\].share=1.0"),
         ({"arms": (ARMS[0], Arm(name="b", share=0.5, diversity=2.0))}, r"arms\[1\].diversity=2.0"),
         ({"arms": (ARMS[0], Arm(name="b", share=0.5, new_item_share=0.6))}, r"arms\[1\].new_item_share=0.6"),
+        ({"arms": (ARMS[0], Arm(name="b", share=0.5, max_gap=-0.1))}, r"arms\[1\].max_gap=-0.1"),
         ({"arms": (ARMS[0], Arm(name="b", share=0.5, rules=(BOOSTED,) * 9))}, "9 rules"),
         ({"interleaved": True, "arms": (*ARMS[:1], Arm(name="b", share=0.25), Arm(name="c", share=0.25))}, "exactly 2"),
     ],
@@ -140,7 +141,9 @@ def test_bad_experiments_are_refused_by_field(changes: dict[str, object], messag
 
 
 def test_records_are_read_as_they_were_written() -> None:
-    arm = Arm(name="b", share=0.5, version_set="next", rules=(BOOSTED,), max_per_category=2, new_item_share=0.0)
+    arm = Arm(
+        name="b", share=0.5, version_set="next", rules=(BOOSTED,), max_per_category=2, new_item_share=0.0, max_gap=0.0
+    )
     found = running(experiment("one", arms=(ARMS[0], arm), context={"surface": "home"}, share=0.25))
     found = found.created(experiment("two", interleaved=True, layer="words")).stopped("one", 11)
     made = Operation(after=found, operation="stop one", operator="ada", operation_id="1", time_ms=11)

@@ -29,11 +29,13 @@ from services.algorithms.bundles.event_schema import EventSchema, default_schema
 from services.algorithms.encoding.absence import AbsenceRows
 from services.algorithms.item_table.attributes import AttributeTable
 from services.algorithms.rules.attributes import Kind
+from services.contracts.experiments import Experiments
 from services.contracts.operations import Operation
 from services.contracts.query_state import PackedQueryState
 from services.contracts.topics.rules import StandingRules
 from services.contracts.version_sets import VersionSet, VersionSets
 from services.gateway.domain import ServedModel, now_ms
+from services.gateway.experiments.change import ChangeExperiment
 from services.gateway.freshness import PartitionProgress
 from services.gateway.handlers import Handlers, make_handlers
 from services.gateway.metrics import GatewayMetrics
@@ -99,6 +101,14 @@ def memory_operations(routes: Routes, sets: Operation[VersionSets] | None = None
                 applied=lambda: 1 << 60,
             ),
             measure=_warm,
+        ),
+        change_experiment=ChangeExperiment(
+            routes=routes,
+            operate=Operate(
+                control=MemoryControl(routes.apply_experiments),  # type: ignore[arg-type]
+                initial=Experiments,
+                applied=lambda: routes.experiments.revision,
+            ),
         ),
     )
 

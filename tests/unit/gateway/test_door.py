@@ -162,8 +162,15 @@ def test_other_keys_from_now_on_and_what_was_used_up_stays_used_up(scene: Scene)
 
 
 def test_calls_of_operators_and_erasers_are_audited_with_their_outcome_and_others_are_not(scene: Scene) -> None:
-    letters = {"ListDeadLetters", "ReplayDeadLetter", "ListExposures", "GetExposure"}
-    assert {"PutItems", "ForgetUser", "GetUser", "GetVersionSets", "PutRules", "ChangeVersionSet"} | letters == AUDITED
+    more = {
+        "ListDeadLetters",
+        "ReplayDeadLetter",
+        "ListExposures",
+        "GetExposure",
+        "ListExperiments",
+        "ChangeExperiment",
+    }
+    assert {"PutItems", "ForgetUser", "GetUser", "GetVersionSets", "PutRules", "ChangeVersionSet"} | more == AUDITED
     for method, roles in ROLES_OF.items():
         ended = scene.door(method, showing(min(roles)))
         assert (ended is not None) == (method in AUDITED)
@@ -177,6 +184,8 @@ def test_calls_of_operators_and_erasers_are_audited_with_their_outcome_and_other
         {"key": "operator", "method": "GetVersionSets", "status": "ABORTED", "peer": PEER},
         {"key": "operator", "method": "ChangeVersionSet", "status": "ABORTED", "peer": PEER},
         {"key": "operator", "method": "PutRules", "status": "ABORTED", "peer": PEER},
+        {"key": "operator", "method": "ListExperiments", "status": "ABORTED", "peer": PEER},
+        {"key": "operator", "method": "ChangeExperiment", "status": "ABORTED", "peer": PEER},
         {"key": "eraser", "method": "ForgetUser", "status": "ABORTED", "peer": PEER},
         {"key": "operator", "method": "ListDeadLetters", "status": "ABORTED", "peer": PEER},
         {"key": "operator", "method": "ReplayDeadLetter", "status": "ABORTED", "peer": PEER},

@@ -11,13 +11,14 @@ from gateway_scene import Scene, memory_operations
 from services.algorithms.rules.filters import ItemFilter
 from services.algorithms.rules.ranking_rules import Rule
 from services.contracts.experiments import Arm, Experiment, Experiments
+from services.contracts.topics.experiments import experiment_message
 from services.contracts.topics.exposures import Exposure
 from services.contracts.version_sets import VersionSet, VersionSets
 from services.gateway.domain import RecommendQuery
 from services.gateway.experiments.arms import with_arms
 from services.gateway.server import GatewayServicer
 from services.gateway.version_sets.routes import Routes, ServedSet
-from services.platform.errors import InvalidRequest, PermissionDenied
+from services.platform.errors import Conflict, InvalidRequest, NotFound, PermissionDenied
 from services.platform.rpc import request_context
 
 BURIED = Rule(name="bury-x", which=ItemFilter(exclude_seen=False, allow_categories=("x",)), bury=900.0)
@@ -110,12 +111,19 @@ async def test_explain_names_the_arm_s_rules() -> None:
 
 
 def test_a_request_s_own_settings_stay() -> None:
-    arm = Arm(name="arm", share=0.5, diversity=0.3, max_per_category=2, new_item_share=0.2, rules=(BURIED,))
+    arm = Arm(
+        name="arm", share=0.5, diversity=0.3, max_per_category=2, new_item_share=0.2, max_gap=0.1, rules=(BURIED,)
+    )
     (assigned,) = running(experiment(arm)).assigned("user", {}, {"one": "arm"})
     plain = with_arms(RecommendQuery(user_id="user", assignments=(assigned,)))
-    assert (plain.diversity, plain.max_per_category, plain.new_item_share, plain.rules) == (0.3, 2, 0.2, (BURIED,))
-    own = with_arms(RecommendQuery(user_id="user", diversity=0.9, max_per_category=1, assignments=(assigned,)))
-    assert (own.diversity, own.max_per_category) == (0.9, 1)
+    assert (plain.diversity, plain.max_per_category, plain.new_item_share) == (0.3, 2, 0.2)
+    assert (plain.max_gap, plain.rules) == (0.1, (BURIED,))
+    own = with_arms(
+        RecommendQuery(user_id="user", diversity=0.9, max_per_category=1, max_gap=0.0, assignments=(assigned,))
+    )
+    assert (own.diversity, own.max_per_category, own.max_gap) == (0.9, 1, 0.0)
+    page = with_arms(RecommendQuery(user_id="user", page_token="p", assignments=(assigned,)))
+    assert page.max_gap is None
 
 
 async def test_an_arm_s_version_set_answers_all_of_its_users_calls() -> None:
@@ -191,3 +199,59 @@ async def test_only_an_operator_chooses_an_arm(roles: set[str] | None, is_allowe
                 await gateway.ask("ann", arms={"one": "buried"})
     finally:
         request_context.roles.reset(token)
+
+
+async def test_an_operator_creates_starts_stops_and_removes_by_revision() -> None:
+    gateway = Gateway(Experiments())
+    new = experiment_message(
+        experiment(Arm(name="few", share=0.5, max_per_category=1, max_gap=0.0), first=0.3, started_ms=5)
+    )
+
+    async def change(expected: int, **step: object) -> gateway_pb2.ChangeExperimentResponse:
+        request = gateway_pb2.ChangeExperimentRequest(expected_revision=expected, **step)  # type: ignore[arg-type]
+        return await gateway.servicer.ChangeExperiment(request, None)
+
+    async def listed() -> gateway_pb2.ListExperimentsResponse:
+        return await gateway.servicer.ListExperiments(gateway_pb2.ListExperimentsRequest(), None)
+
+    assert (await listed()).revision == 0
+    created = await change(0, create=new)
+    assert (created.revision, created.is_applied) == (1, True)
+    (one,) = (await listed()).experiments
+    assert (one.name, one.state, one.first, one.HasField("started_time")) == ("one", one.STATE_CREATED, 0.0, False)
+    assert one.salt not in ("", "salt")
+    assert said(await gateway.ask("user-1")) == []
+    await change(1, start="one")
+    assert said(await gateway.ask("user-1")) != []
+    with pytest.raises(Conflict, match="expected_revision=1 allowed: 2"):
+        await change(1, stop="one")
+    await change(2, stop="one")
+    assert said(await gateway.ask("user-1")) == []
+    await change(3, remove="one")
+    found = await listed()
+    assert (found.revision, len(found.experiments)) == (4, 0)
+
+
+async def test_a_bad_change_of_an_experiment_changes_nothing() -> None:
+    def refuse(one: Experiment) -> None:
+        if one.arms[1].rules:
+            raise InvalidRequest.of("arms[1].rules[0].where", "colour", "price, maker")
+
+    gateway = Gateway(Experiments(), refuse)
+    for arm, error, match in (
+        (Arm(name="b", share=0.4), InvalidRequest, "shares that add up to 0.9"),
+        (Arm(name="b", share=0.5, version_set="gone"), NotFound, "version_set='gone' allowed: none is staged"),
+        (Arm(name="b", share=0.5, rules=(BURIED,)), InvalidRequest, "colour"),
+    ):
+        with pytest.raises(error, match=match):
+            await gateway.servicer.ChangeExperiment(
+                gateway_pb2.ChangeExperimentRequest(create=experiment_message(experiment(arm))), None
+            )
+    for request, error in (({"start": "one"}, NotFound), ({}, InvalidRequest)):
+        with pytest.raises(error):
+            await gateway.servicer.ChangeExperiment(gateway_pb2.ChangeExperimentRequest(**request), None)
+    assert gateway.routes.recorded == Experiments()
+    # As another gateway's operator made it, whose model has colours.
+    gateway.routes.apply_experiments(running(experiment(Arm(name="buried", share=0.5, rules=(BURIED,)))))
+    found = await gateway.servicer.ListExperiments(gateway_pb2.ListExperimentsRequest(), None)
+    assert [one.name for one in found.experiments] == list(found.problems) == ["one"]

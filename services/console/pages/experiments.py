@@ -1,0 +1,165 @@
+"""Experiments: their list, a new one, start and stop, and what two arms answer to the same people."""
+
+import asyncio
+from functools import partial
+from typing import Any
+
+from fastapi import Request
+from freshet.v1 import events_pb2, gateway_pb2
+from freshet_client import AsyncClient, InvalidArgument, ScoredItem
+from nicegui import ui
+
+from services.console.access import Access
+from services.console.frame import Notice, area, box, button, entry, may_ask, page_frame, text
+from services.console.links import experiment_link, results_link, why_link
+from services.contracts.experiment_file import EXAMPLE, parse_experiment
+from services.contracts.topics.experiments import experiment_message
+from services.platform.errors import InvalidRequest
+
+PATH = "/experiments"
+MAX_PEOPLE, LIST = 10, 5
+STATES = {1: "created", 2: "running", 3: "stopped"}
+
+
+def add(access: Access) -> None:
+    """Add the page."""
+
+    @ui.page(PATH)
+    async def experiments(request: Request) -> None:
+        with page_frame(access, PATH, "Experiments"):
+            page = Experiments(access.client, request.query_params.get("name", ""))
+            if await may_ask(access, page.notice):
+                await page.begin()
+
+
+def settings_of(arm: events_pb2.Arm) -> str:
+    """What an arm sets, in words."""
+    said = [f"{field.name} {value:g}" for field, value in arm.ListFields() if field.name in _NUMBERS]
+    said += [f"model {arm.version_set}"] if arm.version_set else []
+    said += [f"rule {rule.name}" for rule in arm.rules]
+    return ", ".join(said).replace("_", " ") or "the defaults"
+
+
+_NUMBERS = ("diversity", "max_per_category", "new_item_share", "max_gap")
+
+
+class Experiments:
+    """One tab's page."""
+
+    def __init__(self, client: AsyncClient, name: str) -> None:
+        self._client, self._name, self._revision = client, name, 0
+        text("h1", "Experiments")
+        text("p", "Give arms to shares of your users, and see what each arm answers.", "lead")
+        self.notice = Notice()
+        self._list = box("div", "wide")
+        self._apart = box("div", "wide")
+        with box("details", "code"):
+            text("summary", "A new experiment")
+            self._draft = area("The experiment, as for freshet experiments create", EXAMPLE)
+            button("Create", self._create, icon="add")
+
+    async def begin(self) -> None:
+        """Ask, and show."""
+        with self.notice.failures():
+            found = await self._client.call("ListExperiments", gateway_pb2.ListExperimentsRequest())
+            self._revision = found.revision
+            self._list.clear()
+            with self._list:
+                if not found.experiments:
+                    text("p", "There is no experiment yet.", "hint")
+                for one in reversed(found.experiments):
+                    self._panel(one, found.problems.get(one.name, ""))
+            self._apart.clear()
+            for one in found.experiments:
+                if one.name == self._name and one.state == events_pb2.Experiment.STATE_RUNNING:
+                    self._compare_panel(one)
+
+    def _panel(self, one: events_pb2.Experiment, problem: str) -> None:
+        state = STATES[one.state]
+        with box("section", f"panel experiment {state}", aria_label=one.name):
+            with box("div", "pair"):
+                text("h2", one.name)
+                text("span", state, "tag")
+                mixed = ", both arms in one list" if one.interleaved else ""
+                text("span", f"{one.share:.0%} of the users of layer {one.layer}{mixed}", "hint")
+            only = ", ".join(f"{name} {value}" for name, value in one.context.items())
+            if only:
+                text("p", f"Only requests with {only}.", "hint isolated")
+            if problem:
+                text("p", f"This gateway leaves it out: {problem}", "notice")
+            with box("ul", "plain"):
+                for arm in one.arms:
+                    text("li", f"{arm.name}, {arm.share:.0%}: {settings_of(arm)}", "isolated")
+            with box("div", "row"):
+                if state == "created":
+                    button("Start", partial(self._change, start=one.name), icon="play_arrow")
+                if state == "running":
+                    button("Stop", partial(self._change, stop=one.name), icon="stop")
+                    text("a", "What differs", "button", href=experiment_link(one.name))
+                if state != "running":
+                    button("Remove", partial(self._change, remove=one.name), icon="delete")
+                if state != "created":
+                    text("a", "Results", "button", href=results_link(one.name))
+
+    async def _create(self) -> None:
+        draft = await ui.run_javascript(f"getElement({self._draft.id}).value")
+        with self.notice.failures():
+            try:
+                new = parse_experiment(str(draft), "experiment")
+            except InvalidRequest as exc:
+                raise InvalidArgument(exc.message) from exc
+            await self._change(create=experiment_message(new))
+
+    async def _change(self, **change: Any) -> None:
+        """Change one experiment, as this page last saw them all."""
+        with self.notice.failures():
+            request = gateway_pb2.ChangeExperimentRequest(expected_revision=self._revision, **change)
+            await self._client.call("ChangeExperiment", request)
+            await self.begin()
+
+    def _compare_panel(self, one: events_pb2.Experiment) -> None:
+        first, second = one.arms[0].name, one.arms[1].name
+
+        async def compare(said: str) -> None:
+            people = list(dict.fromkeys(name for part in said.split(",") if (name := part.strip())))[:MAX_PEOPLE]
+            with self.notice.failures():
+                sides = [
+                    await asyncio.gather(*(self._ask(who, one.name, arm) for arm in (first, second))) for who in people
+                ]
+                lines.clear()
+                with lines:
+                    apart = sum(_ids(before) != _ids(after) for before, after in sides)
+                    text("p", f"The lists of {apart} of {len(people)} people differ.", "verdict")
+                    for who, (before, after) in zip(people, sides, strict=True):
+                        with box("section", "panel", aria_label=who):
+                            text("h2", who, "isolated")
+                            with box("div", "columns even"):
+                                _side(first, who, before, after)
+                                _side(second, who, after, before)
+
+        with self._apart, box("section", "panel", aria_label="What differs"):
+            text("h2", f"What {first} and {second} answer to the same people")
+            entry("User ids", compare, hint="up to ten, commas between them, then Enter")
+            text("p", "Results do not count these looks.", "hint")
+            lines = box("div", "wide")
+
+    async def _ask(self, user_id: str, experiment: str, arm: str) -> tuple[ScoredItem, ...]:
+        context = {"surface": "console"}
+        answer = await self._client.recommend(user_id, LIST, arms={experiment: arm}, with_details=True, context=context)
+        return answer.items
+
+
+def _ids(items: tuple[ScoredItem, ...]) -> list[str]:
+    return [one.item_id for one in items]
+
+
+def _side(arm: str, user_id: str, items: tuple[ScoredItem, ...], others: tuple[ScoredItem, ...]) -> None:
+    """One arm's list; an item that the other arm does not answer is marked."""
+    with box("div", "stack"):
+        text("p", arm, "field-name")
+        with box("ol", "plain"):
+            for one in items:
+                with box("li"):
+                    text("a", one.title or one.item_id, "isolated", href=why_link(user_id, one.item_id))
+                    if one.item_id not in _ids(others):
+                        text("span", "only here", "tag why")

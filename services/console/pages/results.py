@@ -1,0 +1,185 @@
+"""Results of an experiment: by arm, over time, with intervals, whole or for a part of the answers.
+
+The page shows the file that `freshet results --publish` wrote, and how old it is. Who may list experiments may see it.
+"""
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from fastapi import Request
+from freshet.v1 import gateway_pb2
+from nicegui import ui
+
+from services.console.access import Access
+from services.console.frame import Notice, box, choice, may_ask, page_frame, text
+from services.console.links import results_link
+from services.console.sentences import ago, date_text
+
+PATH = "/results"
+EVERY_S = 10.0
+_GREY, _COLOURS = "#7b8f99", ("#1098ad", "#d6861c", "#7c5cd6", "#17803d", "#b3400f", "#51646f", "#a61b1b")
+
+
+def add(access: Access) -> None:
+    """Add the page."""
+
+    @ui.page(PATH)
+    async def results(request: Request) -> None:
+        with page_frame(access, PATH, "Results"):
+            asked = request.query_params
+            page = Results(access, asked.get("name", ""), asked.get("metric", ""), asked.get("part", ""))
+            if await may_ask(access, page.notice):
+                await page.begin()
+                ui.timer(EVERY_S, page.begin)
+
+
+class Results:
+    """One tab's page."""
+
+    def __init__(self, access: Access, name: str, metric: str, part: str) -> None:
+        self._client, self._folder = access.client, access.settings.results
+        self._name, self._metric, self._part, self._shown = name, metric, part, ""
+        text("h1", "Results")
+        text("p", "Which arm people like better, and how certain that is.", "lead")
+        self.notice = Notice()
+        self._age = text("p", "", "hint", role="status")
+        self._body = box("div", "wide")
+
+    async def begin(self) -> None:
+        """Ask, and show what changed."""
+        with self.notice.failures():
+            found = await self._client.call("ListExperiments", gateway_pb2.ListExperimentsRequest())
+            names = [one.name for one in reversed(found.experiments)]
+            if self._name not in names:
+                self._name = next((one for one in names if read_results(self._folder, one)), "") or next(
+                    iter(names), ""
+                )
+            made = read_results(self._folder, self._name) if self._name else None
+            until = datetime.fromtimestamp(made["until_ms"] / 1000, UTC) if made else None
+            self._age.set_text(f"Until {date_text(until)}, {ago(until)} ago." if until else "")
+            if (shown := json.dumps([names, made])) != self._shown:
+                self._shown = shown
+                self._body.clear()
+                with self._body:
+                    self._show(names, made)
+
+    def _show(self, names: list[str], made: dict[str, Any] | None) -> None:
+        if not names:
+            return
+        parts = {one["name"]: one for one in made["parts"]} if made else {}
+        part = self._part if self._part in parts else ""
+        metric = self._metric if made and self._metric in made["metrics"] else made["metrics"][0] if made else ""
+
+        def go(**chosen: str) -> None:
+            said = {"name": self._name, "metric": metric, "part": part} | chosen
+            ui.navigate.to(results_link(**said))
+
+        with box("div", "row end"):
+            choice("Experiment", names, self._name, lambda name: go(name=name, part=""))
+            if made:
+                choice("Metric", made["metrics"], metric, lambda name: go(metric=name))
+                choice("Answers", list(parts), part, lambda name: go(part=name), empty="all")
+        if made is None:
+            text("p", "Nothing is published. Run this, and again whenever you want newer results:")
+            text("pre", f"freshet results {self._name} --metric click --publish", tabindex="0")
+            return
+        one = parts[part]
+        rows = [row for row in one["rows"] if row["metric"] == metric]
+        _table(made, one, [row for row in rows if rows and row["at_ms"] == rows[-1]["at_ms"]], metric)
+        for sentence in _remarks(one, is_part=bool(part)):
+            text("p", sentence, "hint")
+        if any("low" in row for row in rows):
+            with box("section", "panel", aria_label="Over time"):
+                text("h2", f"{metric} per user, less {made['control']}, with 95 % intervals")
+                arms = [arm for arm in one["arms"] if arm != made["control"]]
+                chart = ui.echart(_options(rows, arms)).classes("plot")
+                chart.props.update({"role": "img", "aria-label": "The difference of each arm over time"})
+
+
+def read_results(folder: Path | None, name: str) -> Any:
+    """Return the document of an experiment; None where there is none."""
+    path = None if folder is None else folder / f"{name}.json"
+    return json.loads(path.read_bytes()) if path is not None and path.exists() else None
+
+
+def _table(made: dict[str, Any], one: dict[str, Any], last: list[dict[str, Any]], metric: str) -> None:
+    by_arm = {row["arm"]: row for row in last}
+    heads = ("arm", "users", "counted", "exposures", f"{metric} per user", f"less {made['control']}", "")
+    with box("section", "panel", aria_label="By arm"):
+        text("h2", "By arm")
+        with box("table", "numbers"):
+            with box("tr"):
+                for name in heads:
+                    text("th", name, scope="col")
+            for arm, counts in one["arms"].items():
+                row = by_arm.get(arm, {})
+                with box("tr"):
+                    text("th", arm or "interleaved", scope="row")
+                    for name in ("users", "counted", "exposures"):
+                        text("td", f"{counts[name]:,}")
+                    text("td", f"{row['mean']:.4f}" if row.get("mean") is not None else "–")
+                    text("td", _interval(row))
+                    text("td", _verdict(row, arm, made["control"], [metric, arm] in one["broken"]))
+
+
+def _interval(row: dict[str, Any]) -> str:
+    if "low" not in row:
+        return "–"
+    relative = f" ({row['relative']:+.1%})" if row["relative"] is not None else ""
+    return f"{row['difference']:+.4f} [{row['low']:+.4f}, {row['high']:+.4f}]{relative}"
+
+
+def _verdict(row: dict[str, Any], arm: str, control: str, is_broken: bool) -> str:
+    if arm in ("", control):
+        return "control" if arm else ""
+    if "low" not in row:
+        return "too few users yet"
+    if is_broken:
+        return "breaks its guardrail"
+    return "higher" if row["low"] > 0 else "lower" if row["high"] < 0 else "open"
+
+
+def _remarks(one: dict[str, Any], *, is_part: bool) -> list[str]:
+    """What limits these results."""
+    said = []
+    if one["is_ratio_broken"]:
+        said.append("The arms' users do not fit their shares: users of one arm are lost. No difference is shown.")
+    if one["preferred"] is not None:
+        mean, low, high = one["preferred"]
+        said.append(f"Preference for the second arm, from -1 to 1: {mean:+.3f} [{low:+.3f}, {high:+.3f}].")
+    if is_part:
+        said.append("A part is one more look: its intervals are not corrected for the number of parts.")
+    for count, what in (
+        (one["in_two_arms"], "users were shown two arms, and are left out."),
+        (one["unknown_exposures"], "interactions name exposures that are not in the log."),
+        *((users, f"users have more of {name} than is counted.") for name, users in one["capped"].items()),
+    ):
+        if count:
+            said.append(f"{count:,} {what}")
+    return said
+
+
+def _options(rows: list[dict[str, Any]], arms: list[str]) -> dict[str, Any]:
+    """A line and a band for each arm."""
+    series = []
+    for colour, arm in zip(_COLOURS, arms, strict=False):
+        of = [row for row in rows if row["arm"] == arm and "low" in row]
+        band = {"type": "line", "stack": arm, "stackStrategy": "all", "showSymbol": False, "silent": True}
+        band |= {"lineStyle": {"opacity": 0}, "color": colour}
+        line = {"type": "line", "name": arm, "showSymbol": False, "color": colour}
+        series += [
+            band | {"data": [[row["at_ms"], row["low"]] for row in of]},
+            band | {"data": [[row["at_ms"], row["high"] - row["low"]] for row in of], "areaStyle": {"opacity": 0.18}},
+            line | {"data": [[row["at_ms"], row["difference"]] for row in of]},
+        ]
+    axis = {"axisLabel": {"color": _GREY}, "splitLine": {"lineStyle": {"color": _GREY, "opacity": 0.25}}}
+    return {
+        "animation": False,
+        "grid": {"left": 64, "right": 16, "top": 32, "bottom": 28},
+        "legend": {"top": 0, "data": arms, "textStyle": {"color": _GREY}},
+        "xAxis": axis | {"type": "time"},
+        "yAxis": axis | {"type": "value", "scale": True},
+        "series": series,
+    }
