@@ -34,10 +34,10 @@ $(STAMP): pyproject.toml services/client/pyproject.toml deploy/constraints.txt $
 	@touch $@
 
 quickstart: setup ## A first answer, and what one event changes in it, in a minute; it keeps running
-	@$(BIN)/freshet quickstart $(ARGS)
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/freshet quickstart $(ARGS)
 
 demo: setup ## Real interactions through the whole system, from nothing to fresh recommendations (ARGS="--keep")
-	@$(BIN)/freshet demo $(ARGS)
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/freshet demo $(ARGS)
 
 test: setup promtool chromium ## What the README promises, against the real components; ends with the slowest 20 tests
 	@$(PYTEST) --durations=20 -m "not cluster" $(ARGS)

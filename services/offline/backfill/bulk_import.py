@@ -10,9 +10,8 @@ Letters: N interactions, U users, X items, L = max_history.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -21,16 +20,14 @@ from services.algorithms.encoding.history import trim, windows
 from services.contracts.pseudonyms import pseudonym_of
 from services.contracts.stored_history import RecentId, StoredEvent, hash_event_id
 from services.contracts.topics.attributions import Attribution
-from services.contracts.topics.interactions import INTERACTIONS, decode_interaction, encode_interaction
 from services.encoder.domain import EncodedStates, EncodeJob
 from services.encoder.encoding import Vocabulary, attributed_state, encode_job, user_state
 from services.encoder.ports import Outbox, SequenceEncoder
-from services.offline.backfill.past_interactions import Layout, check, event_id, interaction, lay_out
+from services.offline.backfill.past_interactions import Layout, check, event_id, lay_out
+from services.offline.backfill.past_log import PastLog, Progressed, Writer
 from services.offline.datasets import Interactions
-from services.platform.errors import Conflict, InvalidRequest, PreconditionFailed
-from services.platform.stream.kafka import Record
+from services.platform.errors import Conflict, PreconditionFailed
 from services.platform.stream.ports import Reader
-from services.platform.stream.position import Position
 from services.user_state.forget_topic import ForgetTopic
 from services.user_state.forgetting import Forgotten, check_same_log, turned_down
 from services.user_state.merging import RECENT_IDS, Outcome
@@ -41,19 +38,8 @@ _CONSUMED = "something consumes the stream during the import: stop the encoder p
 
 # The pause of the stream ends this long after an import dies.
 PAUSE_SECONDS = 60
-WRITE_CHUNK = 20_000
 # A batch of users has about so many interactions; the model's output for a batch is in memory.
 FILL_CHUNK = 8_192
-
-# (phase, done, total): "write" counts interactions, "states" counts users.
-Progressed = Callable[[str, int, int], None]
-
-
-class Writer(Protocol):
-    """Writes records in order per partition and waits until all are acknowledged (the real one: BulkProducer)."""
-
-    def send_many(self, records: Sequence[Record], timeout_s: float = ...) -> list[Position]:
-        """Return the positions of the records, in the same order."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,7 +113,9 @@ class BulkImport:
         """
         self._attributes = attributes
         self._stream = stream
-        self._writer = writer
+        self._log = PastLog(
+            stream=stream, writer=writer, pause=lambda: store.pause_consumer(PAUSE_SECONDS), progress=progress
+        )
         self._outbox = outbox
         self._store = store
         self._forgets = forgets
@@ -158,8 +146,7 @@ class BulkImport:
                 if record.forget is not None:
                     self._forgotten.add(record.forget)
             check_same_log(self._forgotten.last(), self._stream.end_offsets())
-            present = self._check_topic(past, layout)
-            written = self._write(past, layout, present)
+            written = self._log.write(past, layout)
             filled_from = time.perf_counter()
             filled = self._fill(past, layout, now_ms())
         finally:
@@ -173,66 +160,6 @@ class BulkImport:
             write_seconds=filled_from - started,
             fill_seconds=time.perf_counter() - filled_from,
         )
-
-    def _check_topic(self, past: Interactions, layout: Layout) -> dict[int, int]:
-        """Return how many of each partition's rows are in the topic, which must begin with these rows."""
-        present = {}
-        for partition, end in self._stream.end_offsets().items():
-            mine = len(layout.rows[partition])
-            present[partition] = min(end, mine)
-            if end:
-                self._expect(past, layout, partition, 0)
-            if present[partition]:
-                self._expect(past, layout, partition, present[partition] - 1)
-        return present
-
-    def _expect(self, past: Interactions, layout: Layout, partition: int, offset: int) -> None:
-        rows = layout.rows[partition]
-        wanted = event_id(past, int(rows[offset])) if offset < len(rows) else None
-        found = self._event_id_at(partition, offset)
-        if wanted is None or found != wanted:
-            raise PreconditionFailed(
-                f"partition {partition} of {INTERACTIONS!r} holds another event than this import's at offset {offset}: "
-                "past interactions are imported before anything else is written (start with an empty topic and an "
-                "empty state store)"
-            )
-
-    def _event_id_at(self, partition: int, offset: int) -> str | None:
-        ends = self._stream.end_offsets()
-        self._stream.seek({p: offset if p == partition else end for p, end in ends.items()})
-        deadline = time.monotonic() + 10
-        while time.monotonic() < deadline:
-            for record in self._stream.poll(500, 1_000):
-                if record.partition == partition:
-                    if record.offset != offset:
-                        return None
-                    try:
-                        return decode_interaction(record.value, record.headers, record.key).event_id
-                    except InvalidRequest:
-                        return None
-        raise PreconditionFailed(f"partition {partition} of {INTERACTIONS!r} cannot be read at offset {offset}")
-
-    def _write(self, past: Interactions, layout: Layout, present: Mapping[int, int]) -> int:
-        """Write the missing rows in the data's order. An interrupted run leaves a prefix in each partition."""
-        done = np.array([present.get(partition, 0) for partition in range(len(layout.rows))], dtype=np.int64)
-        missing = np.flatnonzero(layout.offset >= done[layout.partition])
-        for start in range(0, len(missing), WRITE_CHUNK):
-            rows = missing[start : start + WRITE_CHUNK]
-            positions = self._writer.send_many(list(self._records(past, rows)), timeout_s=120.0)
-            for row, (partition, offset) in zip(rows.tolist(), positions, strict=True):
-                if partition != layout.partition[row] or offset not in (layout.offset[row], -1):
-                    raise PreconditionFailed(
-                        f"something else writes to {INTERACTIONS!r} during the import (offset {offset} of partition "
-                        f"{partition} was not expected): stop it, and import into an empty topic"
-                    )
-            self._store.pause_consumer(PAUSE_SECONDS)
-            self._progress("write", len(past) - len(missing) + start + len(rows), len(past))
-        return len(missing)
-
-    def _records(self, past: Interactions, rows: npt.NDArray[np.int64]) -> Iterator[Record]:
-        for row in rows.tolist():
-            one = interaction(past, row)
-            yield Record(INTERACTIONS, one.user_id.encode(), encode_interaction(one))
 
     def _fill(self, past: Interactions, layout: Layout, recorded_ms: int) -> _Filled:
         """recorded_ms: time when the broker had all records."""

@@ -24,9 +24,11 @@ from services.encoder.config import EncoderSettings
 from services.offline.archive.exposures import archive_exposures
 from services.offline.archive.files import open_whole
 from services.offline.archive.writing import ArchiveInteractions, ArchiveReport, check_continues
-from services.offline.backfill.bulk_import import BulkImport, ImportReport, Progressed
+from services.offline.backfill.bulk_import import BulkImport, ImportReport
 from services.offline.backfill.in_parts import run_parts
 from services.offline.backfill.memory_store import MemoryStore
+from services.offline.backfill.past_interactions import check, lay_out
+from services.offline.backfill.past_log import PastLog, Progressed
 from services.offline.backfill.reattribution import POLL_RECORDS, Reattribution, ReattributionReport
 from services.offline.backfill.rebuild import Rebuild, RebuildReport
 from services.offline.backfill.warming import warm
@@ -259,13 +261,29 @@ def import_interactions(
 
     Raises: BundleError; InvalidRequest, PreconditionFailed (the stream has other records), DependencyUnavailable.
     """
-    from services.encoder.config import EncoderSettings
-    from services.offline.backfill.jobs import run_import
-
     settings = EncoderSettings(bundle=bundle, kafka_bootstrap=kafka, redis_url=redis_url)
     where = {"engine": "in-process"} if inference_server is None else {"inference_server": inference_server}
-    settings = settings.model_copy(update=where)
+    return run_import(settings.model_copy(update=where), _named(past), progress, attributes=attributes)
+
+
+def write_past(past: Interactions, *, kafka: str) -> None:
+    """Write `past` to the stream and fill nothing: `import_interactions` of the same data continues from there.
+
+    No encoder process may run in between. Raises: InvalidRequest, PreconditionFailed, DependencyUnavailable.
+    """
+    settings = EncoderSettings(bundle=Path(), kafka_bootstrap=kafka)
+    stream, writer, named = kafka_stream(settings), bulk_producer(settings, "freshet-import"), _named(past)
+    try:
+        check(named)
+        layout = lay_out(named, len(list(stream.partitions())))
+        PastLog(stream=stream, writer=writer, pause=lambda: None).write(named, layout)
+    finally:
+        stream.close()
+        writer.close(timeout_s=1.0)
+
+
+def _named(past: Interactions) -> Interactions:
     # A file's name may be longer than an event id.
     name = "".join(filter(str.isprintable, past.name)).encode()[:64].decode(errors="ignore")
     # Equal data have equal event ids, so an interrupted import is recognised.
-    return run_import(settings, replace(past, name=f"{name}-{past.fingerprint()}"), progress, attributes=attributes)
+    return replace(past, name=f"{name}-{past.fingerprint()}")

@@ -6,6 +6,7 @@ This module only connects the others, times each part, and stops what it started
 import json
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,7 @@ from services.offline.demo import (
 from services.offline.demo.baselines import baseline_ranks
 from services.offline.demo.display import Display, Stopwatch, figures
 from services.offline.demo.person import Person, choose_person
-from services.offline.demo.plan import ReplayPlan, ReplayResult, answered_ranks
+from services.offline.demo.plan import HELD_OUT_SHARE, ReplayPlan, ReplayResult, answered_ranks
 from services.offline.demo.schedule import NUM_ACTIVE_USERS, replay_schedule
 from services.offline.demo.steps import DEFAULT_STATE_DIR, DemoOptions
 from services.offline.demo.stream import (
@@ -45,7 +46,6 @@ from services.stack.lag import Buckets, quantile_ms, read_histogram
 if TYPE_CHECKING:
     from services.stack import Stack
 
-HELD_OUT_SHARE = 0.2
 _APPLY_TIMEOUT_S = 60.0
 
 
@@ -72,24 +72,29 @@ def run_demo(options: DemoOptions, display: Display) -> dict[str, Any]:
     steps.require_free(stack, options)
     options.folder.mkdir(parents=True, exist_ok=True)
     clock = Stopwatch()
+    display.expect({"stream": options.events / options.rate_per_s})
     display.step("components", "fetch and build what is not on this machine yet")
     with clock.part("prepare"):
         steps.prepare(stack)
     display.step("interactions", "real people's, by time: four fifths to learn from, the last fifth to stream")
     with clock.part("data"):
         data, split = _load(options, display)
-    display.step("training", "HSTU encoder and dot product, preset quick")
-    bundle = steps.train_and_export(data, split.train, options, display, clock)
-    display.step("stack", "Apache Kafka, Redis, Triton Inference Server, and the services")
+    display.expect(steps.expected_seconds(options, split.train))
     finished = False
+    pool = ThreadPoolExecutor(1)
+    begun = pool.submit(steps.begin_log, options.dataset, stack, display)
     try:
+        display.step("training", "HSTU encoder and dot product, preset quick; the past goes to Kafka meanwhile")
+        bundle = steps.train_and_export(data, split.train, options, display, clock)
+        display.step("stack", "Apache Kafka, Redis, Triton Inference Server, and the services")
         with clock.part("start"):
-            components = steps.start(stack, display)
+            writer = begun.result()
+            steps.start(stack)
             if stack.console_address:
                 display.fact(f"watch it live: {stack.console_address}")
         display.step("past", "import what happened before the split: histories, seen items, states")
         with clock.part("import"):
-            steps.import_past(split.train, stack, display)
+            components = steps.import_past(split.train, writer, stack, display)
         display.step("stream", f"{options.rate_per_s:.0f} events a second, one in five predicted before it is sent")
         display.fact(
             "each prediction is asked for as of its event's own time (`as_of`), as the person would have asked"
@@ -104,8 +109,11 @@ def run_demo(options: DemoOptions, display: Display) -> dict[str, Any]:
             news = _new_item(bundle, streamed, display)
         finished = True
     finally:
+        pool.shutdown()
         if not (options.keep and finished):
             with clock.part("stop"):
+                if begun.exception() is None:
+                    begun.result().terminate()
                 steps.stop(stack, display)
     display.step("evaluation", "the same moments, answered by item-kNN, by popularity and by frozen states")
     with clock.part("evaluation"):

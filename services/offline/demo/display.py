@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from services.offline.demo.sittings import FIRST, LATER_DAY, SAME_DAY, SAME_SITTING, SITTING_MINUTES
@@ -34,6 +35,10 @@ STEPS = (
     "forget", "evaluation",
 )  # fmt: skip
 
+# Of each step on two cores with MovieLens-1M; the other steps take some seconds together.
+_SECONDS = {"components": 1.0, "training": 185.0, "export": 12.0, "stack": 10.0, "past": 30.0, "evaluation": 5.0}
+_LEAST_TOLD_S = 20.0
+
 
 class Stopwatch:
     """Seconds per part of the run, and in total since creation."""
@@ -61,11 +66,32 @@ class Display:
 
     def __init__(self, console: "Console") -> None:
         self.console = console
+        self._expected = dict(_SECONDS)
+        self._began: dict[str, float] = {}
+
+    def expect(self, seconds: Mapping[str, float]) -> None:
+        """Replace the expected seconds of steps, on a machine with two cores."""
+        self._expected |= seconds
 
     def step(self, name: str, says: str) -> None:
-        """Announce one of STEPS."""
+        """Announce one of STEPS, and the time that is left from here."""
+        self._began[name] = time.monotonic()
         self.console.print(f"{STEPS.index(name) + 1}/{len(STEPS)} {name}", style="bold cyan", end="  ")
-        self.console.print(says, soft_wrap=True)
+        self.console.print(says, soft_wrap=True, end=" ")
+        self.console.print(f"({self._left(name)})", style="dim", soft_wrap=True)
+
+    def _left(self, name: str) -> str:
+        """The expected seconds of the remaining steps, as much longer as the earlier ones took longer. The stream's
+        rate is the same on every machine.
+        """
+        began = list(self._began.items())
+        earlier = [(one, end - at) for (one, at), (_, end) in pairwise(began) if one != "stream"]
+        expected = sum(self._expected.get(one, 0.0) for one, _ in earlier)
+        factor = sum(took for _, took in earlier) / expected if expected >= _LEAST_TOLD_S else 1.0
+        rest = {one: self._expected.get(one, 0.0) for one in STEPS[STEPS.index(name) :]}
+        stream = rest.pop("stream", 0.0)
+        minutes = (stream + factor * sum(rest.values())) / 60
+        return f"about {minutes:.0f} min left" if minutes >= 1 else "less than a minute left"
 
     def fact(self, says: str) -> None:
         """Print a line of detail under the current step."""

@@ -17,6 +17,8 @@ import numpy.typing as npt
 
 from loadtest.open_loop import MAX_IN_FLIGHT
 
+HELD_OUT_SHARE = 0.2
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplayEvent:

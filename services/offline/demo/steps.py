@@ -6,6 +6,9 @@ Each connects the demo with the part that does the work, and passes on its excep
 import os
 import platform
 import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -95,6 +98,12 @@ def train_and_export(
     return load_bundle(options.bundle)
 
 
+def expected_seconds(options: DemoOptions, past: Interactions) -> dict[str, float]:
+    """Return the seconds of the steps that depend on the data, on two cores: 35,000 positions of training a second."""
+    epochs = options.epochs or _default_epochs(past) or _MAX_EPOCHS
+    return {"training": len(past) * (epochs / 35_000 + 1 / 40_000), "past": len(past) / 40_000}
+
+
 def _default_epochs(past: Interactions) -> int | None:
     """Return as many epochs as fit in some minutes; None, the preset's own number, for a small past."""
     allowed = max(1, _MAX_POSITIONS // max(1, len(past)))
@@ -145,15 +154,34 @@ def prepare(stack: Stack) -> None:
         raise taken
 
 
-def start(stack: Stack, display: Display) -> dict[str, str]:
-    """Delete this folder's stream and states, start everything; return names with versions."""
+def begin_log(dataset: str, stack: Stack, display: Display) -> "subprocess.Popen[bytes]":
+    """Delete this folder's stream and states, start Kafka, and write the past to it in a process that others precede.
+
+    Training and export leave one of two cores idle for as long as that takes.
+    """
     for part, says in _STREAM_DATA.items():
         folder = stack.place.state.data(part)
         if folder.exists():
             display.fact(f"dropping what {says} kept of an earlier run")
             shutil.rmtree(folder)
-    stack.up()
-    return components(stack)
+    stack.up(["kafka"])
+    with (stack.place.state.root / "demo" / "past.log").open("wb") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "services.offline.demo.past_writer", dataset, stack.kafka_bootstrap],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+        )
+
+
+# Started while the past is imported: the refresher encodes titles for as long, and an encoder process would apply the
+# past's records one by one.
+LATER = ("refresher", "encoder")
+
+
+def start(stack: Stack) -> None:
+    """Start everything but LATER."""
+    stack.up([part for part in stack.parts if part not in LATER])
 
 
 def components(stack: Stack) -> dict[str, str]:
@@ -178,11 +206,19 @@ def stop(stack: Stack, display: Display) -> None:
         display.fact(f"stopped: {', '.join(stopped)}")
 
 
-def import_past(past: Interactions, stack: Stack, display: Display) -> None:
-    """Write the past to the stream and fill the state store with all users' histories, seen items and states."""
+def import_past(
+    past: Interactions, writer: "subprocess.Popen[bytes]", stack: Stack, display: Display
+) -> dict[str, str]:
+    """Fill the state store with all users' histories, seen items and states, after what is still to write to the
+    stream; start LATER, and return the components.
+    """
     from services.offline.backfill.jobs import import_interactions
 
-    with display.progress() as bar:
+    with ThreadPoolExecutor(1) as pool, display.progress() as bar:
+        refresher = pool.submit(stack.up, LATER[:1], timeout_s=300.0)
+        # On a busy machine it may have got no turn: the import goes on from wherever it is.
+        writer.terminate()
+        writer.wait()
         tasks = {"write": bar.add_task("to Kafka", total=None), "states": bar.add_task("to Redis", total=None)}
 
         def on_progress(phase: str, done: int, total: int) -> None:
@@ -198,7 +234,10 @@ def import_past(past: Interactions, stack: Stack, display: Display) -> None:
             attributes=False,
             progress=on_progress,
         )
+        refresher.result()
+    stack.up(LATER)
     display.fact(
-        f"{report.interactions:,} events of {report.users_filled:,} users: {report.write_seconds:.0f} s to Kafka, "
-        f"{report.fill_seconds:.0f} s for histories and states"
+        f"{report.interactions:,} events of {report.users_filled:,} users, {report.interactions - report.written:,} of "
+        f"them written before; {report.fill_seconds:.0f} s for histories and states"
     )
+    return components(stack)

@@ -194,9 +194,10 @@ def _metrics(
         return {}
     model = ModelScorer(report.model, report.user_index)
     scorers: dict[str, EventScorer] = {"model": model}
-    for name, baseline in (("popularity", Popularity()), ("item_knn", ServedNeighbours())):
-        baseline.fit(taken)
-        scorers[name] = baseline
+    popularity, item_knn = Popularity(), ServedNeighbours()
+    popularity.fit(taken)
+    item_knn.fit(taken, neighbours)
+    scorers |= {"popularity": popularity, "item_knn": item_knn}
     if neighbours is not None:
         scorers["with_neighbours"] = WithNeighbours(model=model, neighbours=neighbours)
     ranks = {name: rank_events(one, divided.whole, divided.test_rows).ranks for name, one in scorers.items()}

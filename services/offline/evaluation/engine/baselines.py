@@ -108,8 +108,9 @@ class ServedNeighbours:
     _neighbours: ItemNeighbours = field(init=False, repr=False)
     _counts: FloatArray = field(init=False, repr=False)
 
-    def fit(self, train: Interactions) -> None:
-        self._neighbours, self._counts = learn_neighbours(train), train.item_counts().astype(np.float64)
+    def fit(self, train: Interactions, learnt: ItemNeighbours | None = None) -> None:
+        """`learnt`: of these events, where they are known already."""
+        self._neighbours, self._counts = learnt or learn_neighbours(train), train.item_counts().astype(np.float64)
 
     def scores(self, histories: Histories, events: IntArray, users: IntArray) -> FloatArray:
         return _by_popularity_where_zero(votes_before(self._neighbours, histories, events, users), self._counts)

@@ -1,10 +1,13 @@
 """The summary's keys are a contract with everybody who reads it, and its figures mean what they say."""
 
+import io
 import json
 import math
 
 import numpy as np
+from rich.console import Console
 
+from services.offline.demo.display import Display
 from services.offline.demo.person import Person, choose_person
 from services.offline.demo.plan import Prediction, ReplayEvent, ReplayPlan, ReplayResult, answered_ranks
 from services.offline.demo.replay import timeline
@@ -135,3 +138,16 @@ def test_a_histograms_quantile_is_that_of_what_came_between_two_reads() -> None:
     assert quantile_ms(before, after, 0.5) == 55.0
     assert quantile_ms(before, before, 0.5) is None
     assert quantile_ms({}, {0.01: 1.0, math.inf: 10.0}, 0.99) is None
+
+
+def test_each_step_says_how_long_the_rest_takes() -> None:
+    written = io.StringIO()
+    display = Display(Console(file=written, width=200))
+    display.expect({"stream": 240.0, "training": 0.0})
+    for name in ("components", "stream", "evaluation"):
+        display.step(name, "it runs")
+    assert [line.partition("it runs ")[2] for line in written.getvalue().splitlines()] == [
+        "(about 5 min left)",
+        "(about 4 min left)",
+        "(less than a minute left)",
+    ]
