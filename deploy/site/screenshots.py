@@ -12,6 +12,10 @@ from playwright.sync_api import Page, expect, sync_playwright
 CHROMIUM = "/usr/bin/chromium"
 FOLDER = Path(__file__).parents[2] / "docs" / "guide"
 MAX_BYTES = 150_000
+RULES = """rules:
+- {name: less-drama, categories: [Drama], bury: 0.2}
+- {name: one-for-children, categories: [Children], pin: 3}
+"""
 
 
 def like(page: Page, *places: int) -> None:
@@ -44,6 +48,15 @@ def main(base: str) -> None:
         expect(page.locator(".verdict")).to_contain_text("Every part is ready")
         expect(page.locator(".plot canvas")).to_have_count(4)
         shot(page, "health")
+        page.goto(f"{base}/models")
+        expect(page.locator(".verdict").first).to_be_visible()
+        shot(page, "models")
+        page.goto(f"{base}/rules?users={user}")
+        page.get_by_label("Rules, as in a rules file").fill(RULES)
+        page.get_by_role("button", name="Before and after").click()
+        expect(page.get_by_role("heading", name="lists change")).to_be_visible()
+        page.set_viewport_size({"width": 1280, "height": 1080})
+        shot(page, "rules")
         browser.close()
 
 

@@ -21,6 +21,8 @@ PAGES = (
     ("/user", "User"),
     ("/why", "Why"),
     ("/live", "Live"),
+    ("/models", "Models"),
+    ("/rules", "Rules"),
     ("/health", "Health"),
     ("/experiments", "Experiments"),
     ("/results", "Results"),

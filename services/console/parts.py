@@ -219,6 +219,14 @@ class Code:
             snippet("Python", python(asker.target, call, arguments, with_key=asker.with_key))
 
 
+def calls_to_copy(asker: Asker, method: str, call: str) -> None:
+    """A call without arguments as curl and Python."""
+    with box("details", "code"):
+        text("summary", "This page as curl and Python")
+        snippet("curl", curl(asker.base, method, {}, with_key=asker.with_key))
+        snippet("Python", python(asker.target, call, {}, with_key=asker.with_key))
+
+
 def snippet(name: str, code: str) -> Element:
     """Code with a button that copies it."""
     with box("div", "snippet") as made:

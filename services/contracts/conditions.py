@@ -7,6 +7,7 @@ default), anything else, or text in double quotes, a tag.
 """
 
 import re
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 
 from services.contracts.attributes import ParsedCondition, Value
@@ -17,6 +18,7 @@ _PRESENCE = re.compile(rf"\s*has\s+(no\s+)?{_NAME}\s*")
 _ORDERED = re.compile(rf"\s*{_NAME}\s*(<=|>=|<|>|=)\s*([^\s<>=].*?)\s*")
 _LISTED = re.compile(rf"\s*{_NAME}\s+(not\s+)?in\s+(.+?)\s*")
 _COMPARISONS = {"<=": "at most", ">=": "at least", "<": "below", ">": "above", "=": "one of"}
+_SYMBOLS = {one: symbol for symbol, one in _COMPARISONS.items()} | {"one of": " in ", "none of": " not in "}
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 _TIME = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d{1,6})?)?(Z|[-+]\d\d:\d\d)?)?")
 _VALUES = re.compile(r'\s*("[^"]*"|[^",]+?)\s*(,|$)')
@@ -48,6 +50,21 @@ def parse_value(text: str) -> Value:
     except ValueError as exc:
         raise InvalidRequest.of("time", text, f"a date of the calendar ({exc}); a tag in double quotes") from exc
     return ((time if time.tzinfo else time.replace(tzinfo=UTC)) - _EPOCH) // timedelta(milliseconds=1)
+
+
+def condition_text(name: str, comparison: str, values: Iterable[Value]) -> str:
+    """The inverse of `parse_condition`; a tag must be without double quotes."""
+    if comparison in ("present", "absent"):
+        return f"has {'no ' if comparison == 'absent' else ''}{name}"
+    texts = [
+        f'"{one}"'
+        if isinstance(one, str)
+        else repr(one)
+        if isinstance(one, float)
+        else (_EPOCH + timedelta(milliseconds=one)).isoformat()
+        for one in values
+    ]
+    return f"{name}{_SYMBOLS[comparison]}{','.join(texts)}"
 
 
 def _values(text: str, condition: str) -> tuple[Value, ...]:

@@ -7,30 +7,40 @@ rules:
     boost: 0.1
 """
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import yaml
 from freshet.v1 import common_pb2
 
-from services.contracts.attributes import condition_message
-from services.contracts.conditions import parse_condition
+from services.contracts.attributes import COMPARISONS, condition_message, read_value
+from services.contracts.conditions import condition_text, parse_condition
 from services.platform.errors import InvalidRequest
 
 _LISTS = ("item_ids", "categories", "where")
-_EFFECTS = ("boost", "bury", "pin", "cap")
-_KEYS = ("name", *_LISTS, *_EFFECTS)
+EFFECTS = ("boost", "bury", "pin", "cap")
+_KEYS = ("name", *_LISTS, *EFFECTS)
 
 
 def read_rules(path: Path) -> list[common_pb2.Rule]:
     """Return the rules of a file, limits unchecked. Raises: InvalidRequest with file, rule and key."""
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as exc:
+        written = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as exc:
         raise InvalidRequest(f"{path} cannot be read: {exc}") from exc
+    return parse_rules(str(path), written)
+
+
+def parse_rules(where: str, written: str) -> list[common_pb2.Rule]:
+    """Return the rules of a file's text; raises as `read_rules`, `where` for the file."""
+    try:
+        content = yaml.safe_load(written)
+    except (yaml.YAMLError, RecursionError) as exc:
+        raise InvalidRequest(f"{where} cannot be read: {exc}") from exc
     if not isinstance(content, dict) or list(content) != ["rules"]:
-        raise InvalidRequest.of(str(path), "another form", "`rules:` and a list below it")
-    return rules_from(f"{path}: rules", content["rules"])
+        raise InvalidRequest.of(where, "another form", "`rules:` and a list below it")
+    return rules_from(f"{where}: rules", content["rules"])
 
 
 def rules_from(where: str, raw: Any) -> list[common_pb2.Rule]:
@@ -40,13 +50,31 @@ def rules_from(where: str, raw: Any) -> list[common_pb2.Rule]:
     return [_rule(f"{where}[{position}]", one) for position, one in enumerate(raw)]
 
 
+def rules_text(rules: Iterable[common_pb2.Rule]) -> str:
+    """Return the text of a file with these rules."""
+    plain = []
+    for rule in rules:
+        lists = {"item_ids": [*rule.item_ids], "categories": [*rule.categories]}
+        lists["where"] = [where_text(one) for one in rule.where]
+        effect = rule.WhichOneof("effect") or "boost"
+        named = {name: values for name, values in lists.items() if values}
+        plain.append({"name": rule.name, **named, effect: getattr(rule, effect)})
+    return yaml.safe_dump({"rules": plain}, sort_keys=False, allow_unicode=True, default_flow_style=None, width=120)
+
+
+def where_text(message: common_pb2.AttributeCondition) -> str:
+    """Return a condition as it stands in a file."""
+    values = [read_value(one, "value") for one in message.values]
+    return condition_text(message.name, COMPARISONS[message.comparison], values)
+
+
 def _rule(where: str, raw: Any) -> common_pb2.Rule:
     if not isinstance(raw, dict):
         raise InvalidRequest.of(where, str(raw)[:80], f"keys {', '.join(_KEYS)}")
     if unknown := [key for key in raw if key not in _KEYS]:
         raise InvalidRequest.of(f"{where}.{unknown[0]}", "an unknown key", ", ".join(_KEYS))
-    if len([name for name in _EFFECTS if name in raw]) != 1:
-        raise InvalidRequest.of(where, "none or several effects", f"one of {', '.join(_EFFECTS)}")
+    if len([name for name in EFFECTS if name in raw]) != 1:
+        raise InvalidRequest.of(where, "none or several effects", f"one of {', '.join(EFFECTS)}")
     for name in _LISTS:
         values = raw.get(name, [])
         if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
@@ -59,7 +87,7 @@ def _rule(where: str, raw: Any) -> common_pb2.Rule:
             rule.where.append(condition_message(*parse_condition(text)))
         except InvalidRequest as exc:
             raise InvalidRequest(f"{where}.where: {exc.message}") from exc
-    for name in _EFFECTS:
+    for name in EFFECTS:
         if name in raw:
             try:
                 setattr(rule, name, raw[name])

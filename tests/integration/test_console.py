@@ -15,9 +15,12 @@ from playwright.sync_api import Browser, Page, WebSocketRoute, expect, sync_play
 from typer.testing import CliRunner
 
 from services.cli.main import app
+from services.contracts.operation_record import Control
 from services.contracts.topics.dead_letters import dead_letter
 from services.contracts.topics.interactions import INTERACTIONS, encode_interaction
 from services.contracts.topics.interactions import Interaction as StoredInteraction
+from services.contracts.topics.version_sets import OPERATIONS
+from services.contracts.version_sets import VersionSet, VersionSets
 from services.gateway.domain import now_ms
 from services.gateway.edge.api_keys import create_key
 from services.gateway.edge.roles import Role
@@ -397,6 +400,93 @@ def test_an_experiment_is_created_compared_stopped_and_its_results_are_the_comma
     assert [one["id"] for one in found if one["impact"] in ("serious", "critical")] == []
 
 
+def test_rules_are_tried_first_and_two_tabs_do_not_overwrite_each_other(open_page: OpenPage, client: Client) -> None:
+    user, before = f"u-{uuid4().hex}", client.rules()
+    session, items = client.session(user), client.recommend("anybody", 3).item_ids
+    for item_id in items:
+        session.record(item_id, "like")
+    last = session.recommend(k=100, with_details=True).items[-1]
+    page, other = open_page(f"/rules?users={user}"), open_page("/rules")
+    editor = page.get_by_label("Rules, as in a rules file")
+    written = f"rules:\n- name: first\n  item_ids: ['{last.item_id}']\n  pin: 1\n"
+    editor.fill(written.replace("pin", "colour"))
+    page.get_by_role("button", name="Before and after").click()
+    expect(page.get_by_role("alert")).to_contain_text("rules[0].colour='an unknown key'")
+    editor.fill(written)
+    page.get_by_role("button", name="Before and after").click()
+    expect(page.get_by_role("heading", name="1 of 1 lists change")).to_be_visible()
+    lists = page.get_by_label(f"User {user}").locator("ol")
+    expect(lists.nth(1).locator("li").first).to_contain_text(f"{last.title}new")
+    assert client.rules() == before
+    try:
+        page.get_by_role("button", name="Save for all users").click()
+        expect(page.locator(".moment")).to_contain_text(f"Saved as revision {before.revision + 1};")
+        says = f"first: puts at position 1 the best of items {last.item_id}"
+        expect(page.get_by_label("Standing rules").locator("li")).to_have_text([says])
+        answer = client.recommend(user, 1)
+        assert (answer.item_ids, answer.provenance.rules_revision) == ([last.item_id], before.revision + 1)
+        unsaved = other.get_by_label("Rules, as in a rules file")
+        unsaved.fill("rules: []")
+        other.get_by_role("button", name="Save for all users").click()
+        expect(other.get_by_role("alert")).to_contain_text("Somebody else changed the rules")
+        expect(unsaved).to_have_value("rules: []")
+        assert client.rules().revision == before.revision + 1
+        other.reload()
+        expect(other.get_by_label("Standing rules").locator("li")).to_have_text([says])
+    finally:
+        client.put_rules(before.rules, expected_revision=client.rules().revision)
+
+
+def test_a_models_steps_have_a_second_look_and_a_canary_is_rolled_back(
+    open_page: OpenPage, client: Client, running: Stack
+) -> None:
+    (held,) = client.version_sets().sets
+    first = VersionSet(name="first", model_version=held.set.model_version, bundle=str(running.bundle))
+    control = Control(running.kafka_bootstrap, OPERATIONS)
+    staged = VersionSets.of_one(first).staged(VersionSet(name="next", model_version="m-2", bundle="/nowhere"))
+    control.write(staged, "stage next")
+    page = open_page("/models")
+    for _ in range(WAIT_MS // 50):
+        if len(client.version_sets().sets) == 2:
+            break
+        page.wait_for_timeout(50)
+    page.reload()
+    new, verdict = page.get_by_label("Set next"), page.get_by_label("Set next").locator(".verdict")
+    expect(verdict).to_have_text("Answers nobody yet.")
+    expect(new.locator(".notice")).to_contain_text("Not ready")
+    again = page.get_by_label("Look again")
+    page.get_by_role("button", name="Promote next").click()
+    expect(again).to_contain_text("Set next answers everybody. Set first stays beside it")
+    again.get_by_role("button", name="Not now").click()
+    expect(again).to_be_hidden()
+    new.get_by_label("Canary: % of users").fill("20")
+    page.get_by_role("button", name="Canary next").click()
+    expect(again).to_contain_text("Set next answers 20% of users")
+    assert client.version_sets().revision == 1
+    again.get_by_role("button", name="Do it").click()
+    expect(verdict).to_have_text("Answers 20% of users (canary).")
+    expect(page.get_by_label("Set first").locator(".verdict")).to_have_text("Answers 80% of users.")
+    page.get_by_role("button", name="Promote next").click()
+    again.get_by_role("button", name="Do it").click()
+    expect(page.get_by_role("alert")).to_contain_text("set 'next'")
+    page.get_by_role("button", name="Roll back").click()
+    expect(again).to_contain_text("The canary ends: set first answers everybody.")
+    # Meanwhile another operator asks the set beside: this page's step is refused, and the next one is taken.
+    client.change_version_set("shadow", "next", share=0.5, expected_revision=2)
+    again.get_by_role("button", name="Do it").click()
+    expect(page.get_by_role("alert")).to_contain_text("expected_revision=2 allowed: 3")
+    page.reload()
+    for step in ("Roll back", "Retire next"):
+        page.get_by_role("button", name=step).click()
+        again.get_by_role("button", name="Do it").click()
+        expect(page.get_by_role("status")).to_contain_text("Done")
+    expect(new).to_have_count(0)
+    expect(page.get_by_label("Set first").locator(".verdict")).to_have_text("Answers everybody.")
+    last = control.read().last
+    assert last is not None
+    assert (last.operation, last.operator) == ("retire next", "a caller without a key")
+
+
 def test_markup_in_ids_titles_and_categories_is_shown_as_text(open_page: OpenPage, client: Client) -> None:
     category = f"odd </script> {uuid4().hex}"
     client.put_items([Item(item_id=f"{EVIL}", title=EVIL, categories=[category])])
@@ -430,6 +520,8 @@ def test_a_checker_of_accessibility_finds_nothing_serious(browser: Browser, runn
             (f"/why?user=checked&item={item}", ".legend"),
             ("/live", "canvas"),
             ("/health", ".tile"),
+            ("/models", ".verdict"),
+            ("/rules", ".editor"),
         )
         for path, there in others:
             page.goto(running.console_address + path)
@@ -448,6 +540,10 @@ def test_a_narrow_screen_scrolls_in_one_direction(browser: Browser, running: Sta
         page.goto(f"{running.console_address}/health")
         expect(page.locator(".tile")).to_have_count(8)
         assert page.evaluate("document.documentElement.scrollWidth") == 390
+        for path, there in (("/models", ".verdict"), ("/rules", ".editor")):
+            page.goto(running.console_address + path)
+            expect(page.locator(there).first).to_be_visible()
+            assert page.evaluate("document.documentElement.scrollWidth") == 390
 
 
 def test_a_gateway_that_is_away_is_said_and_the_page_works_again(open_page: OpenPage, running: Stack) -> None:

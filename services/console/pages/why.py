@@ -99,7 +99,7 @@ class Why:
     def _show(self, place: ItemRank, found: Explanation | None) -> None:
         title = found.similarity.title if found is not None and found.similarity is not None else ""
         with self._body:
-            with box("section", "panel", aria_label="ItemRank"):
+            with box("section", "panel", aria_label="Place"):
                 with box("p", "pair"):
                     text("strong", title or self._item_id, "isolated")
                     text("span", "for", "hint")

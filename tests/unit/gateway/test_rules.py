@@ -10,6 +10,7 @@ import grpc
 import numpy as np
 import pytest
 import pytest_asyncio
+import yaml
 from freshet.v1 import common_pb2, gateway_pb2
 from gateway_scene import ATTRIBUTES, STORED, Scene
 from prometheus_client import CollectorRegistry
@@ -27,6 +28,7 @@ from services.candidates.metrics import CandidatesMetrics
 from services.candidates.server import CandidatesServicer
 from services.compact.in_process import InProcess
 from services.contracts.query_state import PackedQueryState
+from services.contracts.rule_file import parse_rules, rules_from, rules_text
 from services.contracts.topics.rules import StandingRules
 from services.contracts.wire import rules_of
 from services.gateway.adapters.processes import RemoteCandidates, RemoteReranker
@@ -276,6 +278,24 @@ def test_standing_rules_are_read_from_yaml(tmp_path: Path) -> None:
     assert [one.name for one in first.which.where] == ["price"]
     assert (second.which.allow_item_ids, second.pin) == (("1",), 2)
     assert standing_rules(None, ATTRIBUTES.kinds) == []
+
+
+def test_a_files_rules_are_written_as_they_are_read() -> None:
+    where = [
+        "price<=20.5",
+        'maker in "x","7"',
+        'maker not in "y"',
+        "released>=2026-01-01T08:00:00.250000+00:00",
+        "has price",
+        "has no maker",
+    ]
+    plain = [
+        {"name": "a: [odd] # name", "categories": ["Drama, odd"], "where": where, "boost": 0.1},
+        {"name": "b", "item_ids": ["661", "true"], "pin": 2},
+    ]
+    rules = rules_from("rules", plain)
+    assert parse_rules("rules", rules_text(rules)) == rules
+    assert yaml.safe_load(rules_text(rules)) == {"rules": plain}
 
 
 @pytest.mark.parametrize(

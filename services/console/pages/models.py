@@ -1,0 +1,173 @@
+"""Models: which version set answers whom, how a shadow compares, and an operator's steps, each with a second look."""
+
+from functools import partial
+
+from freshet_client import HeldSet, ShadowReport, VersionSets
+from freshet_client.requests import SetChange
+from nicegui import ui
+
+from services.console.access import Access
+from services.console.frame import Notice, box, button, entry, may_ask, page_frame, text
+from services.console.parts import Asker, calls_to_copy, snippet
+
+PATH = "/models"
+# A step waits for Kafka and for this gateway; a promotion also counts the warm users.
+STEP_S = 30.0
+STAGE = "freshet model stage next --bundle DIR\nfreshet model warm next"
+
+
+def add(access: Access) -> None:
+    """Add the page."""
+
+    @ui.page(PATH)
+    async def models() -> None:
+        with page_frame(access, PATH, "Models"):
+            page = Models(access)
+            if await may_ask(access, page.notice):
+                await page.begin()
+
+
+class Models:
+    """One tab's page."""
+
+    def __init__(self, access: Access) -> None:
+        self._client = access.client
+        text("h1", "Models")
+        text("p", "Which model answers whom. A new one is tried beside the old one first.", "lead")
+        self.notice = Notice()
+        self._status = text("p", "", "moment", role="status")
+        self._status.set_visibility(False)
+        self._second = box("section", "panel", aria_label="Look again", tabindex="-1")
+        self._second.set_visibility(False)
+        self._body = box("div", "wide")
+        with box("section", "panel", aria_label="Stage a model"):
+            text("h2", "Stage a model")
+            text("p", "Staging starts processes, and warming makes states of all users: both are commands.", "hint")
+            snippet("commands", STAGE)
+        calls_to_copy(Asker.of(access), "GetVersionSets", "version_sets")
+
+    async def begin(self) -> None:
+        """Ask, and show."""
+        with self.notice.failures():
+            self._show(await self._client.version_sets())
+
+    def _show(self, found: VersionSets) -> None:
+        self._found = found
+        self._body.clear()
+        with self._body:
+            if found.canary or found.before:
+                what = f"Set {found.before} answers everybody again. Set {found.serving} stays staged."
+                what = f"The canary ends: set {found.serving} answers everybody." if found.canary else what
+                with box("div", "row"):
+                    button("Roll back", partial(self._look_again, "roll_back", "", 0.0, what), icon="undo")
+            with box("div", "columns even"):
+                for one in found.sets:
+                    self._set(one)
+
+    def _set(self, one: HeldSet) -> None:
+        name, found = one.set.name, self._found
+        with box("section", "panel", aria_label=f"Set {name}"):
+            text("h2", name, "isolated")
+            text("p", part_of(name, found), "verdict")
+            text("p", f"Model {one.set.model_version}", "isolated")
+            text("p", f"{one.answered:,} answers since this gateway started.", "hint")
+            if not one.ready:
+                text("p", f"Not ready: {one.problem}", "notice")
+            if one.shadow is not None:
+                _shadow(one.shadow)
+            if name != found.serving:
+                self._steps(name)
+
+    def _steps(self, name: str) -> None:
+        found = self._found
+        users = found.canary.share if found.canary and found.canary.name == name else 0.05
+        requests = found.shadow.share if found.shadow and found.shadow.name == name else 0.2
+        self._share("shadow", name, requests, "Shadow: % of requests", "is asked beside {} of requests; nobody gets it")
+        self._share("canary", name, users, "Canary: % of users", "answers {} of users, always the same ones")
+        with box("div", "row"):
+            what = f"Set {name} answers everybody. Set {found.serving} stays beside it, so that you can roll back."
+            ask = partial(self._look_again, "promote", name, 0.0, what)
+            button("Promote", ask, icon="publish", classes="button strong", about=f"Promote {name}")
+            what = f"Set {name} is removed. On a local stack, freshet model retire {name} then stops its processes."
+            button(
+                "Retire", partial(self._look_again, "retire", name, 0.0, what), icon="delete", about=f"Retire {name}"
+            )
+
+    def _share(self, change: SetChange, name: str, share: float, label: str, means: str) -> None:
+        def typed(value: str) -> None:
+            try:
+                wanted = float(value.strip().removesuffix("%")) / 100
+            except ValueError:
+                self.notice.say(f"{label}: {value!r} is no number; allowed: 0 to 100")
+                return
+            self._look_again(change, name, wanted, f"Set {name} {means.format(percent(wanted))}. 0 ends it.")
+
+        with box("div", "row end"):
+            field = entry(label, typed, value=f"{100 * share:g}")
+
+            async def pressed() -> None:
+                typed(str(await ui.run_javascript(f"getElement({field.id}).value")))
+
+            button(change.capitalize(), pressed, about=f"{change.capitalize()} {name}")
+
+    def _look_again(self, change: SetChange, name: str, share: float, sentence: str) -> None:
+        self.notice.say("")
+        self._status.set_visibility(False)
+        self._second.clear()
+        self._second.set_visibility(True)
+        with self._second:
+            text("h2", "Look again")
+            text("p", sentence, "isolated")
+            with box("div", "row"):
+                button("Do it", partial(self._take, change, name, share), classes="button danger")
+                button("Not now", self._close)
+        ui.run_javascript(f"getElement({self._second.id}).focus()")
+
+    def _close(self) -> None:
+        self._second.clear()
+        self._second.set_visibility(False)
+
+    async def _take(self, change: SetChange, name: str, share: float) -> None:
+        # Emptied first, so that a second click cannot ask again; the revision refuses a step on what is no longer so.
+        self._close()
+        with self.notice.failures():
+            done = await self._client.change_version_set(
+                change, name, expected_revision=self._found.revision, share=share, timeout_s=STEP_S
+            )
+            late = "" if done.is_applied else " This gateway has not applied it yet: open the page again."
+            self._status.set_text(f"Done: revision {done.revision}.{late}")
+            self._status.set_visibility(True)
+            self._show(await self._client.version_sets())
+
+
+def part_of(name: str, found: VersionSets) -> str:
+    """What a set answers, in a sentence."""
+    if name == found.serving:
+        share = found.canary.share if found.canary else 0.0
+        return f"Answers {percent(1 - share)} of users." if share else "Answers everybody."
+    parts = []
+    if found.canary and found.canary.name == name:
+        parts.append(f"answers {percent(found.canary.share)} of users (canary)")
+    if found.shadow and found.shadow.name == name:
+        parts.append(f"is asked beside {percent(found.shadow.share)} of requests (shadow)")
+    if found.before == name:
+        parts.append("answered before the last promotion")
+    sentence = ", ".join(parts) or "answers nobody yet"
+    return f"{sentence[0].upper()}{sentence[1:]}."
+
+
+def percent(share: float) -> str:
+    """A share, to three digits."""
+    return f"{100 * share:.3g}%"
+
+
+def _shadow(report: ShadowReport) -> None:
+    with box("ul", "plain"):
+        text("li", f"Shadow: {report.requests:,} requests, {report.failed:,} failed, {report.skipped:,} left out")
+        text(
+            "li",
+            f"{report.overlap:.0%} of items in both answers; best score {report.score_shift:+.3f} beside the answer's",
+        )
+        text("li", f"Time: {report.median_ms:,.0f} ms (p99 {report.p99_ms:,.0f} ms)")
+        had = f"the answer had {report.taken_from_answer:,}, the shadow {report.taken_from_shadow:,}"
+        text("li", f"Of {report.taken:,} items that these users took next, {had}.")

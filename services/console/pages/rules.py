@@ -1,0 +1,181 @@
+"""Rules: the standing rules, an editor, and what they would change for up to ten users before they are saved."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import Request
+from freshet.v1 import common_pb2
+from freshet_client import Conflict, FreshetError, Recommendation, Rule, StandingRules
+from freshet_client.wire import read, write
+from google.protobuf.json_format import MessageToDict
+from nicegui import ui
+
+from services.console.access import Access
+from services.console.frame import Notice, box, button, entry, may_ask, page_frame, text
+from services.console.links import why_link
+from services.console.parts import Asker, calls_to_copy, snippet
+from services.console.snippets import curl, in_script
+from services.contracts.rule_file import EFFECTS, parse_rules, rules_text, where_text
+from services.platform.errors import InvalidRequest
+
+PATH = "/rules"
+MAX_USERS, SHOWN, SAVE_S = 10, 5, 30.0
+_MEANS = {
+    "boost": "adds {:g} to the score of",
+    "bury": "takes {:g} from the score of",
+    "pin": "puts at position {} the best of",
+    "cap": "lets at most {} be answered of",
+}
+OVERTAKEN = (
+    "Somebody else changed the rules meanwhile: nothing is saved, and your text is still here. Open the page again."
+)
+EXAMPLE = "rules:\n- name: new-arrivals\n  categories: [Drama]\n  boost: 0.1\n"
+
+
+def add(access: Access) -> None:
+    """Add the page."""
+
+    @ui.page(PATH)
+    async def rules(request: Request) -> None:
+        with page_frame(access, PATH, "Rules"):
+            page = Rules(access, request.query_params.get("users", ""))
+            if await may_ask(access, page.notice):
+                await page.begin()
+
+
+class Rules:
+    """One tab's page."""
+
+    def __init__(self, access: Access, users: str) -> None:
+        self._client, self._asker, self._users = access.client, Asker.of(access), users
+        self._revision, self._is_saving = 0, False
+        text("h1", "Rules")
+        text("p", "What every answer follows beside the model: boosts, buries, pins and caps.", "lead")
+        self.notice = Notice()
+        self._status = text("p", "", "moment", role="status")
+        self._status.set_visibility(False)
+        self._body = box("div", "columns even")
+        self._tried = box("div", "wide")
+
+    async def begin(self) -> None:
+        """Ask, and show."""
+        with self.notice.failures():
+            found = await self._client.rules()
+            with self._body:
+                self._standing = box("section", "panel", aria_label="Standing rules")
+                self._editor(found.rules)
+            self._show(found)
+
+    def _show(self, found: StandingRules) -> None:
+        self._revision = found.revision
+        self._standing.clear()
+        with self._standing:
+            text("h2", "Standing rules")
+            with box("ol", "plain"):
+                for rule in found.rules:
+                    text("li", sentence_of(rule), "isolated")
+            if not found.rules:
+                text("p", "There are none.", "hint")
+            for problem in found.problems:
+                text("p", f"Not applied by this model: {problem}", "notice isolated")
+            text("p", f"Revision {found.revision}. At 0 those of the gateway's file apply.", "hint")
+            calls_to_copy(self._asker, "ListRules", "rules")
+            plain = [MessageToDict(one, preserving_proto_field_name=True) for one in _messages(found.rules)]
+            request = {"rules": plain, "expected_revision": found.revision}
+            with box("details", "code"):
+                text("summary", "These rules as curl, to put them")
+                snippet("curl", curl(self._asker.base, "PutRules", request, with_key=self._asker.with_key))
+
+    def _editor(self, rules: Sequence[Rule]) -> None:
+        with box("section", "panel", aria_label="Change them"):
+            text("h2", "Change them")
+            with box("label", "field"):
+                text("span", "Rules, as in a rules file", "field-name")
+                shown = rules_text(_messages(rules)) if rules else EXAMPLE
+                self._text = text("textarea", shown, "input editor", spellcheck="false")
+            self._field = entry("Users to try them on", lambda _: self._try(), value=self._users, hint="up to ten ids")
+            with box("div", "row"):
+                button("Before and after", self._try, icon="compare")
+                button("Save for all users", self._save, icon="save", classes="button strong")
+
+    async def _typed(self) -> tuple[Sequence[Rule], list[str]] | None:
+        """The rules and users that the fields say; None after the notice said what is wrong."""
+        script = f"[getElement({self._text.id}).value, getElement({self._field.id}).value]"
+        written, users = await ui.run_javascript(script)
+        ui.run_javascript(f"freshet.address({in_script({'users': users} if users.strip() else {})})")
+        try:
+            rules = [read(one) for one in parse_rules("rules", written)] if written.strip() else []
+        except InvalidRequest as error:
+            self.notice.say(error.message)
+            return None
+        return rules, [one.strip() for one in users.split(",") if one.strip()][:MAX_USERS]
+
+    async def _try(self) -> None:
+        found = await self._typed()
+        if found is None:
+            return
+        rules, users = found
+        if not users:
+            self.notice.say("Give the ids of up to ten users to try them on.")
+            return
+        ask: dict[str, Any] = {"with_details": True, "context": {"surface": "console"}}
+        self._tried.clear()
+        changed = 0
+        with self.notice.failures(), self._tried:
+            headline = text("h2", "", aria_live="polite")
+            grid = box("div", "figures")
+            for user in users:
+                before = await self._client.recommend(user, SHOWN, **ask)
+                after = await self._client.recommend(user, SHOWN, rules=rules, without_standing_rules=True, **ask)
+                changed += before.item_ids != after.item_ids
+                with grid:
+                    _before_and_after(user, before, after)
+            headline.set_text(f"{changed} of {len(users)} lists change")
+
+    async def _save(self) -> None:
+        found = await self._typed()
+        if found is None or self._is_saving:
+            return
+        self._is_saving = True
+        try:
+            with self.notice.failures():
+                try:
+                    done = await self._client.put_rules(found[0], expected_revision=self._revision, timeout_s=SAVE_S)
+                except Conflict as error:
+                    raise FreshetError(f"{OVERTAKEN} {error}") from error
+                self._show(await self._client.rules())
+                self._status.set_text(f"Saved as revision {done.revision}; gateways apply it within a second or two.")
+                self._status.set_visibility(True)
+        finally:
+            self._is_saving = False
+
+
+def _messages(rules: Sequence[Rule]) -> list[common_pb2.Rule]:
+    return [write(common_pb2.Rule(), one) for one in rules]
+
+
+def sentence_of(rule: Rule) -> str:
+    """What a rule does."""
+    effect = next(name for name in EFFECTS if getattr(rule, name) is not None)
+    items = [f"items {', '.join(rule.item_ids[:5])}{' …' * (len(rule.item_ids) > 5)}"] if rule.item_ids else []
+    items += [f"category {' or '.join(rule.categories)}"] if rule.categories else []
+    items += [where_text(one) for message in _messages([rule]) for one in message.where]
+    return f"{rule.name}: {_MEANS[effect].format(getattr(rule, effect))} {' and '.join(items)}"
+
+
+def _before_and_after(user: str, before: Recommendation, after: Recommendation) -> None:
+    with box("section", "panel", aria_label=f"User {user}"):
+        text("h2", user, "isolated")
+        for name, answer, other in (("Now", before, None), ("With these rules", after, before)):
+            text("p", name, "field-name")
+            with box("ol", "plain"):
+                for place, one in enumerate(answer.items):
+                    with box("li", "pair"):
+                        text("a", one.title or one.item_id, "isolated", href=why_link(user, one.item_id))
+                        if other is not None and (move := _move(one.item_id, place, other.item_ids)):
+                            text("span", move, f"move {'new' if move == 'new' else 'up' if move[0] == '+' else 'down'}")
+
+
+def _move(item_id: str, place: int, before: Sequence[str]) -> str:
+    up = before.index(item_id) - place if item_id in before else None
+    return "new" if up is None else f"{up:+d}" if up else ""
