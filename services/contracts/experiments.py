@@ -51,6 +51,13 @@ class Arm:
     new_item_share: float | None = None
     max_gap: float | None = None
 
+    @property
+    def has_settings(self) -> bool:
+        """Whether the gateway changes a request for it; another version set changes none."""
+        return bool(self.rules or self.diversity or self.max_per_category) or (
+            self.new_item_share is not None or self.max_gap is not None
+        )
+
 
 _DEFAULTS = Arm(name="", share=0.0)
 

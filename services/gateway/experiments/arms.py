@@ -10,18 +10,17 @@ from services.gateway.domain import RecommendQuery
 
 def with_arms(query: RecommendQuery) -> RecommendQuery:
     """Return the query with its arms' settings; its own settings win. Rules are added to its own."""
-    query = replace(query, rules=(*query.rules, *rules_of_arms(query.assignments)))
-    for one in query.assignments:
-        if (arm := one.arm) is not None:
-            query = replace(
-                query,
-                diversity=query.diversity or arm.diversity,
-                max_per_category=query.max_per_category or arm.max_per_category,
-                new_item_share=query.new_item_share if arm.new_item_share is None else arm.new_item_share,
-                # A further page of a list is not searched for.
-                max_gap=arm.max_gap if query.max_gap is None and not query.page_token else query.max_gap,
-            )
-    return query
+    arms = [one.arm for one in query.assignments if one.arm is not None and one.arm.has_settings]
+    if not arms:
+        return query
+    diversity, most, share, gap = query.diversity, query.max_per_category, query.new_item_share, query.max_gap
+    for arm in arms:
+        diversity, most = diversity or arm.diversity, most or arm.max_per_category
+        share = share if arm.new_item_share is None else arm.new_item_share
+        # A further page of a list is not searched for.
+        gap = arm.max_gap if gap is None and not query.page_token else gap
+    rules = (*query.rules, *rules_of_arms(query.assignments))
+    return replace(query, rules=rules, diversity=diversity, max_per_category=most, new_item_share=share, max_gap=gap)
 
 
 def rules_of_arms(assignments: Sequence[Assignment]) -> tuple[Rule, ...]:
