@@ -57,7 +57,26 @@ def main(base: str) -> None:
         expect(page.get_by_role("heading", name="lists change")).to_be_visible()
         page.set_viewport_size({"width": 1280, "height": 1080})
         shot(page, "rules")
+        experiments(page, base)
         browser.close()
+
+
+def experiments(page: Page, base: str) -> None:
+    """Of the newest running experiment, where one runs and its results are published (docs/guide/console.md)."""
+    page.set_viewport_size({"width": 1280, "height": 740})
+    page.goto(f"{base}/experiments")
+    newest = page.locator(".experiment.running").first
+    if newest.count():
+        newest.get_by_role("link", name="What differs").click()
+        people = page.get_by_label("User ids")
+        people.fill("1, 2, 3, 4")
+        people.press("Enter")
+        expect(page.locator(".verdict")).to_be_visible()
+        page.get_by_label("What differs").evaluate("one => one.scrollIntoView()")
+        shot(page, "experiments")
+        page.goto(f"{base}/results")
+        expect(page.locator(".plot canvas")).to_be_visible()
+        shot(page, "results")
 
 
 def shot(page: Page, name: str) -> None:
