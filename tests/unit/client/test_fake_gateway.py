@@ -1,6 +1,8 @@
 """The gateway in memory keeps the client's promises, and does what a test tells it to."""
 
 import math
+import re
+from pathlib import Path
 
 import pytest
 from client_suite import *  # noqa: F403
@@ -109,3 +111,9 @@ def test_a_gap_is_asked_for_and_the_answer_says_whether_it_is_proven(gateway: Fa
     for wrong in (-0.1, math.nan, math.inf):
         with pytest.raises(InvalidArgument, match=r"max_gap=.* allowed: a finite number, at least 0"):
             client.recommend("ann", k=3, max_gap=wrong)
+
+
+def test_the_example_of_the_page_runs() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "guide" / "clients.md").read_text(encoding="utf-8")
+    (example,) = (block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "FakeGateway" in block)
+    exec(example, {})
