@@ -17,6 +17,7 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]  # mkdocs imports this file by its path
 
+import notebooks  # noqa: E402
 import reference  # noqa: E402
 
 # Pages of the site whose text is another file's: page below docs -> file of the repository.
@@ -53,6 +54,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         files.append(File.generated(config, page, content=(ROOT / path).read_text(encoding="utf-8")))
     for page, made in MADE.items():
         files.append(File.generated(config, page, content=made()))
+    for name in notebooks.NAMES:
+        page = f"guide/notebooks/{name}.md"
+        files.append(File.generated(config, page, content=notebooks.markdown(notebooks.FOLDER / f"{name}.ipynb")))
     if files.get_file_from_path("decisions/README.md") is None:
         files.append(File.generated(config, "decisions/README.md", content=_decisions()))
     return files
@@ -67,7 +71,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         if "://" in target or target.startswith("mailto:"):
             return link[0]
         path = os.path.normpath(os.path.join(os.path.dirname(here), target))  # noqa: PTH118, PTH120
-        found = PAGE_OF.get(path) or path.removeprefix("docs/")
+        found = PAGE_OF.get(path) or path.removeprefix("docs/").replace(".ipynb", ".md")
         if files.get_file_from_path(found) is not None:
             return f"{picture}[{text}]({os.path.relpath(found, os.path.dirname(page.file.src_uri) or '.')}{anchor})"  # noqa: PTH120
         if not (ROOT / path).exists():

@@ -12,9 +12,12 @@ from documentation import ROOT
 from services.cli.main import app
 
 sys.path.insert(0, str(ROOT / "deploy" / "site"))
+import notebooks
 import reference
 
-GENERATED = {"index.md", "reference/settings.md", "reference/commands.md", "reference/api.md"}
+GENERATED = {"index.md", "reference/settings.md", "reference/commands.md", "reference/api.md"} | {
+    f"guide/notebooks/{name}.md" for name in notebooks.NAMES
+}
 FOLDERS = {"operate/runbooks", "benchmarks", "decisions"}
 
 
