@@ -4,6 +4,8 @@ Nothing is skipped: a component that cannot be started fails the tests that need
 Kafka, Redis and the inference server are also there alone, for tests that need no more.
 """
 
+import fcntl
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -39,16 +41,21 @@ run_training(
 
 @pytest.fixture(scope="session")
 def small_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A bundle of the `quick` shape over about 400 simulated items, ONNX encoder included.
+    """A bundle of the `quick` shape over about 400 simulated items, ONNX encoder included, trained once a run.
 
     Its attributes: `price`, a number, of nine items in ten, and `language`, a tag.
     """
-    folder = tmp_path_factory.mktemp("model") / "bundle"
-    # In a process of its own: this one stays without PyTorch, and without what exporting warns about.
-    done = subprocess.run(
-        [sys.executable, "-c", TINY_TRAINING, str(folder)], capture_output=True, text=True, timeout=280, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    folder, part = shared / "bundle", shared / "bundle.part"
+    with (shared / "bundle.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            # In a process of its own: this one stays without PyTorch, and without what exporting warns about.
+            command = [sys.executable, "-c", TINY_TRAINING, str(part)]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+            assert done.returncode == 0, done.stderr[-3000:]
+            part.rename(folder)
     return folder
 
 

@@ -27,6 +27,7 @@ from services.contracts.topics import ensure_topics
 from services.contracts.topics.dead_letters import SUFFIX
 from services.contracts.topics.interactions import INTERACTIONS
 from services.stack import Ports, Stack, StackError
+from services.stack.components.inference_server import shared_memory_prefix
 from services.stack.folders import REPOSITORY
 from services.stack.ports import CONSOLE, PARTS
 
@@ -241,7 +242,7 @@ def test_down_ends_what_the_parts_started_too(other_stack: Stack, small_bundle: 
 def test_killed_inference_server_leaves_neither_process_nor_memory_behind(
     other_stack: Stack, small_bundle: Path
 ) -> None:
-    others = set(Path("/dev/shm").glob("freshet_*"))
+    mine = f"{shared_memory_prefix(other_stack.place)}*"
     other_stack.use_bundle(small_bundle)
     other_stack.up(["inference-server"])
     (pid,) = [part.pid for part in other_stack.status() if part.running]
@@ -251,12 +252,12 @@ def test_killed_inference_server_leaves_neither_process_nor_memory_behind(
     _, alive = psutil.wait_procs(stubs, timeout=5)
     # Where nobody reaps (a container's first process need not), a zombie stays: it has no memory.
     assert [stub for stub in alive if stub.is_running() and stub.status() != psutil.STATUS_ZOMBIE] == []
-    left = set(Path("/dev/shm").glob("freshet_*")) - others
+    left = set(Path("/dev/shm").glob(mine))
     assert left
     other_stack.start("inference-server")
     assert other_stack.problem("inference-server") is None
     other_stack.down()
-    assert not left & set(Path("/dev/shm").glob("freshet_*")), "shared memory of the killed server was left behind"
+    assert not left & set(Path("/dev/shm").glob(mine)), "shared memory of the killed server was left behind"
 
 
 def test_recycled_process_id_is_never_signalled(other_stack: Stack) -> None:

@@ -105,7 +105,7 @@ class InferenceServer(Component):
             # The native backend's configuration is for the container.
             "--model-config-name": None,
         }
-        prefix = _shared_memory_prefix(place)
+        prefix = shared_memory_prefix(place)
         # The server is not running: files with this stack's name are left from a killed one.
         for left in _SHARED_MEMORY.glob(f"{prefix}*"):
             left.unlink(missing_ok=True)
@@ -154,7 +154,7 @@ class InferenceServer(Component):
         return f"Triton Inference Server {metadata.version}"
 
 
-def _shared_memory_prefix(place: Place) -> str:
+def shared_memory_prefix(place: Place) -> str:
     return f"freshet_{hashlib.sha256(str(place.state.root).encode()).hexdigest()[:12]}_"
 
 
