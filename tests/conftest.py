@@ -1,8 +1,8 @@
 """How `make test` divides the tests between its processes.
 
-A file's tests stay together, so that what its module shares is made once. All tests that start the local stack form
-one group: one process runs them one after the other, and it begins with them, because they take longest. Two stacks
-side by side would make each other slow, and a test that looks at the machine (shared memory, ports) would see both.
+A file's tests stay together, so that its module's fixtures are made once. Files that share the session's local stack
+form one group, which one process runs. Files with stacks of their own are next, for the other process. Both are long,
+so they begin; files without a stack fill both processes up to the end.
 """
 
 import os
@@ -14,15 +14,33 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
 STACK_FOLDERS = ("tests/integration/", "tests/e2e/")
+# Files that start stacks of their own and never the session's; the longest first.
+OWN_STACKS = (
+    "tests/e2e/test_demo.py",
+    "tests/integration/test_console.py",
+    "tests/integration/test_quickstart.py",
+    "tests/integration/test_shards_on_a_stack.py",
+    "tests/integration/test_workers.py",
+    "tests/integration/test_typescript_client.py",
+    "tests/integration/test_repartition.py",
+    "tests/integration/test_secured_kafka.py",
+    "tests/integration/test_stack_over_tls.py",
+    "tests/integration/test_archive_on_kafka.py",
+    "tests/integration/test_redis_over_tls.py",
+    "tests/integration/test_inference_server_over_tls.py",
+    "tests/integration/test_import_attributes.py",
+    "tests/integration/test_histories_on_kafka.py",
+    "tests/integration/test_large_catalogues.py",
+)
 # Tests that modules of several folders import.
 pytest.register_assert_rewrite("client_suite")
 
 
 class FilesAndStack(LoadFileScheduling):
-    """By file, in the order of collection; what starts the stack counts as one file."""
+    """By file, in the order of collection; what shares the session's stack counts as one file."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return "the local stack" if nodeid.startswith(STACK_FOLDERS) else super()._split_scope(nodeid)
+        return "the local stack" if _order(nodeid) == 0 else super()._split_scope(nodeid)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FilesAndStack | None:
@@ -40,7 +58,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if item.nodeid.startswith(STACK_FOLDERS):
             item.add_marker("integration")
     if hasattr(config, "workerinput"):
-        items.sort(key=lambda item: not item.nodeid.startswith(STACK_FOLDERS))
+        items.sort(key=lambda item: _order(item.nodeid))
+
+
+def _order(nodeid: str) -> int:
+    """The place of a test's file: 0 for those that share a stack, then OWN_STACKS, then all others."""
+    file = nodeid.partition("::")[0]
+    if file in OWN_STACKS:
+        return 1 + OWN_STACKS.index(file)
+    return 0 if file.startswith(STACK_FOLDERS) else 1 + len(OWN_STACKS)
 
 
 @pytest.fixture(scope="session", autouse=True)
