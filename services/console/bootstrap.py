@@ -13,7 +13,7 @@ from nicegui import ui
 
 from services.console.access import Access
 from services.console.config import ConsoleSettings
-from services.console.pages import experiments, health, live, models, results, rules, sign_in, try_it, user, why
+from services.console.pages import experiments, health, items, live, models, results, rules, sign_in, try_it, user, why
 from services.console.same_origin import SameOrigin
 from services.platform.ports import check_port_free
 
@@ -46,7 +46,7 @@ def _application(settings: ConsoleSettings) -> Any:
     """The pages behind the check of origins. NiceGUI has one application per process."""
     access = Access(settings)
     pages_app.add_static_files("/static", STATIC)
-    for page in (sign_in, try_it, user, why, live, models, rules, health, experiments, results):
+    for page in (sign_in, try_it, user, why, items, live, models, rules, health, experiments, results):
         page.add(access)
     outer = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
 

@@ -20,6 +20,7 @@ PAGES = (
     ("/", "Try it"),
     ("/user", "User"),
     ("/why", "Why"),
+    ("/items", "Items"),
     ("/live", "Live"),
     ("/models", "Models"),
     ("/rules", "Rules"),

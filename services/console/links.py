@@ -27,3 +27,8 @@ def results_link(name: str, metric: str = "", part: str = "") -> str:
     """The results of an experiment."""
     chosen = {"name": name, "metric": metric, "part": part}
     return f"/results?{urlencode({key: value for key, value in chosen.items() if value})}"
+
+
+def items_link(**fields: str) -> str:
+    """Items, by `item`, `prefix`, `category` and `newest`; empty ones are left out."""
+    return f"/items?{urlencode({name: value for name, value in fields.items() if value})}"

@@ -487,6 +487,41 @@ def test_a_models_steps_have_a_second_look_and_a_canary_is_rolled_back(
     assert (last.operation, last.operator) == ("retire next", "a caller without a key")
 
 
+def test_an_item_is_found_edited_withdrawn_and_two_tabs_lose_nothing(open_page: OpenPage, client: Client) -> None:
+    new, category = f"{EVIL} {uuid4().hex}", f"c-{uuid4().hex}"
+    client.put_items([Item(new, EVIL, [category, "second"])])
+    page = open_page("/items?newest=1")
+    page.get_by_label("Category", exact=True).fill(category)
+    page.get_by_label("Category", exact=True).press("Enter")
+    page.wait_for_url(re.compile("category="))
+    expect(page.locator(".found a")).to_have_text([EVIL])
+    page.locator(".found a").click()
+    page.wait_for_url(re.compile("item="))
+    other = open_page(page.url[page.url.index("/items") :])
+    for tab in (page, other):
+        expect(tab.get_by_label("Item", exact=True).locator("h2")).to_have_text(EVIL)
+        expect(tab.get_by_text(re.compile(r"^It is new: 0 of \d+ people"))).to_be_visible()
+    page.get_by_label("Title").fill("A title")
+    page.get_by_role("button", name="Save").click()
+    expect(page.get_by_role("status")).to_have_text("Saved: title.")
+    other.get_by_label("Categories, one a line").fill(f"{category}\nthird")
+    other.get_by_role("button", name="Save").click()
+    expect(other.get_by_role("status")).to_have_text("Saved: categories.")
+    expect(other.get_by_label("Title")).to_have_value("A title")
+    other.get_by_role("button", name="Withdraw").click()
+    expect(other.get_by_role("status")).to_have_text("Saved: withdrawn.")
+    wanted = Item(new, "A title", (category, "third"), available=True, withdrawn=True)
+    assert client.get_item(new).item.item == wanted
+    other.get_by_role("button", name="Restore").click()
+    expect(other.get_by_role("button", name="Withdraw")).to_be_visible()
+    assert not client.get_item(new).item.item.withdrawn
+    assert other.locator("#main img").count() == 0
+    known = client.recommend("anybody", 1).item_ids[0]
+    page.goto(page.url.partition("?")[0] + f"?item={known}")
+    wanted_titles = [one.title for one in client.similar(known, 8).items]
+    expect(page.get_by_label("Who is like it").locator("a")).to_have_text(wanted_titles)
+
+
 def test_markup_in_ids_titles_and_categories_is_shown_as_text(open_page: OpenPage, client: Client) -> None:
     category = f"odd </script> {uuid4().hex}"
     client.put_items([Item(item_id=f"{EVIL}", title=EVIL, categories=[category])])
@@ -518,6 +553,7 @@ def test_a_checker_of_accessibility_finds_nothing_serious(browser: Browser, runn
         others = (
             ("/user?user=checked", ".event"),
             (f"/why?user=checked&item={item}", ".legend"),
+            (f"/items?item={item}", ".found"),
             ("/live", "canvas"),
             ("/health", ".tile"),
             ("/models", ".verdict"),
@@ -536,6 +572,9 @@ def test_a_narrow_screen_scrolls_in_one_direction(browser: Browser, running: Sta
         page = open_page("/?user=narrow")
         page.set_viewport_size({"width": 390, "height": 844})
         expect(page.locator(".card")).to_have_count(12)
+        assert page.evaluate("document.documentElement.scrollWidth") == 390
+        page.goto(f"{running.console_address}/items?item={page.locator('.card').first.get_attribute('data-item')}")
+        expect(page.get_by_label("Who is like it").locator("a")).to_have_count(8)
         assert page.evaluate("document.documentElement.scrollWidth") == 390
         page.goto(f"{running.console_address}/health")
         expect(page.locator(".tile")).to_have_count(8)
