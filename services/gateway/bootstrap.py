@@ -106,15 +106,15 @@ def _candidates(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Opened:
-    """A bundle in the handlers' form, with the rules of all its answers."""
+class _LoadedBundle:
+    """A loaded bundle, its popular items, and the rules that apply to all its answers."""
 
     bundle: Bundle
     popular: PopularItems
     rules: Sequence[Rule]
 
     @classmethod
-    def of(cls, folder: Path, settings: GatewaySettings) -> "_Opened":
+    def of(cls, folder: Path, settings: GatewaySettings) -> "_LoadedBundle":
         """Raises: BundleError; ConfigError for rules that this bundle's attributes do not allow."""
         bundle = load_bundle(folder)
         popular = PopularItems(bundle.item_index, bundle.counts, bundle.categories, bundle.attributes)
@@ -167,7 +167,7 @@ class _Store:
 
 
 class _Gateway:
-    """Everything behind the servers. `start`, then `close`."""
+    """The gateway without its servers: connections, followers, version sets. Call `start`, then `close`."""
 
     def __init__(self, settings: GatewaySettings, tracing: Tracing) -> None:
         """Raises: ConfigError for unusable keys."""
@@ -181,7 +181,7 @@ class _Gateway:
 
     async def start(self, health: HealthState, near: Mapping[str, Peer]) -> Routes:
         """Return the routes. Raises: BundleError for an unusable bundle, ConfigError for rules."""
-        opened = await asyncio.to_thread(_Opened.of, self._settings.bundle, self._settings)
+        opened = await asyncio.to_thread(_LoadedBundle.of, self._settings.bundle, self._settings)
         await self._stream.start()
         own, follower = self._make_set(own_set(opened.bundle.model_version), opened, near)
         self.metrics.watch_turns(follower.turns)
@@ -205,7 +205,7 @@ class _Gateway:
             async with asyncio.timeout(_SETS_KNOWN_S):
                 for one in known:
                     await one.wait()
-        self._looking = asyncio.create_task(self._look_for_good())
+        self._looking = asyncio.create_task(self._check_health_periodically())
         return self.routes
 
     async def close(self) -> None:
@@ -220,13 +220,13 @@ class _Gateway:
         await self._stream.close()
         await self._store.close()
 
-    async def _look_for_good(self) -> None:
+    async def _check_health_periodically(self) -> None:
         while True:
             left_s = await self.routes.serving.handlers.get_health.look_now()
             await asyncio.sleep(left_s)
 
     def _follow(self, of: OperationTopic[Any], changed: Callable[[Any], Any]) -> asyncio.Event:
-        """Return what is set once the topic was read."""
+        """Follow the topic; return an event that is set once the topic was read to its end."""
         client_id, replicas = f"freshet-gateway-{of.name}", self._settings.replicas
         reader = operation_reader(self._settings.kafka, of, client_id, makes_topics=replicas)
         loop, known = asyncio.get_running_loop(), asyncio.Event()
@@ -239,14 +239,14 @@ class _Gateway:
         return known
 
     async def _open_set(self, one: VersionSet) -> ServedSet:
-        opened = await asyncio.to_thread(_Opened.of, Path(one.bundle), self._settings)
+        opened = await asyncio.to_thread(_LoadedBundle.of, Path(one.bundle), self._settings)
         if (found := opened.bundle.model_version) != one.model_version:
             raise BundleError(f"{one.bundle} holds model {found}; allowed: {one.model_version}")
         served, _ = self._make_set(one, opened, {})
         return served
 
     def _make_set(
-        self, one: VersionSet, opened: _Opened, near: Mapping[str, Peer]
+        self, one: VersionSet, opened: _LoadedBundle, near: Mapping[str, Peer]
     ) -> tuple[ServedSet, CatalogueFollower]:
         """Return a set's handlers, and the follower that updates its titles and its fallback."""
         bundle, popular, settings = opened.bundle, opened.popular, self._settings

@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 _REFUSALS = (Overloaded, InvalidRequest, PreconditionFailed)
 _SAY_REFUSAL_EVERY_S = 10.0
-# Share of a failed call's time: from this on the loop itself may be the cause.
+# A failed call is ignored if the loop stalled for more than this share of its time: the loop may be the cause.
 _STALL_SHARE = 0.2
 _LAST_CALLS, _LAST_S = 20, 5.0
 _LOOK_EVERY_S, _STALLS_KEPT = 0.02, 64
@@ -47,7 +47,7 @@ class Breaker:
         stalled_s: Callable[[float], float] = lambda since: 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """timeouts_to_open: at least this many failures if they are time-outs. stalled_s: returns how long our event
+        """timeouts_to_open: a time-out opens it only after so many failures. stalled_s: returns how long our event
         loop stalled since a time of the clock.
         """
         self.name = name
@@ -80,11 +80,11 @@ class Breaker:
         return True
 
     def end(self, error: BaseException | None, *, probe: bool, patient: bool, began: float | None = None) -> None:
-        """Record the end of an admitted call. Only errors of the tree count as failures, except refusals: the
+        """Record the end of an admitted call. A FreshetError counts as a failure, except a refusal: then the
         dependency is alive and rejects that request. patient: as in `run`.
 
-        A replica of another model rejects every request of this one; there may be other replicas, so it counts as
-        alive.
+        PreconditionFailed counts as a success: a replica of another model rejects every request, but other replicas
+        may serve this model.
         began: when the call began, by the clock; None: ignore stalls of the loop.
         """
         if probe:
@@ -115,7 +115,7 @@ class Breaker:
         return result
 
     async def attempt(self, call: Callable[[], Awaitable[T]], *, patient: bool = True) -> T | None:
-        """Run as `run`, but return None instead of raising an error of the tree."""
+        """Run as `run`, but return None instead of raising a FreshetError."""
         try:
             return await self.run(call, patient=patient)
         except (InvalidRequest, PreconditionFailed) as exc:
@@ -156,7 +156,7 @@ class LoopStalls:
         self._until = 0.0
 
     def watch(self, seconds: float) -> None:
-        """Check for this long: a call begins."""
+        """Check for the next `seconds`; call it when a call begins."""
         self._until = max(self._until, time.monotonic() + seconds)
         if self._looking is None or self._looking.done():
             self._looking = asyncio.get_running_loop().create_task(self._look())

@@ -1,7 +1,7 @@
 """The gateway's values: requests, states, pools, answers, degradations. Plain values, no Protobuf.
 
-Query states stay the bytes of Redis and the wire: the gateway adds a row for the user's absence (`stages`), but does
-not score.
+Query states stay in the packed format of Redis and Protobuf. The gateway adds the model's row for the user's absence
+(`stages`), but computes no scores.
 """
 
 import time
@@ -28,9 +28,9 @@ def now_ms() -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
-    """The answering model. kinds: of attributes. tau: of the model's scores. absence: the model's rows, None without
-    them.
-    warnings: for a filter's categories without items.
+    """The answering model. kinds: the kind of each attribute. tau: the scale of scores (s = tau * phi).
+    absence: the model's learned rows for absences, None if it has none.
+    warnings: returns warnings for a filter's categories that have no items.
     """
 
     version: str
@@ -42,7 +42,7 @@ class ServedModel:
 
 
 class Degradation(IntEnum):
-    """Why an answer is worse than normal; the numbers are the wire's."""
+    """Why an answer is worse than normal. The numbers are those of the Protobuf enum `Degradation`."""
 
     STALE_STATE = 1
     POPULAR_FALLBACK = 2
@@ -60,8 +60,9 @@ class Degradation(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class FreshnessToken:
-    """A position in a user's own stream; a token with an empty epoch (Redis was down at the acknowledgement) is not
-    honoured.
+    """A position in the topic partition of a user's interactions.
+
+    A token with an empty epoch (Redis was down at the acknowledgement) is not honoured.
     """
 
     epoch: str
@@ -106,7 +107,7 @@ def last_event_ms(history: Sequence[HistoryEvent], schema: EventSchema) -> int:
 
 @dataclass(frozen=True, slots=True)
 class NotAgain:
-    """Leave out the items of the user's last answers, by number, and of those of the last minutes."""
+    """Exclude items of the user's last `answers` answers, and of all their answers in the last `minutes` minutes."""
 
     answers: int = 0
     minutes: int = 0
@@ -132,14 +133,14 @@ class RecommendQuery:
     rules: tuple[Rule, ...] = ()
     # Unix milliseconds; None: now.
     as_of_ms: int | None = None
-    # Of the certificate, in similarity units; None: no limit.
+    # The largest accepted gap of the certificate, in similarity units; None: no limit.
     max_gap: float | None = None
-    # Experiment -> arm, for testers; and the user's arms.
+    # arms: experiment -> arm, chosen by an operator to try it. assignments: the arms that apply to this request.
     arms: Mapping[str, str] = field(default_factory=dict)
     assignments: tuple[Assignment, ...] = ()
-    # Share of positions for new items; None: the gateway's.
+    # Share of positions for new items; None: the gateway's setting.
     new_item_share: float | None = None
-    # Of the standing rules in `rules`.
+    # The revision of the standing rules that `rules` contains.
     rules_revision: int = 0
     without_standing_rules: bool = False
 
@@ -166,9 +167,9 @@ class IndexFreshness:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
-    """The first stage's items, in descending order of its scores; `bound` limits the omitted ones.
+    """The first stage's items, in descending order of its scores. bound: no allowed item outside has a higher s.
 
-    votes (one per item, or none): the memory's and item neighbours'; a final score is
+    votes: for each item, the vote of remembered queries and of item neighbours; empty without votes. A final score is
     model_share * s + (1 - model_share) * vote.
     """
 
@@ -190,7 +191,10 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class ScoredItem:
-    """source: "mol", "first_stage", "popular", or "new" in a reserved position; propensity: its position's chance."""
+    """source: "mol", "first_stage", "popular", or "new" in a reserved position.
+
+    propensity: the probability that this item is at its position.
+    """
 
     item_id: str
     score: float
@@ -202,7 +206,7 @@ class ScoredItem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranking:
-    """The best items; index_version: of their scores; stage_ms: the time of finding or reranking them."""
+    """The best items. index_version: the index that scored them. stage_ms: the time of the search or the rerank."""
 
     items: Sequence[ScoredItem]
     certificate: Certificate = ESTIMATE
@@ -242,7 +246,7 @@ class SimilarAnswer:
 
 @dataclass(slots=True)
 class StageTimes:
-    """Milliseconds; `queue`: waiting for a batch anywhere and for a freshness token; `transport`: everything else."""
+    """Milliseconds. queue: waiting for a batch in any process, and for a freshness token. transport: all the rest."""
 
     queue_ms: float = 0.0
     encode_ms: float = 0.0
@@ -261,8 +265,8 @@ class StageTimes:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recommendation:
     """The answer with its provenance. state_source: "stored", "stored_history" (computed from the stored history for
-    this answer), "request", "none", or "page" (of a stored list). absence_bucket: of the state used. max_gap: as
-    requested. items_touched: as in a pool, of all searches.
+    this answer), "request", "none", or "page" (of a stored list). absence_bucket: the one applied to the state.
+    max_gap: as requested. items_touched: the sum over all searches.
     """
 
     items: Sequence[ScoredItem]

@@ -2,7 +2,7 @@
 files.
 
 Layout of a file: magic, SHA-256 of the rest, header length, a JSON header (values, and each array's type, shape and
-bounds), the arrays. No pickle. The meaning of the arrays is not known here.
+bounds), the arrays. No pickle. This module does not interpret the arrays.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ class CheckpointError(ValueError):
 
 
 def pack(values: Mapping[str, Any], arrays: Arrays) -> bytes:
-    """Encode one checkpoint. values: JSON. arrays: of the types above. Raises: ValueError for another type."""
+    """Encode one checkpoint. values: JSON. arrays: of the types in `_DTYPES`. Raises: ValueError for another type."""
     where: dict[str, Any] = {}
     pieces: list[bytes] = []
     end = 0
@@ -55,7 +55,7 @@ def unpack(data: bytes) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
     body = memoryview(data)[_PREFIX:]
     written, found = data[len(MAGIC) : _PREFIX].hex(), hashlib.sha256(body).hexdigest()
     if written != found:
-        raise CheckpointError(f"torn or altered: its content has sha256 {found}; it says {written}")
+        raise CheckpointError(f"torn or altered: the content has sha256 {found}; the stored one is {written}")
     length = int.from_bytes(body[:8], "little")
     start = _PREFIX + 8 + length
     try:
@@ -66,12 +66,14 @@ def unpack(data: bytes) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
         }
         return dict(header["values"]), arrays
     except MALFORMED as exc:
-        raise CheckpointError(f"whole, but not of this program's making: {exc!r}") from exc
+        raise CheckpointError(f"intact, but not written by this program: {exc!r}") from exc
 
 
 def _array(data: bytes, start: int, dtype: str, shape: list[int], begin: int, end: int) -> npt.NDArray[Any]:
     if dtype not in _DTYPES or not 0 <= begin <= end <= len(data) - start:
-        raise ValueError(f"an array of {dtype!r} at {begin} to {end}; {len(data) - start} bytes of {sorted(_DTYPES)}")
+        raise ValueError(
+            f"an array of {dtype!r} at {begin} to {end}; allowed: {sorted(_DTYPES)}, bytes 0 to {len(data) - start}"
+        )
     return np.frombuffer(data, dtype, count=(end - begin) // np.dtype(dtype).itemsize, offset=start + begin).reshape(
         shape
     )

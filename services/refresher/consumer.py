@@ -1,7 +1,8 @@
 """The thread that keeps the index fresh: acquire partitions, poll, fold, publish, save checkpoints.
 
 It is separate from the event loop and locks the registry during changes, so that gRPC reads consistent states.
-`handlers/fold.py` folds a record, `handlers/publish.py` decides the deltas, `handlers/publication.py` their time.
+`handlers/fold.py` folds a record, `handlers/publish.py` decides the deltas, `handlers/publication.py` decides when they
+are published.
 """
 
 import time
@@ -44,7 +45,7 @@ class RefresherLimits:
     publish_s: float = 0.2
     checkpoint_s: float = 30.0
     snapshot_s: float = 3600.0
-    # Records end a wait at once. Other work of a turn (leases) waits until the next one.
+    # The longest poll; it returns as soon as records arrive. Other work of a turn, such as leases, waits for its end.
     poll_ms: int = 500
     # Changes per publication, all partitions together.
     max_changes: int = 2_000
@@ -58,8 +59,8 @@ class RefresherLimits:
 class Refresher(Follower):
     """Folds and publishes until stopped; ready after log, leases and outbox were all reached.
 
-    An unexpected exception may leave half a change. Then all partitions return to their checkpoints and are folded
-    record by record up to the failure (`handlers/careful_fold.py`).
+    An unexpected exception may leave a partly applied change. Then all partitions return to their checkpoints and are
+    folded record by record up to the failure (`handlers/careful_fold.py`).
     """
 
     def __init__(
@@ -122,7 +123,7 @@ class Refresher(Follower):
         self._num_partitions = 0
         self._terms: dict[int, int] = {}
         # False if polled and folded records may differ, or the partitions changed: assign again.
-        self._in_step = False
+        self._is_assigned = False
         # Partitions reset to their beginning in this turn.
         self._rebuilding: set[int] = set()
         self._snapshot_due = Due(limits.snapshot_s, after_s=limits.snapshot_s)
@@ -130,7 +131,7 @@ class Refresher(Follower):
     def finish(self) -> None:
         """Publish, save checkpoints, release all partitions."""
         try:
-            self._let_go(list(self._registry.partitions))
+            self._release(list(self._registry.partitions))
         except FreshetError as exc:
             log.info("last_checkpoint_failed", reason=str(exc))
         self._leases.close()
@@ -147,19 +148,19 @@ class Refresher(Follower):
         if not self._num_partitions:
             self._begin()
         self._follow_leases()
-        if not self._in_step:
+        if not self._is_assigned:
             self._log.assign({number: state.folded_offset + 1 for number, state in self._registry.partitions.items()})
-            self._in_step = True
+            self._is_assigned = True
         polled = self._log.poll(self._wait_ms())
-        self._in_step = False
+        self._is_assigned = False
         self._rebuilding.clear()
         self._publication.polled(polled.traceparents)
         self._take_listings(polled.listings)
         folded = sum(self._fold_into(number, entries) for number, entries in polled.entries.items())
         for state in list(self._registry.partitions.values()):
             if (state.leaving or state.returning) and state.number not in self._rebuilding:
-                self._go_on(state)
-        self._in_step = not self._rebuilding
+                self._continue_forgets(state)
+        self._is_assigned = not self._rebuilding
         self._maintain(idle=not folded)
         self.ready()
         return folded
@@ -182,19 +183,19 @@ class Refresher(Follower):
         lost = [
             number
             for number, term in self._terms.items()
-            # Only one term later: nobody else had the partition in between.
+            # A term that grew by one is no loss: no other process had the lease in between.
             if number not in holding.terms or holding.terms[number] > term + 1
         ]
         if lost:
             log.warning("partitions_lost", partitions=lost)
-            self._give_up(lost)
+            self._drop(lost)
         self._terms |= holding.terms
         new = sorted(holding.terms.keys() - self._registry.partitions.keys())
         if new:
             for number, bounds in sorted(self._log.bounds(new).items()):
                 self._take_over(number, bounds)
         if holding.surplus:
-            self._let_go(sorted(self._registry.partitions)[-holding.surplus :])
+            self._release(sorted(self._registry.partitions)[-holding.surplus :])
 
     def _take_over(self, number: int, bounds: tuple[int, int]) -> None:
         started, cpu = time.perf_counter(), time.thread_time()
@@ -204,7 +205,7 @@ class Refresher(Follower):
             self._registry.ends[number] = bounds[1]
             self._registry.checkpoints[number] = state.folded_offset
         self._checkpoints.begin(number, (number + 1) / (self._num_partitions + 1))
-        self._in_step = False
+        self._is_assigned = False
         log.info(
             "partition_taken_over",
             partition=number,
@@ -215,15 +216,15 @@ class Refresher(Follower):
             cpu_s=round(time.thread_time() - cpu, 2),
         )
 
-    def _let_go(self, numbers: Collection[int]) -> None:
+    def _release(self, numbers: Collection[int]) -> None:
         """Publish and save these partitions, then release them."""
         self._publication.publish(self._terms)
         for number in numbers:
             self._checkpoints.keep(self._registry.partitions[number])
         self._leases.release(numbers)
-        self._give_up(numbers)
+        self._drop(numbers)
 
-    def _give_up(self, numbers: Collection[int]) -> None:
+    def _drop(self, numbers: Collection[int]) -> None:
         with self._registry.lock:
             for number in numbers:
                 for table in (self._registry.partitions, self._registry.ends, self._registry.checkpoints):
@@ -232,7 +233,7 @@ class Refresher(Follower):
             self._terms.pop(number, None)
         self._publication.forget(numbers)
         self._checkpoints.forget(numbers)
-        self._in_step = False
+        self._is_assigned = False
 
     def _rebuild(self, state: Partition, reason: str) -> None:
         log.warning("partition_rebuilt", partition=state.number, reason=reason)
@@ -258,7 +259,7 @@ class Refresher(Follower):
                     with self._registry.lock:
                         state.outgoing.dirty_items.setdefault(listing.item_id, False)
                 if is_new and state.pending.may_lack(listing.item_id) and self._belongs(listing.item_id, state):
-                    self._rebuild(state, "pending interactions had been turned away")
+                    self._rebuild(state, "pending interactions had been evicted")
         if listings:
             for state in self._registry.partitions.values():
                 with self._registry.lock:
@@ -286,7 +287,7 @@ class Refresher(Follower):
         self._fold.counted(number, entries)
         return len(entries)
 
-    def _go_on(self, state: Partition) -> None:
+    def _continue_forgets(self, state: Partition) -> None:
         try:
             with self._registry.lock:
                 self._records.go_on(state)
@@ -314,7 +315,7 @@ class Refresher(Follower):
 
     def lost(self, exc: Exception) -> None:
         """Assign again in the next turn; after an unexpected exception, restart from the checkpoints."""
-        self._in_step = False
+        self._is_assigned = False
         if not isinstance(exc, FreshetError):
-            self._give_up(list(self._registry.partitions))
+            self._drop(list(self._registry.partitions))
         self._metrics.failures.labels(type(exc).__name__).inc()

@@ -17,7 +17,7 @@ from services.refresher.domain.records import Entry, Interaction, Listing
 class Polled:
     """The result of one poll: entries per partition of `attributions`, in order, and listings of `items`.
 
-    traceparents: of the spans that wrote them, if traced.
+    traceparents: of the spans in which the records were written, if they were traced.
     """
 
     entries: dict[int, list[Entry]] = field(default_factory=dict)
@@ -35,16 +35,16 @@ class Log(Protocol):
         """Return all items in `items`; polls continue after them."""
 
     def assign(self, offsets: Mapping[int, int]) -> None:
-        """Poll only these partitions from now on, each from its offset; `items` continues."""
+        """Poll only these partitions from now on, each from its offset; polling of `items` continues."""
 
     def poll(self, timeout_ms: int) -> Polled:
-        """Return the next records, none after the timeout. Skips what retention deleted."""
+        """Return the next records; an empty result if none arrives before the timeout. Skips what retention deleted."""
 
     def bounds(self, partitions: Collection[int]) -> Mapping[int, tuple[int, int]]:
-        """Return the first offset, and one past the last record."""
+        """Return each partition's first offset and end offset (one past its last record)."""
 
     def known_ends(self) -> Mapping[int, int]:
-        """Return one past the last record of each assigned partition as known from polling."""
+        """Return the end offset (one past the last record) of each assigned partition, as known from polling."""
 
     def read_again(self, partition: int, offsets: Sequence[int]) -> Mapping[int, Interaction]:
         """Return the interactions at these offsets.
@@ -71,7 +71,8 @@ class Outbox(Protocol):
 @dataclass(frozen=True, slots=True)
 class StoredCheckpoint:
     """A stored checkpoint. name: for messages. read: returns its values and parts; raises CheckpointError with the
-    defect and its place, or DependencyUnavailable. is_base: after reading, `Checkpoints.save` may name its parts.
+    defect and its place, or DependencyUnavailable. is_base: after `read`, `Checkpoints.save` may refer to its parts
+    instead of storing them again.
     """
 
     name: str
@@ -86,8 +87,8 @@ class Checkpoints(Protocol):
         """Save the newest checkpoint; the previous one stays. A part that is None is unchanged since this object's last
         save or read. values: JSON.
 
-        Raises: DependencyUnavailable; Conflict if another process opened the partition meanwhile: its parts may then no
-        longer be named.
+        Raises: DependencyUnavailable; Conflict if another process opened the partition meanwhile: a new checkpoint must
+        not refer to parts stored before.
         """
 
     def load(self, partition: int) -> Iterator[StoredCheckpoint]:

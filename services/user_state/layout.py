@@ -38,7 +38,8 @@ STATE_FIELDS = (
     "event_time_ms",
     "applied_ms",
 )
-# The most popular items of a partition. An item that drops out restarts with its next event, which outweighs old ones.
+# The most popular items of a partition. An item that drops out loses its level and starts again with its next event,
+# which has more weight than its old ones.
 MAX_POPULAR = 2_000
 # Stored with the state: the `position` of the history that the state reflects. A write that leaves the history
 # unchanged (a duplicate) advances it too. It does not advance while a process with another model writes.
@@ -82,7 +83,8 @@ def check_epoch(epoch: str, num_partitions: int) -> None:
     if stored != num_partitions:
         raise PreconditionFailed(
             f"the state store was filled from {stored} partitions of `interactions`, which has {num_partitions} now: "
-            "users moved. Run `freshet repartition`, or empty the state store: it is filled again from the topic"
+            "users have other home partitions. Run `freshet repartition`, or empty the state store: it is filled again "
+            "from the topic"
         )
 
 
@@ -122,7 +124,9 @@ def progress_key(partition: int) -> str:
 
 
 def popular_key(partition: int) -> str:
-    """Key of a partition's popular items by level (`algorithms.items.popularity`), at most MAX_POPULAR of 100 bytes."""
+    """Key of a partition's popular items by level (`algorithms.items.popularity`), at most MAX_POPULAR items of 100
+    bytes each.
+    """
     return f"{{p{partition}}}:popular"
 
 

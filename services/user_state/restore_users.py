@@ -1,10 +1,11 @@
 """Restore users whose keys the state store lost, from `histories` or from their records in the log.
 
 The store's table of users has each user's progress, so a user whose keys were evicted, deleted or reset is known to be
-lost, not new. A record in `histories` that is up to date suffices. If the history changed since the last round, the
-log after the marks is read too. A user without a usable record is read from the beginning of the log. The result is
-the user's history at the watermark. Attributions and clicks were published when the records were first applied and are
-not published again. Users with records come first; the others, and all states, follow in slices between polls.
+lost, not new. A record in `histories` that is up to date suffices. If the history changed since the last round of
+`write_histories.py`, the log after that round's marks is read too. A user without a usable record is read from the
+beginning of the log. The result is the user's history at the watermark. Attributions and clicks were published when the
+records were first applied and are not published again. Users with records come first; the others, and all states,
+follow in slices between polls.
 """
 
 import time
@@ -31,10 +32,11 @@ log = structlog.get_logger()
 
 # Users read from the log together: one scan serves them all, with their histories in memory.
 MAX_TOGETHER = 10_000
-# Users looked up together (a tenth of a second) and states computed together; seconds of work between two polls.
+# SLICE_USERS: users looked up together (in a tenth of a second), and states computed together. SLICE_S: seconds of work
+# between two polls.
 SLICE_USERS = 32
 SLICE_S = 0.1
-# The cost of a record lookup in sequentially read records (2.3 ms against 50 us).
+# One record lookup costs as much as reading this many records in sequence (2.3 ms against 50 us each).
 _LOOKUP_RECORDS = 50
 _WRITE_USERS = 1_000
 
@@ -43,8 +45,8 @@ _WRITE_USERS = 1_000
 class RestoreUsers:
     """Restores lost users.
 
-    replay: the log. keep: the durable histories. make_states: computes the states of model `model_version` from
-    histories, where a history has one. restored: called with the number of restored users.
+    replay: the log. keep: the durable histories. make_states: computes states of model `model_version` from histories;
+    a history without a state is left out. restored: called with the number of restored users.
     """
 
     store: Store
@@ -55,10 +57,10 @@ class RestoreUsers:
     restored: Callable[[int], None] = lambda users: None
     # Lost users in order; those without a record; restored ones without a state.
     _waiting: dict[str, None] = field(default_factory=dict, init=False)
-    _unkept: list[str] = field(default_factory=list, init=False)
+    _without_record: list[str] = field(default_factory=list, init=False)
     _stateless: deque[str] = field(default_factory=deque, init=False)
-    # Not logged yet.
-    _back: int = field(default=0, init=False)
+    # Restored users that are not logged yet: all, and those read from the log.
+    _num_restored: int = field(default=0, init=False)
     _from_log: int = field(default=0, init=False)
     _scan: Iterator[Sequence[SourceRecord]] | None = field(default=None, init=False)
 
@@ -85,13 +87,13 @@ class RestoreUsers:
     def look_again(self) -> None:
         """Empty the queues of lost users, because the assigned partitions changed; a new scan finds them again."""
         self._waiting.clear()
-        self._unkept.clear()
+        self._without_record.clear()
         self._scan = None
 
     @property
     def is_busy(self) -> bool:
         """Whether any user waits for a history or a state."""
-        return bool(self._waiting or self._unkept or self._stateless)
+        return bool(self._waiting or self._without_record or self._stateless)
 
     def turn(self, watermarks: Offsets, epoch: str) -> int:
         """Restore for a tenth of a second; return the amount of work done. Raises: as `__call__`, and the model's
@@ -105,8 +107,8 @@ class RestoreUsers:
     def _slice(self, watermarks: Offsets, epoch: str) -> int:
         if self._waiting:
             return self._find_some(watermarks, epoch)
-        if self._unkept:
-            users, self._unkept = self._unkept, []
+        if self._without_record:
+            users, self._without_record = self._without_record, []
             self(users, watermarks, epoch)
             return len(users)
         return self._make_states(epoch)
@@ -136,16 +138,16 @@ class RestoreUsers:
             histories = dict.fromkeys(some) | topic.find(some)
         found = {user_id: history for user_id, history in histories.items() if history is not None}
         self._restore(list(found), found, watermarks, epoch)
-        self._unkept += histories.keys() - found.keys()
+        self._without_record += histories.keys() - found.keys()
         for user_id in histories:
             del self._waiting[user_id]
         self._log_restored()
         return max(1, len(histories))
 
     def _log_restored(self) -> None:
-        if self._back and not self._waiting:
-            log.warning("lost_users_restored", users=self._back, from_log=self._from_log)
-            self._back = self._from_log = 0
+        if self._num_restored and not self._waiting:
+            log.warning("lost_users_restored", users=self._num_restored, from_log=self._from_log)
+            self._num_restored = self._from_log = 0
 
     def _restore(
         self, user_ids: Sequence[str], histories: Mapping[str, HistoryRecord], watermarks: Offsets, epoch: str
@@ -186,7 +188,7 @@ class RestoreUsers:
             self.store.rewrite(updates[start : start + _WRITE_USERS], epoch)
         self._stateless += [user_id for user_id, user in users.items() if user.history.events]
         self._from_log += len(unkept)
-        self._back += len(users)
+        self._num_restored += len(users)
         self.restored(len(users))
 
     @staticmethod

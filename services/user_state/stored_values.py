@@ -151,8 +151,8 @@ def apply_words(
 def forget_moves(
     forgets: ForgetsApplied | None, homes: Sequence[Home], epoch: str
 ) -> tuple[list[tuple[str, str, str]], dict[int, str]]:
-    """Return the last arguments of the script REWRITE for users of these homes in order, and the reader's progress
-    after them; empty words for a writer that does not apply `forgets`.
+    """Return the last arguments of the script REWRITE for users of these homes, in order, and the reader's texts after
+    all of them. forgets: None for a writer that does not apply `forgets`; the arguments are then empty.
     """
     if forgets is None:
         return [("", "", "")] * len(homes), {}

@@ -58,7 +58,7 @@ class UserView:
 class UserHistory:
     """A user's stored history for the writer. `expected` is the position text that `apply` compares.
 
-    forgotten: the last forgotten offset per partition, if any. is_lost: the store had more of the user before.
+    forgotten: the last forgotten offset per partition, if any. is_lost: the store lost some of the user's data.
     known: the last offset of the home partition in the table of users (-1: unknown).
     """
 
@@ -106,8 +106,9 @@ class UserUpdate:
 class ModelState:
     """A state of another model, computed from the history at these positions (as in `UserHistory`).
 
-    change: as in `UserUpdate`. "keep" lets a state that reflected `before` (an `expected`) reflect the positions. "set"
-    without a state records that the history has no state of this model.
+    change: as in `UserUpdate`. "keep" leaves the stored state; if it reflected the history position `before` (see
+    `UserUpdate.expected`), it now reflects `positions`. "set" without a state records that the history has no state of
+    this model.
     """
 
     user_id: str
@@ -191,7 +192,7 @@ class StoreUsage:
 class ForgetsApplied:
     """A reader's stored progress in `forgets`, one text per home partition.
 
-    Each write compares and advances the text, so a node with users of before a failover is detected.
+    Each write compares and advances the text, so a node that lost writes in a failover is detected.
     offsets: per partition, the last record that is applied to all its users (-1: none).
     """
 

@@ -1,10 +1,10 @@
 """Write every user's history to the compacted topic `histories`, in rounds, and look histories up by user.
 
 A round reads the users whose history changed since the last round from the state store and writes them. After all are
-acknowledged, it writes a mark to each partition: the topic reflects `interactions` up to this offset. So a user's
+acknowledged, it writes a mark to each partition: the offset up to which the topic reflects `interactions`. So a user's
 newest record plus the records of `interactions` after the mark give the whole history. A crash loses only the set of
-changed users; the keys of the records after the marks give it again. The marks lie in the topic itself, so they are
-lost together with it and outlive the store.
+changed users; it is found again from the keys of the records after the marks. The marks lie in the topic itself, so
+they are lost together with it and outlive the store.
 """
 
 import secrets
@@ -50,7 +50,9 @@ class ChangedUsers:
     elsewhere: dict[int, set[int]] = field(default_factory=dict)
 
     def note(self, user_id: str, home: int, partitions: Collection[int], mine: Collection[int]) -> None:
-        """Note that a user has new records in these partitions. home: its home partition. mine: this process's."""
+        """Record that a user has new records in these partitions. home: its home partition. mine: the partitions of
+        this process.
+        """
         if home in mine:
             self.users.add(user_id)
             if others := set(partitions) - {home}:
@@ -63,7 +65,8 @@ class ChangedUsers:
         """Remove partitions; their next owner finds the changed users in the log. left: the partitions that remain."""
         for partition in partitions:
             self.known_to.pop(partition, None)
-            # Nobody here tracks its users any more, so the marks of partitions with their records do not advance.
+            # This process no longer tracks the users of this home partition, so marks of other partitions with their
+            # records do not advance.
             self.foreign |= self.elsewhere.pop(partition, set())
         self.foreign &= set(left)
         self.users = {user_id for user_id in self.users if home_of(user_id, epoch).partition in left}
@@ -71,8 +74,8 @@ class ChangedUsers:
 
 @dataclass(slots=True)
 class _Round:
-    """pending: users still to be written. targets: the progress when the round began, for its marks. is_whole: no user
-    was missing; otherwise the round writes no marks.
+    """pending: users still to be written. targets: the progress when the round began, for its marks. is_whole: every
+    user was written; otherwise the round writes no marks.
     """
 
     began_at: float
@@ -83,11 +86,12 @@ class _Round:
 
 @dataclass(kw_only=True, eq=False)
 class WriteHistories:
-    """log: a separate reader of `interactions`. `take_over` sets the partitions of this process.
+    """Writes the histories of this process's partitions, which `take_over` sets. log: a separate reader of
+    `interactions`.
 
-    every_s: the least pause between rounds. It is at least ten times the duration of the last round, so that writing
-    takes at most a tenth of the time. anchors: identifies a partition's log where its progress in the store has no
-    anchors yet.
+    every_s: the least pause between rounds. The pause is also at least ten times the duration of the last round, so
+    that writing takes at most a tenth of the time. anchors: identifies a partition's log where its progress in the
+    store has no anchors yet.
     """
 
     topic: HistoryTopic
@@ -105,7 +109,8 @@ class WriteHistories:
     def take_over(self, stream: Reader, epoch: str, progress: Mapping[int, Progress]) -> bool:
         """Synchronise with the state store. Return True if the store was empty and now has watermarks and lost users.
 
-        progress: of all partitions that this process now owns; what is known of retained partitions stays.
+        progress: of all partitions that this process now owns; marks and changed users of retained partitions are not
+        read again.
         Raises: Conflict, DependencyUnavailable; PreconditionFailed if the topic and the log differ in partitions.
         """
         self._give_up_round()
@@ -117,7 +122,7 @@ class WriteHistories:
             gone = marks.keys() - watermarks.keys() if stays else list(marks)
             self.topic.leave(gone)
             self.changed.leave(gone, marks.keys(), epoch)
-            # After an error, read everything again.
+            # If the code below fails, the next call reads everything again.
             self._epoch, self.topic.is_another = "", False
             new = sorted(watermarks.keys() - marks.keys())
             news = self._find_marks(stream, new, epoch) if new else {}
@@ -125,7 +130,8 @@ class WriteHistories:
         empty = {p for p, mark in marks.items() if watermarks[p] < 0 <= mark.covered and self._is_empty(p, epoch)}
         for partition, mark in marks.items():
             if mark.covered > watermarks[partition] and partition not in empty:
-                # The store lost progress. Records beyond its watermark stay correct: each position counts once.
+                # The store lost progress. Records of `histories` beyond its watermark stay correct, because each
+                # position counts once.
                 found = progress[partition]
                 news[partition] = replace(mark, covered=found.watermark, anchors=found.anchors, counts=found.counts)
                 self.changed.known_to[partition] = found.watermark
@@ -140,20 +146,21 @@ class WriteHistories:
         return seeded
 
     def void(self, partitions: Collection[int], num_partitions: int) -> None:
-        """Discard all knowledge of a log that lost records. Raises: DependencyUnavailable."""
+        """Replace the marks of a log that lost records by empty ones; the next `take_over` reads everything again.
+        Raises: DependencyUnavailable."""
         self._epoch = ""
         self.topic.void()
         mark = Mark(reading=0, covered=-1, num_partitions=num_partitions)
-        self.topic.write_marks({partition: replace(mark, reading=_new_reading()) for partition in partitions})
+        self.topic.write_marks({partition: replace(mark, reading=_new_reading_id()) for partition in partitions})
 
     def changing(self, user_id: str, home: int, partitions: Collection[int]) -> None:
-        """Note that a user with records in these partitions is about to be written to the store. home: its home
+        """Record that a user with records in these partitions is about to be written to the store. home: its home
         partition.
         """
         self.changed.note(user_id, home, partitions, self.topic.marks.keys())
 
     def applied(self, watermarks: Offsets) -> None:
-        """Note that all users changed up to these offsets were named."""
+        """Record that `changing` was called for all users changed up to these offsets."""
         self.changed.known_to.update(watermarks)
 
     def is_whole(self, user_id: str) -> bool:
@@ -171,7 +178,7 @@ class WriteHistories:
             return self._turn(watermarks)
         except DependencyUnavailable as exc:
             self._give_up_round()
-            log.warning("histories_not_kept", users=len(self.changed.users), reason=exc.message)
+            log.warning("histories_not_written", users=len(self.changed.users), reason=exc.message)
             self._next_round = time.monotonic() + _RETRY_S
             return False
 
@@ -254,12 +261,12 @@ class WriteHistories:
                 continue
             if mark is not None and mark.covered >= 0:
                 log.warning("histories_of_another_log", partition=partition, covered=mark.covered)
-            news[partition] = replace(self.topic.marks[partition], reading=_new_reading())
+            news[partition] = replace(self.topic.marks[partition], reading=_new_reading_id())
         return news
 
     def _is_empty(self, partition: int, epoch: str) -> bool:
-        """Return whether the store has no user of this home partition, apart from lost ones that an earlier seeding
-        named.
+        """Return whether the store has no user of this home partition, except lost ones that an earlier `_seed` added
+        to the table of users.
         """
         lost = {user_id for found in self.store.find_lost([partition], epoch) for user_id in found}
         return len(lost) == len(self.store.user_ids(partition, epoch))
@@ -267,7 +274,8 @@ class WriteHistories:
     def _seed(self, marks: Mapping[int, Mark], partitions: Sequence[int], epoch: str) -> None:
         """Fill the user tables and watermarks of a store that lost everything.
 
-        partitions: those without progress in the store. Users of other partitions' records may have their home there.
+        partitions: those without progress in the store. A partition without records can be the home of users with
+        records in other partitions.
         """
         live: dict[int, dict[bytes, bool]] = {partition: {} for partition in partitions}
         oldest_ms = self.clock_ms() - 1000 * self.ttl_seconds
@@ -310,5 +318,5 @@ class WriteHistories:
         self.changed.known_to = dict(watermarks)
 
 
-def _new_reading() -> int:
+def _new_reading_id() -> int:
     return secrets.randbits(64) | 1

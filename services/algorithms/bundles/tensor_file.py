@@ -1,8 +1,8 @@
-"""Read files of arrays, safetensors with NumPy alone: small ones into memory, large ones memory-mapped.
+"""Read safetensors files (with NumPy alone) and open Arrow files: small ones in memory, large ones memory-mapped.
 
 Processes share mapped pages, but writing to the file changes this process's arrays, and truncating it kills the
-process. So only large files are mapped, and `changed_in_place` reports a written one. Replacing a file by rename is
-safe.
+process. So only large files are mapped, and `changed_in_place` reports a mapped file that was modified.
+Replacing a file by rename is safe.
 The format of safetensors: 8 bytes of header length, a JSON header, then the arrays.
 """
 
@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from services.algorithms.bundles.model_manifest import BundleError
 
-# Item states of about 150,000 items. Each process of a machine has a copy.
+# A file of at most this size (item states of about 150,000 items) is not mapped: each process reads its own copy.
 LOADED_BYTES = 64 << 20
 # The mapped files of this process: inode, size and modification time.
 _mapped: dict[Path, tuple[int, int, int]] = {}
@@ -26,12 +26,12 @@ _DTYPES = {"F32": np.float32, "F16": np.float16, "F64": np.float64, "I64": np.in
 
 
 def read_tensors(path: Path, *, only: Collection[str] = ()) -> dict[str, npt.NDArray[Any]]:
-    """Return the arrays of a safetensors file, mapped if it has more than LOADED_BYTES: writing to one changes this
-    process's copy, never the file. only: names of arrays to read into memory.
+    """Return the arrays of a safetensors file, mapped if it has more than LOADED_BYTES: writing to an array changes
+    this process's copy, never the file. only: names of arrays to read into memory.
 
     Raises: BundleError for an invalid header, or an array beyond the end of the file.
     """
-    written = _written(path)
+    written = _file_stamp(path)
     is_mapped = not only and written[1] > LOADED_BYTES
     if is_mapped:
         _mapped[path] = written
@@ -41,7 +41,7 @@ def read_tensors(path: Path, *, only: Collection[str] = ()) -> dict[str, npt.NDA
 
 def mapped_or_read(path: Path) -> pa.NativeFile:
     """Open an Arrow file: mapped if it has more than LOADED_BYTES, else read into memory. Raises: OSError."""
-    written = _written(path)
+    written = _file_stamp(path)
     if written[1] <= LOADED_BYTES:
         return pa.BufferReader(path.read_bytes())
     _mapped[path] = written
@@ -52,16 +52,16 @@ def changed_in_place() -> str:
     """Return a sentence with the mapped file that was written to; "" if none was."""
     for path, before in list(_mapped.items()):
         try:
-            now = _written(path)
+            now = _file_stamp(path)
         except OSError:
             del _mapped[path]  # removed or renamed: the mapping still has the old content
             continue
         if now[0] == before[0] and now != before:
-            return f"{path} was written to while it serves; replace files by renaming, and start this process again"
+            return f"{path} was modified while in use; replace files by renaming, and restart this process"
     return ""
 
 
-def _written(path: Path) -> tuple[int, int, int]:
+def _file_stamp(path: Path) -> tuple[int, int, int]:
     found = path.stat()
     return found.st_ino, found.st_size, found.st_mtime_ns
 
@@ -94,7 +94,7 @@ def tensor_places(path: Path) -> dict[str, tuple[np.dtype[Any], tuple[int, ...],
         dtype = np.dtype(_DTYPES[kind])
         wanted = math.prod(shape) * dtype.itemsize
         if end - begin != wanted or 8 + length + end > size:
-            raise BundleError(f"{path}: {name} spans {end - begin} bytes to {8 + length + end}; "
+            raise BundleError(f"{path}: {name} has {end - begin} bytes, up to byte {8 + length + end}; "
                               f"shape {shape} needs {wanted} and the file holds {size}")  # fmt: skip
         places[name] = (dtype, shape, 8 + length + begin)
     return places

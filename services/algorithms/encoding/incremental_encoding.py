@@ -1,9 +1,9 @@
 """Encode one more event of a history at the cost of one step, not of the history.
 
-A caller sends the whole window each time. It is compared with the last one of the same key, event by event; keys and
-values of the common part are cached, and only the rest is encoded. So correctness needs no invalidation: an
-out-of-order event, an undo, a moved window, a forgotten user or two users of one key only shorten the common part.
-Memory is limited in bytes; the least recently used entries are evicted first.
+A caller sends the whole window each time. It is compared, event by event, with the last window under the same cache
+key. Attention keys and values of the common prefix are cached, and only the rest is encoded. So correctness needs no
+invalidation: an out-of-order event, an undo, a moved window, a forgotten user or two users of one key only shorten the
+common part. Memory is limited in bytes; the least recently used entries are evicted first.
 
 It runs an ONNX step graph in the caller's session, and needs only NumPy: the encoder process imports it, and the export
 copies it into the inference server's model folder, where no other module of this project can be imported.
@@ -26,10 +26,11 @@ FloatArray = npt.NDArray[np.float32]
 # (N, H, width) of the cached arrays, "keys" and "values".
 Shapes = dict[str, tuple[int, int, int]]
 
-# Places are allocated in this number: windows of the presets (100 and 200) fill them, and short histories stay small.
+# Places are allocated in multiples of this number. The presets' windows (100 and 200) fill them, and short histories
+# use little memory.
 PLACES_AT_ONCE = 25
-# Beyond every place of a window.
-_NEVER = 1 << 40
+# The position of an unused place: after every event of a window, so that no event attends to it.
+_UNUSED_POSITION = 1 << 40
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class CacheCounts:
     bytes: int = 0
 
     def plus(self, reused: Sequence[int], lengths: Sequence[int], *, held_bytes: int) -> "CacheCounts":
-        """Add sequences: of each, the number of reused events, and its length."""
+        """Add sequences. reused: the number of reused events of each. lengths: the number of all events of each."""
         hits = sum(events > 0 for events in reused)
         return CacheCounts(
             hits=self.hits + hits,
@@ -58,9 +59,9 @@ class CacheCounts:
 
 
 class _Cached:
-    """The events under one key, their keys and values per block, and the states after the last of them.
+    """The events under one cache key, their attention keys and values per block, and the states after the last event.
 
-    `length` of the C places are used; the others have a place in the window that no event attends to.
+    The first `length` of the C places are used. The others have the position _UNUSED_POSITION, to which no event attends.
     """
 
     def __init__(self, shapes: Shapes, places: int) -> None:
@@ -70,7 +71,7 @@ class _Cached:
         self.last_user = 0
         self.feeds: dict[str, npt.NDArray[Any]] = {
             "past_time": np.zeros(places, dtype=np.int64),
-            "past_place": np.full(places, _NEVER, dtype=np.int64),
+            "past_place": np.full(places, _UNUSED_POSITION, dtype=np.int64),
         }
         # Zeros, not uninitialised memory: masked places are multiplied by zero, which does not remove a NaN.
         self.arrays = {
@@ -88,9 +89,9 @@ class _Cached:
         return shorter if same.all() else int(same.argmin())
 
     def truncate(self, length: int) -> None:
-        """Remove all but the first events."""
+        """Remove all events after the first `length`."""
         if length < self.length:
-            self.feeds["past_place"][length : self.length] = _NEVER
+            self.feeds["past_place"][length : self.length] = _UNUSED_POSITION
             self.length, self.last = length, {}
 
     def extend(self, items: IntArray, times: IntArray, new: dict[str, FloatArray]) -> None:
@@ -115,7 +116,7 @@ class _Cached:
 
 
 class IncrementalEncoder:
-    """Sequences under keys, encoded by a step graph of `services.offline.training.step_export`. Thread-safe.
+    """Encodes sequences, cached by key, with a step graph of `services.offline.training.step_export`. Thread-safe.
 
     session: an ONNX Runtime session over the graph (or an object with its get_inputs, get_outputs and run). max_bytes:
     limit of the cache. One encoder serves one model.
@@ -140,7 +141,7 @@ class IncrementalEncoder:
         self._bytes_of_states = sum(
             4 * int(np.prod(spec.shape[1:])) for spec in session.get_outputs() if spec.name in self._states
         )
-        self._nothing = _Cached(self._shapes, 1)
+        self._empty_cache = _Cached(self._shapes, 1)
         self._cache: OrderedDict[int, _Cached] = OrderedDict()
         self._bytes = 0
         self._counts = CacheCounts()
@@ -187,7 +188,7 @@ class IncrementalEncoder:
             return self._counts
 
     def _known(self, cached: _Cached | None, common: int, user_index: int, positions: IntArray) -> int:
-        """Return how many of the positions are the last cached event's, whose states are cached."""
+        """Return how many positions are that of the last cached event: only the states after it are cached."""
         if cached is None or not cached.last or common < cached.length or cached.last_user != user_index:
             return 0
         return int((positions == common - 1).sum()) if positions[0] == common - 1 else 0
@@ -200,7 +201,7 @@ class IncrementalEncoder:
             "event_time": times[start:],
             "place": np.arange(start, len(items)),
             "position": positions - start,
-            **(past or self._nothing).feeds,
+            **(past or self._empty_cache).feeds,
         }
         if self._takes_user:
             feeds["user_index"] = np.array([user_index])
@@ -227,7 +228,7 @@ class IncrementalEncoder:
     def _remember(
         self, key: int, length: int, positions: IntArray, states: dict[str, FloatArray], user_index: int
     ) -> None:
-        """Cache the states after the last event: the next event requests them as the states before it."""
+        """Cache the states after the last event: a call with one more event also requests the states before it."""
         cached = self._cache.get(key)
         if cached is not None:
             cached.last = (

@@ -1,7 +1,8 @@
 """The phrase vocabulary: an identifier's text as the fewest phrases of a fixed list (PIXAR, section 4.1).
 
 A token is a phrase of whole words, a word, a piece of a word or one character; bytes encode other characters, so every
-text has an encoding. A token's flag marks an unusual joint before it (see vocabulary_text), like "##" in word pieces.
+text has an encoding. A token's flag means that the spacing before it is not the usual one, like "##" in word
+pieces (see vocabulary_text: a joint is a space or no space).
 This module encodes, decodes, saves and loads; fitting chooses the tokens
 (services/offline/training/phrases/vocabulary_fit).
 
@@ -39,13 +40,13 @@ FORMAT = "freshet-phrase-vocabulary"
 VERSION = 1
 
 PAD = 0
-_LEADS = range(0xC2, 0xF5)  # first bytes of characters beyond ASCII, then the bytes that follow them
+_LEADS = range(0xC2, 0xF5)  # UTF-8's lead bytes of characters beyond ASCII; _FOLLOWERS: its continuation bytes
 _FOLLOWERS = range(0x80, 0xC0)
 _LEAD, _UNUSUAL_LEAD = 1, 1 + len(_LEADS)
 _FOLLOWER = _UNUSUAL_LEAD + len(_LEADS)
 NUM_BYTE_TOKENS = _FOLLOWER + len(_FOLLOWERS)  # including [PAD]
 ASCII = tuple(chr(code) for code in range(33, 127) if not chr(code).isupper())
-# Part of every vocabulary: [PAD], bytes, and the ASCII characters after a usual and an unusual joint.
+# Part of every vocabulary: [PAD], bytes, and the ASCII characters without and with the flag.
 FIXED_TOKENS = NUM_BYTE_TOKENS + 2 * len(ASCII)
 
 _CHARACTERS = 2 * 0x110000  # symbols of the trie of pieces: 2 * code point + flag
@@ -56,11 +57,11 @@ class PhraseVocabulary:
     """V tokens: [PAD], bytes, then `pieces` in order. Immutable."""
 
     def __init__(self, pieces: Sequence[Piece], counts: Sequence[int]) -> None:
-        """pieces: (normalised text, flag), the ASCII characters with both flags first. counts: occurrences of each in
-        the fitted texts; they decide between equally short encodings.
+        """pieces: pairs of normalised text and flag; the first ones are `ascii_pieces()`. counts: occurrences of each
+        in the fitted texts; they decide between equally short encodings.
 
-        Raises: ValueError if a piece repeats, is not normalised, has a flag before several words (a phrase has one
-        form), or the first ones are not ASCII's.
+        Raises: ValueError if a piece repeats, is not normalised, has a flag and several words (phrases have no
+        flag), or if the first ones are not `ascii_pieces()`.
         """
         if list(pieces[: 2 * len(ASCII)]) != ascii_pieces():
             raise ValueError(f"pieces begin with {pieces[:3]!r}; allowed: the characters of ASCII, as ascii_pieces()")
@@ -101,8 +102,8 @@ class PhraseVocabulary:
         return int(self._counts[token])
 
     def encode(self, text: str) -> list[int]:
-        """Return the fewest tokens that restore the normalised text; among equals those with the largest sum of counts,
-        then the longest first. [] if normalisation empties the text.
+        """Return the fewest tokens that restore the normalised text; of equally few, those with the largest sum of
+        counts, then those that begin with the longest piece. [] if normalisation empties the text.
         """
         return self.encode_all([text])[0]
 
@@ -192,15 +193,15 @@ class PhraseVocabulary:
 
     @cached_property
     def _phrases(self) -> PieceTrie:
-        """Pieces of two or more words, as words."""
+        """A trie of the pieces of two or more words; its symbols are words."""
         many = np.flatnonzero(np.diff(self._cut.starts) > 1)
-        symbols, starts = _chosen(self._cut, many)
+        symbols, starts = _symbols_of(self._cut, many)
         numbers = (many + NUM_BYTE_TOKENS).astype(np.int32)
         return PieceTrie.build(symbols, starts, numbers, 2 * len(self._words))
 
     @cached_property
     def _parts(self) -> PieceTrie:
-        """Pieces of at most one word, as characters."""
+        """A trie of the pieces of at most one word; its symbols are characters."""
         one = np.flatnonzero(np.diff(self._cut.starts) == 1)
         letters = spelled([self._pieces[row] for row in one.tolist()])
         numbers = (one + NUM_BYTE_TOKENS).astype(np.int32)
@@ -228,7 +229,7 @@ class PhraseVocabulary:
     def _encoded(self, texts: Sequence[str]) -> list[list[int]]:
         lattice = self.lattice(texts)
         way = lattice.cheapest()
-        spelt = _spelt(way)
+        spelt = _word_tokens(way)
         starts = np.concatenate([[0], np.cumsum(way.costs)])
         positions = np.flatnonzero(way.steps)
         form = lattice.form_of[positions]
@@ -246,7 +247,7 @@ class PhraseVocabulary:
 
 
 def ascii_pieces() -> list[Piece]:
-    """Return the characters of every vocabulary, after a usual and after an unusual joint."""
+    """Return the ASCII characters that every vocabulary has, first all without and then all with the flag."""
     return [(character, unusual) for unusual in (False, True) for character in ASCII]
 
 
@@ -257,7 +258,7 @@ def _end_with_words(matches: Matches, ends: npt.NDArray[np.bool_]) -> None:
         matches[positions[~ends[positions + taken - 1]], taken - 1] = -1
 
 
-def _spelt(way: Way) -> Integers:
+def _word_tokens(way: Way) -> Integers:
     """Return the distinct words' tokens, flat: pieces unchanged, other characters as bytes."""
     if (way.parts >= 0).all():
         return way.parts.astype(np.int64)
@@ -270,7 +271,7 @@ def _spelt(way: Way) -> Integers:
     return np.array(tokens, dtype=np.int64)
 
 
-def _chosen(cut_texts: Cut, rows: npt.NDArray[np.integer]) -> tuple[Integers, Integers]:
+def _symbols_of(cut_texts: Cut, rows: npt.NDArray[np.integer]) -> tuple[Integers, Integers]:
     symbols, starts = cut_texts.symbols, cut_texts.starts
     return flat([symbols[starts[row] : starts[row + 1]].tolist() for row in rows.tolist()])
 

@@ -26,7 +26,7 @@ from services.algorithms.scoring.states import ItemStates, PairGate, QueryStates
 class CombinedTopK(PooledIndex):
     """The union of the N1 best per component pair and the N2 best by the average, reordered by s.
 
-    pool_size: N1, average_pool_size: N2; raised to k if a search needs more.
+    pair_pool_size: N1. average_pool_size: N2, or k in a search for more than N2 results.
     """
 
     name = "combined_top_k"
@@ -102,7 +102,7 @@ class CombinedTopK(PooledIndex):
 
 
 class CombinedScan:
-    """Both scans of B queries: a pool takes `average_share` from the average's list per `pair_share` of each pair's."""
+    """Both scans of B queries. A pool takes average_share / pair_share times as many by the average as per pair."""
 
     def __init__(self, pairs: PairScan, average: AverageScan, *, pair_share: int, average_share: int) -> None:
         self._pairs, self._average = pairs, average
@@ -114,11 +114,11 @@ class CombinedScan:
         return self._pairs.seconds + self._average.seconds
 
     def pool(self, query: int, size: int) -> Indices:
-        """Return the union of the `size` best of every pair and the same share of the average's list, by row number."""
+        """Return the union of the `size` best of every pair and N2 / N1 times as many by the average, by row number."""
         wanted = -(-size * self._average_share // self._pair_share)
         averaged = self._average.pool(query, min(wanted, self._average.depth))
         return np.union1d(self._pairs.pool(query, size), averaged)
 
     def bounds(self, size: int, kth_scores: Scores | None = None) -> Scores:
-        """Return the pairs' bounds at `size`: items outside the union are outside their lists, too."""
+        """Return the pairs' bounds at `size`: an item outside the union is in no pair's list."""
         return self._pairs.bounds(size, kth_scores)

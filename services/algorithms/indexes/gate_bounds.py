@@ -1,13 +1,14 @@
 """An upper bound on s of every item whose component cosines are below t_p: TopKPerEmbedding's certificate.
 
 s = sum w_p c_p / sum w_p with w_p = exp(SiLU(z_p)), so s <= max_p t_p (arXiv:2407.15462, section 3.1; its Theorem 2 as
-printed is no bound, see the tests). Tighter: for any gate of an omitted item, w_p lies between two numbers that follow
-from the query, the extremes of the item gates and the range of the pair network over possible cosines. The largest
-mixture of t_p over weights in those intervals is a fractional program with a corner solution: the high weight for the
-largest t_p, the low one for the rest. It uses the common denominator of the weights, so it is at least as tight as a
-knapsack over intervals of the softmax.
+printed is no bound, see the tests). A tighter bound: whatever the gate of an omitted item is, w_p lies in an interval
+that depends on the query, the extremes of the item gates, and the pair network's range over possible cosines. The
+largest mixture of t_p over weights in those intervals is a fractional program with a corner solution: high weights for
+the j largest t_p, low ones for the rest, with the best j. It uses the common denominator of the weights, so it is at
+least as tight as a knapsack over intervals of the softmax.
 
-All of it is float64 with an allowance for its own rounding, which is far below float32's in t_p (the caller's part).
+Bounds are computed in float64 and include their own rounding errors. The far larger errors of t_p, from float32, are
+added by the caller.
 
 Letters: B queries, P_q, P_x query and item components, P = P_q * P_x (pair p_q * P_x + p_x), d width, G hidden width.
 """
@@ -22,7 +23,7 @@ from services.algorithms.scoring.states import QueryStates
 DoubleArray = npt.NDArray[np.float64]
 
 # SiLU's minimum: position and value, rounded outwards: SiLU(-1.27846...) = -0.27846...
-_TURN, _LOWEST = -1.2784645427610738, -0.2784645427610739
+_SILU_MINIMUM_AT, _LOWEST = -1.2784645427610738, -0.2784645427610739
 _TINY = 1e-290
 _SLACK = 1e-12  # relative allowance for the float64 roundings here, P and G up to thousands
 
@@ -30,7 +31,7 @@ _SLACK = 1e-12  # relative allowance for the float64 roundings here, P and G up 
 def silu_range(low: DoubleArray, high: DoubleArray) -> tuple[DoubleArray, DoubleArray]:
     """Return the least and the largest SiLU on each interval [low, high]: it falls until -1.278 and then rises."""
     at_low, at_high = _silu(low), _silu(high)
-    least = np.where((low <= _TURN) & (high >= _TURN), _LOWEST, np.minimum(at_low, at_high))
+    least = np.where((low <= _SILU_MINIMUM_AT) & (high >= _SILU_MINIMUM_AT), _LOWEST, np.minimum(at_low, at_high))
     return _outwards(least, np.maximum(at_low, at_high))
 
 
@@ -38,7 +39,7 @@ class GateBounds:
     """Bounds of the gate weights of any item of a catalogue, per query."""
 
     def __init__(self, scorer: MolScorer) -> None:
-        """Read the extremes of the item gates and the largest norms from the prepared items, also of a card."""
+        """Read the extremes of the item gates and the largest norms from a scorer, on the CPU or a GPU."""
         self._gate_range = scorer.gate_range
         self._norms = scorer.magnitudes.norms
         self._items = scorer.magnitudes
@@ -79,9 +80,8 @@ class GateBounds:
             )
         )
         least, most = _affine_range(w1, b1, low, high)
-        # A hidden unit reads sum_p w_p <f_pq, g_px> = sum_px <sum_pq w_p f_pq, g_px>: by Cauchy-Schwarz per item
-        # component often
-        # far less than each cosine at its own extreme.
+        # A hidden unit reads sum_p w_p <f_pq, g_px> = sum_px <sum_pq w_p f_pq, g_px>. Cauchy-Schwarz for each item
+        # component often gives a far narrower range than all cosines at their own extremes.
         components = queries.components.astype(np.float64)
         weights = w1.reshape(len(b1), components.shape[1], len(self._norms))
         folded = weights.transpose(0, 2, 1) @ components[:, None]
@@ -121,13 +121,13 @@ def _affine_range(
 ) -> tuple[DoubleArray, DoubleArray]:
     """Return bounds of weight @ c + bias over c in [low, high]: weight (n, m), low and high (B, m) -> two (B, n)."""
     positive, negative = np.maximum(weight, 0).T, np.minimum(weight, 0).T
-    size = _each(np.maximum(np.abs(low), np.abs(high)), np.abs(weight).T) + np.abs(bias)
+    size = _row_products(np.maximum(np.abs(low), np.abs(high)), np.abs(weight).T) + np.abs(bias)
     slack = _SLACK * size
-    least = _each(low, positive) + _each(high, negative) + bias - slack
-    return least, _each(high, positive) + _each(low, negative) + bias + slack
+    least = _row_products(low, positive) + _row_products(high, negative) + bias - slack
+    return least, _row_products(high, positive) + _row_products(low, negative) + bias + slack
 
 
-def _each(rows: DoubleArray, weight: DoubleArray) -> DoubleArray:
+def _row_products(rows: DoubleArray, weight: DoubleArray) -> DoubleArray:
     """Return rows @ weight, one product per row: its sums don't depend on the number of rows."""
     return np.asarray((rows[:, None, :] @ weight)[:, 0])
 

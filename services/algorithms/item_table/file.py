@@ -1,4 +1,4 @@
-"""A catalogue's items as an Arrow file: a bundle's columns besides the states.
+"""A catalogue's items as an Arrow file: all item columns of a bundle except the states.
 
 item_id: string   title: string   categories: list<dictionary<string>>   count: int64
 attributes.NAME: double, timestamp[ms, UTC] or dictionary<string>, one per declared attribute
@@ -25,7 +25,7 @@ from services.algorithms.item_table.categories import Categories, CategoryLists
 from services.algorithms.item_table.ids import ItemIds
 from services.algorithms.item_table.strings import Strings
 
-_LONG = 2**31 - 1  # bytes of a column beyond which its ends need eight bytes each
+_LONG = 2**31 - 1  # a column of more bytes than this needs 64-bit offsets
 _CATEGORY = pa.dictionary(pa.int32(), pa.string())
 _ATTRIBUTE = "attributes."
 
@@ -52,7 +52,10 @@ def write_items(
     counts: npt.NDArray[np.int64],
     attributes: pa.Table | None = None,
 ) -> None:
-    """attributes: columns of `attributes.ARROW_TYPES`. Raises: ValueError for columns of unequal length."""
+    """Write an items' file. attributes: columns with types of `rules.attributes.ARROW_TYPES`.
+
+    Raises: ValueError for columns of unequal length.
+    """
     lists = Categories.of(categories)
     codes = pa.DictionaryArray.from_arrays(pa.array(lists.lists.codes), pa.array(lists.names, pa.string()))
     columns = {
@@ -69,8 +72,8 @@ def write_items(
 
 
 def read_items(path: Path, num_items: int) -> ItemColumns:
-    """Read an items' file. Raises: BundleError with the column for a file that is no such table of `num_items`, or
-    whose ids are not distinct or not of 1-128 bytes.
+    """Read an items' file. Raises: BundleError with the column if the file has other columns or not `num_items` rows,
+    or if its ids are not distinct or not of 1-128 bytes.
     """
     try:
         table = pa.ipc.open_file(mapped_or_read(path)).read_all().combine_chunks()
@@ -88,9 +91,9 @@ def read_items(path: Path, num_items: int) -> ItemColumns:
         found = dict(zip(table.column_names, map(str, table.schema.types), strict=True))
         raise BundleError(
             f"{path} has {len(table)} rows of {found}; expected {num_items} rows of item_id and title (string), "
-            f"categories (list of dictionary-coded strings), count (int64) and what begins with {_ATTRIBUTE}"
+            f"categories (list of dictionary-coded strings), count (int64) and columns named {_ATTRIBUTE}NAME"
         )
-    columns: dict[str, Any] = {name: _whole(table.column(name)) for name in wanted}
+    columns: dict[str, Any] = {name: _single_chunk(table.column(name)) for name in wanted}
     for name, column in columns.items():
         inner = column.values if name == "categories" else column
         if column.null_count or inner.null_count:
@@ -137,7 +140,7 @@ def strings_of(array: pa.Array) -> Strings:
     return Strings(bytes_[: int(ends[-1])], ends[1:])
 
 
-def _whole(column: pa.ChunkedArray) -> pa.Array:
+def _single_chunk(column: pa.ChunkedArray) -> pa.Array:
     return column.chunk(0) if column.num_chunks else pa.array([], column.type)
 
 

@@ -1,10 +1,11 @@
-"""Feedback of clicks on found items for a text search: exact sums per item (PEFA-XS) and remembered queries (PEFA-XL).
+"""Feedback for text search from clicks on results: exact sums per item (PEFA-XS) and remembered queries (PEFA-XL).
 
-A click is a user's choice of an item for a query. Its query state pulls the item towards such queries, and votes for
-the item if it is among the nearest to another query. Clicks arrive in any order and repeatedly; they are undone and
-their users forgotten, before or after they arrive. The content is always bit-identical to that of the surviving clicks
-alone. Removing a click encodes its query again, so `encode` must be a function of the text alone (one text at a time:
-matrix products of a padded batch may round otherwise). Streams and answers are not known here.
+A click is a user's choice of an item for a query. The query's state moves the item's state towards such queries. If it
+is among the nearest remembered states of a later query, it also votes for the item. Clicks arrive in any order and
+repeatedly; they are undone and their users forgotten, before or after they arrive. The result is always bit-identical
+to that of the surviving clicks alone. Removing a click encodes its query again, so `encode` must be a function of the
+text alone (one text at a time: matrix products of a padded batch may round otherwise). This module depends neither on
+streams nor on answers.
 
 Letters: P_q, P_x query and item components, P = P_q * P_x, d component width, n requested items.
 """
@@ -29,12 +30,12 @@ SourcePosition = tuple[int, int]
 # Returns a query's components (P_q, d) in float32; None for a text without a known word.
 Encode = Callable[[str], FloatArray | None]
 # `ItemSums.add` or `ItemSums.remove`.
-Into = Callable[[Sequence[str], FixedPoint, npt.NDArray[np.float64], npt.NDArray[np.int64]], None]
+AddOrRemove = Callable[[Sequence[str], FixedPoint, npt.NDArray[np.float64], npt.NDArray[np.int64]], None]
 
 CLICK = "search_click"
 _CLICK_BYTES = 580  # a click with its texts of 30 bytes, its entries in two tables and its user's set, measured 574
 _CACHED_QUERIES = 4_096
-_FOLDED = 1_024  # number of clicks whose contributions are computed together
+_CLICKS_AT_ONCE = 1_024  # number of clicks whose contributions are computed together
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ class Click:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FeedbackChanges:
-    """Changes since the last call: items with changed sums, and what entered and left the visible memory."""
+    """Changes since the last call: items with changed sums, and queries that may vote now or no longer."""
 
     item_ids: tuple[str, ...]
     memory: MemoryChanges
@@ -71,7 +72,7 @@ class QueryFeedback:
     ) -> None:
         """states (X, P_x, d): the model's; index: their rows by id; other items start from zero components.
 
-        capacity: number of queries that may vote: those with the smallest hashes of their positions.
+        capacity: the number of queries that may vote. They are those whose source positions have the smallest hashes.
         Raises: ValueError for states with their own gate, which a text model lacks; a capacity below 1.
         """
         if states.gate is not None:
@@ -88,8 +89,8 @@ class QueryFeedback:
         self._forgotten: dict[str, dict[int, int]] = {}
         self._changed: dict[str, None] = {}
         self._cached: OrderedDict[str, FloatArray | None] = OrderedDict()
-        self._mix = 0
-        self._visible: set[str] = set()  # visible entries of the memory at the last call
+        self._sum_of_click_hashes = 0
+        self._visible: set[str] = set()  # ids of the memory's visible entries at the last `take_changes`
         self._refilled = False
 
     def __len__(self) -> int:
@@ -119,13 +120,13 @@ class QueryFeedback:
                 new[click.source_position] = click
         self._take_out(new.keys() & self._clicks.keys())
         arriving = list(new.values())
-        for start in range(0, len(arriving), _FOLDED):
+        for start in range(0, len(arriving), _CLICKS_AT_ONCE):
             # Encode before any change, so that an encoding error leaves no partial click.
-            here = self._with_states(arriving[start : start + _FOLDED])
+            here = self._with_states(arriving[start : start + _CLICKS_AT_ONCE])
             for click, _ in here:
                 self._clicks[click.source_position] = click
                 self._by_user.setdefault(click.user, set()).add(click.source_position)
-                self._mix += _hash(click)
+                self._sum_of_click_hashes += _hash(click)
             self._fold(here, self._sums.add)
             self._memory.add(
                 _entry(click, state)
@@ -180,8 +181,8 @@ class QueryFeedback:
         return refreshed(self._rows(item_ids), sums.sums, np.where(known, *shares))
 
     def digest(self) -> str:
-        """32 hex digits of clicks, sums and visible memory: equal sets of surviving clicks have equal digests."""
-        digest = hashlib.blake2b((self._mix % (1 << 128)).to_bytes(16, "little"), digest_size=16)
+        """Return a hash (32 hex digits) of clicks, sums and visible memory; equal surviving clicks give equal ones."""
+        digest = hashlib.blake2b((self._sum_of_click_hashes % (1 << 128)).to_bytes(16, "little"), digest_size=16)
         digest.update(self._sums.digest().encode())
         if self._memory.wants_refill:
             self._refill()
@@ -193,19 +194,19 @@ class QueryFeedback:
         return click.source_position in self._undone or offset <= self._forgotten.get(click.user, {}).get(partition, -1)
 
     def _take_out(self, positions: set[SourcePosition]) -> None:
-        for start in range(0, len(leaving := sorted(positions)), _FOLDED):
-            gone = self._with_states([self._clicks[position] for position in leaving[start : start + _FOLDED]])
+        for start in range(0, len(leaving := sorted(positions)), _CLICKS_AT_ONCE):
+            gone = self._with_states([self._clicks[position] for position in leaving[start : start + _CLICKS_AT_ONCE]])
             for click, _ in gone:
                 del self._clicks[click.source_position]
                 of_user = self._by_user[click.user]
                 of_user.discard(click.source_position)
                 if not of_user:
                     del self._by_user[click.user]
-                self._mix -= _hash(click)
+                self._sum_of_click_hashes -= _hash(click)
             self._fold(gone, self._sums.remove)
             self._memory.remove(_entry_id(click.source_position) for click, _ in gone)
 
-    def _fold(self, clicks: Sequence[tuple[Click, FloatArray | None]], into: Into) -> None:
+    def _fold(self, clicks: Sequence[tuple[Click, FloatArray | None]], into: AddOrRemove) -> None:
         here = [(click, state) for click, state in clicks if state is not None]
         if not here:
             return
@@ -232,7 +233,7 @@ class QueryFeedback:
         return [(click, self._state(click.query)) for click in clicks]
 
     def _state(self, query: str) -> FloatArray | None:
-        """Return the query's components in half precision's values, as in the memory."""
+        """Return the query's components, rounded to half precision as in the memory."""
         if query in self._cached:
             self._cached.move_to_end(query)
             return self._cached[query]

@@ -28,7 +28,7 @@ class ItemFilter:
     true.
     Validated by `check` only.
 
-    seen_item_ids: left out if `exclude_seen`, else ignored.
+    seen_item_ids: with `exclude_seen` these items do not pass; without it the list has no effect.
     """
 
     allow_item_ids: Sequence[str] = ()
@@ -57,7 +57,7 @@ class ItemFilter:
 
     @property
     def denied_ids(self) -> Sequence[str]:
-        """Return denied ids, and seen ones if these are left out."""
+        """Return the denied ids, and with `exclude_seen` also the seen ones."""
         return [*self.deny_item_ids, *(self.seen_item_ids if self.exclude_seen else ())]
 
     @property

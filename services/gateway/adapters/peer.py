@@ -1,4 +1,4 @@
-"""The peers behind the ports of processes: remote ones, or this one."""
+"""The peers that the port adapters call: remote processes, or parts of this process."""
 
 import time
 from typing import Any, Protocol
@@ -10,7 +10,7 @@ from services.platform.errors import DeadlineExceeded, DependencyUnavailable, Fr
 from services.platform.rpc import client as rpc_client
 
 FAILURES = (DependencyUnavailable, DeadlineExceeded, Overloaded)
-# Questions about the peer itself, which no answer waits for.
+# RPCs that report the peer's own status: no user's answer depends on them, so `Timed` does not count them.
 _STATUS = ("GetIndexInfo", "GetRerankerInfo")
 
 
@@ -28,7 +28,7 @@ class Remote:
     """Implements `Peer` over a channel to the replicas whose health is SERVING."""
 
     def __init__(self, channel: grpc.aio.Channel, of: str = "") -> None:
-        """of: what they serve, after the name in an error: " of model m1"."""
+        """of: text that errors append to the peer's name, for example " of model m1"."""
         self._channel, self._of = channel, of
         self._stubs: dict[Any, Any] = {}
 

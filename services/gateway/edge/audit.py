@@ -1,8 +1,8 @@
 """The audit log: who called what with which outcome, one JSON object per line, in a file of its own or on stderr.
 
 A line has time, key id, method, status, peer address, and of a refusal the reason. It never has a secret, a user id, an
-item or a query: nothing in it is a caller's own text. Calls of operators and erasers are all written. Refusals are
-counted per key and status, since a flood of them must not fill the disk.
+item or a query: nothing in it is a caller's own text. Every call of a method in `AUDITED` is written. Of refusals,
+a limited number per key, status and window is written, so that a flood of them cannot fill the disk.
 """
 
 import json
@@ -20,8 +20,8 @@ from services.platform.config import ConfigError
 
 log = structlog.get_logger()
 
-# Of one key (strangers together are one) and status, so many refusals are written within a window; of the others, one
-# line at its end says how many they were.
+# How many refusals with one key and status are written per window, and the window's length. The rest are counted: one
+# line at the end of the window has their number. All callers without a known key count as one key.
 MAX_REFUSALS, WINDOW_S = 20, 60.0
 
 
@@ -33,7 +33,7 @@ class _Window:
 
 
 class AuditLog:
-    """Lines to one file. `end_windows` has to be called about every second, and at the end."""
+    """Writes lines to one file. Call `end_windows` about every second, and before the process ends."""
 
     def __init__(self, path: Path | None, *, clock: Callable[[], float] = time.monotonic) -> None:
         """path: None for stderr. Raises: ConfigError when it cannot be written."""
@@ -47,11 +47,11 @@ class AuditLog:
         self._windows: dict[tuple[str, str], _Window] = {}
 
     def call(self, key_id: str, method: str, peer: str, status: str) -> None:
-        """An operator's or an eraser's call ended."""
+        """Write a line for a finished call of an audited method."""
         self._write(key=key_id, method=method, status=status, peer=peer)
 
     def refusal(self, key_id: str, method: str, peer: str, status: str, reason: str) -> None:
-        """A call was turned away at the door. key_id: empty for a stranger."""
+        """Write or count a refused call. key_id: empty for a caller without a known key."""
         window = self._windows.get((key_id, status))
         if window is None:
             window = self._windows[key_id, status] = _Window(self._clock() + WINDOW_S)
@@ -62,7 +62,7 @@ class AuditLog:
         self._write(key=key_id, method=method, status=status, peer=peer, reason=reason)
 
     def end_windows(self, *, now: bool = False) -> None:
-        """Say how many refusals were left out in the windows that are over; with `now`, in all of them."""
+        """Close the windows that have ended (with `now`, all), and write how many refusals each left out."""
         time_s = self._clock()
         for (key_id, status), window in list(self._windows.items()):
             if now or time_s >= window.ends_s:

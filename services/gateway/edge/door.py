@@ -1,7 +1,7 @@
-"""Who may call what: the check before each RPC of the gateway, given to the guard of `services.platform.rpc.guard`.
+"""Authentication and authorisation by API keys: `services.platform.rpc.guard` calls `Door` before each RPC.
 
-A key is found by the digest of its secret, so no comparison's time says anything of a secret. Keys may change while
-calls run; a call that has begun goes on. It does not know where keys come from (`follow_keys` reads the file again).
+A key is looked up by the digest of its secret, so response times reveal nothing about a secret. Keys may change while
+calls run; a call that has begun goes on. `Door` does not read the keys file; `follow_keys` does.
 """
 
 import asyncio
@@ -28,8 +28,11 @@ _SCHEME = "bearer "
 _LOOK_EVERY_S = 1.0
 
 
-class Rate:
-    """`per_second` calls for good, `burst` at once: a token bucket as the one time at which it is full again."""
+class TokenBucket:
+    """A token bucket: a sustained rate of `per_second` calls, and bursts of up to `burst` calls.
+
+    Its only state is the time at which the bucket is full again.
+    """
 
     __slots__ = ("_full_s", "limits")
 
@@ -42,33 +45,33 @@ class Rate:
         per_second, burst = self.limits
         full_s = max(self._full_s, now_s)
         wait_s = full_s - (burst - 1) / per_second - now_s
-        # Less is rounding.
+        # A shorter wait is a rounding error.
         if wait_s > 1e-6:
             return wait_s
         self._full_s = full_s + 1 / per_second
         return 0.0
 
 
-class _Holder:
-    """A key as calls need it."""
+class _KnownKey:
+    """A key, and what a call checks: its expiry time, allowed methods and rate limit."""
 
     __slots__ = ("expires_s", "key", "methods", "rate")
 
-    def __init__(self, key: ApiKey, before: "_Holder | None") -> None:
+    def __init__(self, key: ApiKey, before: "_KnownKey | None") -> None:
         self.key = key
         self.expires_s = float("inf") if key.expires is None else key.expires.timestamp()
         self.methods = frozenset(method for method, roles in ROLES_OF.items() if roles & key.roles)
-        self.rate: Rate | None = None
+        self.rate: TokenBucket | None = None
         if key.requests_per_second is not None:
             limits = (key.requests_per_second, key.burst or max(1, int(key.requests_per_second)))
-            self.rate = Rate(*limits)
+            self.rate = TokenBucket(*limits)
             if before is not None and before.rate is not None and before.rate.limits == self.rate.limits:
-                # What was used up stays used up.
+                # A key with unchanged limits continues with its present token bucket.
                 self.rate = before.rate
 
 
 class Door:
-    """Admits a call or raises, and has both written to the audit log."""
+    """Admits a call or raises. Writes rejections, and the outcomes of the methods in `AUDITED`, to the audit log."""
 
     def __init__(
         self,
@@ -80,24 +83,24 @@ class Door:
     ) -> None:
         self.audit = audit
         self._clock, self._wall_clock = clock, wall_clock
-        self._by_digest: dict[bytes, _Holder] = {}
+        self._by_digest: dict[bytes, _KnownKey] = {}
         self.set_keys(keys)
 
     def set_keys(self, keys: Iterable[ApiKey]) -> None:
         """From now on these keys are valid, and no others."""
         before = {holder.key.id: holder for holder in self._by_digest.values()}
-        self._by_digest = {bytes.fromhex(key.sha256): _Holder(key, before.get(key.id)) for key in keys}
+        self._by_digest = {bytes.fromhex(key.sha256): _KnownKey(key, before.get(key.id)) for key in keys}
 
     def knows(self, metadata: Any) -> bool:
-        """Whether the metadata of a call have a key that is valid, or was."""
-        return digest(_presented(metadata)) in self._by_digest
+        """Return whether the metadata of a call contain one of the present keys, expired or not."""
+        return digest(_secret_of(metadata)) in self._by_digest
 
     def __call__(self, method: str, context: Any) -> Callable[[str], None] | None:
-        """Who has to hear how the call ended, or None.
+        """Check a call. Return a function to call with its final status, or None if the method is not audited.
 
         Raises: Unauthenticated, PermissionDenied; Overloaded, with the time to wait, when the key's rate is used up.
         """
-        secret = _presented(context.invocation_metadata())
+        secret = _secret_of(context.invocation_metadata())
         holder = self._by_digest.get(digest(secret))
         if holder is None:
             why = "unknown API key" if secret else "no API key: send the metadata authorization: Bearer <key>"
@@ -123,12 +126,14 @@ class Door:
 
 @contextlib.asynccontextmanager
 async def opened_door(path: Path | None, audit_log: Path | None) -> AsyncIterator[Door | None]:
-    """The door, its keys as the file at `path` has them while the block runs; None where everybody may call everything.
+    """Yield a door whose keys follow the file at `path` while the block runs. Without a path: None, no key is required.
 
     Raises: ConfigError for a keys file or an audit log that cannot be used.
     """
     if path is None:
-        log.warning("no_api_keys", reason="FRESHET_API_KEYS names no file: everybody on this machine may call all")
+        log.warning(
+            "no_api_keys", reason="FRESHET_API_KEYS names no file: everybody on this machine may call every method"
+        )
         yield None
         return
     door = Door(await asyncio.to_thread(read_keys, path), AuditLog(audit_log))
@@ -143,7 +148,7 @@ async def opened_door(path: Path | None, audit_log: Path | None) -> AsyncIterato
 
 
 async def follow_keys(path: Path, door: Door) -> None:
-    """Read the file again when it has changed, for ever. One that cannot be used leaves the earlier keys valid."""
+    """Run for ever: read the file again when it has changed. If it is invalid, the earlier keys stay valid."""
     seen: tuple[int, ...] = ()
     while True:
         await asyncio.sleep(_LOOK_EVERY_S)
@@ -154,7 +159,7 @@ async def follow_keys(path: Path, door: Door) -> None:
         seen = found
         try:
             keys = await asyncio.to_thread(read_keys, path)
-        except Exception as exc:  # Else nothing would be revoked from now on.
+        except Exception as exc:  # Otherwise this task would end, and no later change would apply.
             reason = str(exc) if isinstance(exc, ConfigError) else type(exc).__name__
             log.error("api_keys_refused", reason=reason, advice="the earlier keys stay valid")
             continue
@@ -163,7 +168,7 @@ async def follow_keys(path: Path, door: Door) -> None:
 
 
 def _look(path: Path) -> tuple[int, ...]:
-    """What differs when the file is another one."""
+    """Return the file's modification time, size and inode, to detect a change; its errno if there is no file."""
     try:
         found = path.stat()
     except OSError as exc:
@@ -171,7 +176,7 @@ def _look(path: Path) -> tuple[int, ...]:
     return (found.st_mtime_ns, found.st_size, found.st_ino)
 
 
-def _presented(metadata: Any) -> bytes:
+def _secret_of(metadata: Any) -> bytes:
     """The secret that the caller sent; empty for none."""
     for name, value in metadata or ():
         if name == "authorization":

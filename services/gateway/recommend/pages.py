@@ -1,8 +1,8 @@
-"""Pages: a ranked list is stored for its user once, and signed tokens read it page by page.
+"""Pages: a ranked list is stored once for its user. Clients read it page by page, with signed tokens.
 
 Pages of one list never repeat or omit an item, whatever the index does meanwhile: the list is stored, not the query. A
-token contains list and offset, and is valid for its user only. A list expires 15 minutes after it was made, or as the
-fifth newest of its user.
+token contains list and offset, and is valid for its user only. A list expires 15 minutes after it was made, or when
+its user has four newer lists.
 """
 
 import json
@@ -20,13 +20,15 @@ from services.platform.errors import InvalidRequest, PermissionDenied, Precondit
 
 LIST_TTL_S = 15 * 60
 MAX_LISTS = 4
-# Older tokens have no bucket: its byte is then the first of four bytes of the offset, which is at most 1,000, hence 0.
+# Tokens of earlier versions have no bucket, but a four-byte offset. An offset is at most 1,000, so its first byte is 0,
+# which is read as bucket 0.
 _ID_BYTES, _TIME_BYTES, _OFFSET_BYTES = 5, 6, 3
 _PLACE_BYTES = 1 + _OFFSET_BYTES
 _BODY_BYTES = _ID_BYTES + _TIME_BYTES + _PLACE_BYTES
 _GAP = struct.Struct(">d")  # of the certificate; NaN: an estimate
 _ENDED = (
-    f"page_token: its list is gone; allowed: within {LIST_TTL_S // 60} minutes, of a user's {MAX_LISTS} newest lists"
+    f"page_token: its list is gone; allowed: within {LIST_TTL_S // 60} minutes, and for a user's {MAX_LISTS} newest "
+    "lists only"
 )
 
 
@@ -59,11 +61,11 @@ class PageTokens:
         self._signer, self._clock_ms = Signer(key, b"page"), clock_ms
 
     def begin(self, offset: int, absence_bucket: int = 0) -> PagePosition:
-        """Return the place in a list made now."""
+        """Return the position `offset` in a new list, made now."""
         return PagePosition(os.urandom(_ID_BYTES), self._clock_ms(), offset, absence_bucket)
 
     def token(self, place: PagePosition, user_id: str) -> str:
-        """Return the client's text."""
+        """Return the signed token of a position, for the client to send back."""
         made, offset = place.made_ms.to_bytes(_TIME_BYTES, "big"), place.offset.to_bytes(_OFFSET_BYTES, "big")
         return self._signer.sign(place.list_id + made + bytes([place.absence_bucket]) + offset, user_id)
 
@@ -77,7 +79,7 @@ class PageTokens:
             shown = f"text of {len(token)} characters"
             raise InvalidRequest.of("page_token", shown, "next_page_token of an earlier answer, unchanged") from None
         except OfAnotherUser:
-            raise PermissionDenied("page_token: of another user's list; allowed: of this one's") from None
+            raise PermissionDenied("page_token: of another user's list; allowed: of a list of this user") from None
         list_id, made, rest = body[:_ID_BYTES], body[_ID_BYTES:-_PLACE_BYTES], body[-_PLACE_BYTES:]
         place = PagePosition(list_id, int.from_bytes(made, "big"), int.from_bytes(rest[1:], "big"), rest[0])
         if self._clock_ms() > place.made_ms + LIST_TTL_S * 1000:
@@ -117,7 +119,7 @@ def find_list(entries: list[bytes], place: PagePosition) -> ServedList:
             (gap,) = _GAP.unpack_from(entry, _ID_BYTES)
             shown = decode_exposure(entry[_ID_BYTES + _GAP.size :])
             columns = shown.item_ids, shown.scores, shown.sources, shown.propensities or [1.0] * len(shown.item_ids)
-            # An older gateway stored none of it.
+            # Lists stored by an earlier version have no such context.
             context = {name: json.loads(text) for name, text in shown.context.items()}
             rules = context.get("rules", {})
             slots = enumerate(zip(*columns, strict=True))

@@ -28,7 +28,7 @@ from services.algorithms.rules.attributes import Condition, Values
 from services.algorithms.rules.filters import ItemFilter, ListedItems, Mask, passing
 from services.contracts.topics.items import CatalogueItem
 from services.gateway.domain import ScoredItem
-from services.gateway.recommend.popular_rows import TRAINING_COUNTS, Entry, ItemRows, Negatives, Now
+from services.gateway.recommend.popular_rows import TRAINING_COUNTS, Entry, ItemRows, NegatedCounts, StreamCounts
 
 # Number of decoded items, and of the rows filtered together after them: this many, then twice as many each time, up to
 # the second number.
@@ -78,7 +78,7 @@ class PopularItems:
         """
         rows = self._rows.rows_of(list(counts)).tolist()
         live = dict(sorted((row, count) for row, count in zip(rows, counts.values(), strict=True) if row >= 0))
-        now = Now.of(live, self._rows.negatives(np.fromiter(live, np.int64, len(live))))
+        now = StreamCounts.of(live, self._rows.negatives(np.fromiter(live, np.int64, len(live))))
         negatives, some = next(self._behind(now, frozenset()), (np.zeros(0), np.zeros(0, np.int64)))
         negatives, some = negatives[:_FIRST], some[:_FIRST]
         is_live, _ = now.places(some)
@@ -231,7 +231,7 @@ class PopularItems:
         rows = self._rows.rows_of(item_ids)
         return [passing(one, _Rows(self._rows, self._attributes, rows, item_ids)) for one in which]
 
-    def _first(self, wanted: ItemFilter, now: Now) -> Iterable[Entry]:
+    def _first(self, wanted: ItemFilter, now: StreamCounts) -> Iterable[Entry]:
         """Return the allowed ones of the first items, with their present categories. It decides as `passing` does, but
         one by one:
         most answers need only a few.
@@ -248,7 +248,7 @@ class PopularItems:
             first = (one for one in first if denied.isdisjoint(one[3]))
         return first
 
-    def _take(self, choice: "_Choice", wanted: ItemFilter, negatives: Negatives, rows: Indices) -> None:
+    def _take(self, choice: "_Choice", wanted: ItemFilter, negatives: NegatedCounts, rows: Indices) -> None:
         """Choose among some rows: those allowed by columns are decoded, a few at a time."""
         if not wanted.is_open:
             passes = passing(wanted, _Rows(self._rows, self._attributes, rows))
@@ -265,7 +265,7 @@ class PopularItems:
             choice.take(zip(negatives[some].tolist(), rows[some].tolist(), item_ids, names, strict=True))
             negatives, rows = negatives[some.stop :], rows[some.stop :]
 
-    def _asked(self, item_ids: Sequence[str], now: Now) -> tuple[Negatives, Indices]:
+    def _asked(self, item_ids: Sequence[str], now: StreamCounts) -> tuple[NegatedCounts, Indices]:
         """Return the rows of these items, by count."""
         rows = np.unique(self._rows.rows_of(item_ids))
         rows = rows[rows >= 0]
@@ -274,7 +274,7 @@ class PopularItems:
         negatives[is_live] = now.of_ascending[at]
         return _by_count(negatives, rows)
 
-    def _behind(self, now: Now, allowed: Set[str]) -> Iterator[tuple[Negatives, Indices]]:
+    def _behind(self, now: StreamCounts, allowed: Set[str]) -> Iterator[tuple[NegatedCounts, Indices]]:
         """Yield rows after the first items, by count, each once; those with training counts only in some categories."""
         start, at = now.after
         for some in self._trained(allowed, start):
@@ -368,6 +368,6 @@ def near_names(name: str, known: Sequence[str]) -> list[str]:
     return [folded[one] for one in get_close_matches(name.casefold(), folded, _NEAR)]
 
 
-def _by_count(negatives: Negatives, rows: Indices) -> tuple[Negatives, Indices]:
+def _by_count(negatives: NegatedCounts, rows: Indices) -> tuple[NegatedCounts, Indices]:
     order = np.lexsort((rows, negatives))
     return negatives[order], rows[order]

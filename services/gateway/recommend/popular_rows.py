@@ -1,4 +1,4 @@
-"""Items by row, their rank by training count: the bundle's columns, and the stream's later changes.
+"""A table of items: the bundle's columns, and the stream's later changes. A bundle item's row is its training rank.
 
 The bundle's data stays in its columns. New items get rows after the bundle's, in order of arrival.
 
@@ -17,32 +17,35 @@ from services.algorithms.item_table.ids import ItemIds
 from services.algorithms.item_table.strings import Indices
 from services.algorithms.rules.filters import Mask
 
-# The weight of an interaction in training against a present one (docs/decisions/057).
+# How much one training interaction counts, compared with one new stream interaction (docs/decisions/057).
 TRAINING_COUNTS = 0.03
 
 Rows = npt.NDArray[np.int32]
-Negatives = npt.NDArray[np.float64]
-# Negative count, row, id and the bundle's categories.
+NegatedCounts = npt.NDArray[np.float64]
+# The count times -1 (the highest count sorts first), the row, the id and the bundle's categories.
 Entry = tuple[float, int, str, tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class Now:
-    """The stream's counts, `total` in all: their negatives and rows, highest counts first, and both by row. first: the
-    first items of all. After them come rows from `after[0]` on by training count, and these here from `after[1]` on.
+class StreamCounts:
+    """Items with counts in the stream; `total` is their sum. A negative: an item's count with training, times -1.
+
+    negatives and rows: sorted by descending count. ascending and of_ascending: rows and negatives, sorted by row.
+    first: the most popular items of the whole catalogue. after: where the others begin:
+    `after[0]` is a row (rows are by training count), `after[1]` an index in `rows`.
     """
 
-    negatives: Negatives
+    negatives: NegatedCounts
     rows: Indices
     ascending: Indices
-    of_ascending: Negatives
+    of_ascending: NegatedCounts
     total: float = 0.0
     first: Sequence[Entry] = ()
     after: tuple[int, int] = (0, 0)
 
     @classmethod
-    def of(cls, live: Mapping[int, float], trained: Negatives) -> "Now":
-        """live: counts by ascending row; trained (m,): the negatives of these rows' training counts."""
+    def of(cls, live: Mapping[int, float], trained: NegatedCounts) -> "StreamCounts":
+        """live: the stream's counts, by row in ascending order. trained (m,): `ItemRows.negatives` of these rows."""
         rows = np.fromiter(live, np.int64, len(live))
         counts = np.fromiter(live.values(), np.float64, len(live))
         order = np.lexsort((rows, trained - counts))
@@ -50,13 +53,13 @@ class Now:
         return cls(negatives[order], rows[order], rows, negatives, float(counts.sum()))
 
     def places(self, rows: Indices) -> tuple[Mask, Indices]:
-        """Return which of the rows the stream counts, and their indices in `ascending`."""
+        """Return which of these rows have a count in the stream, and the indices of those rows in `ascending`."""
         at = np.searchsorted(self.ascending, rows)
         is_here = np.append(self.ascending, -1)[at] == rows
         return is_here, at[is_here]
 
     def before(self, negative: float, row: int) -> int:
-        """Return how many come before a row with this training count."""
+        """Return how many of `rows` come before this row. negative: the row's value of `ItemRows.negatives`."""
         first, last = (int(np.searchsorted(self.negatives, negative, side)) for side in ("left", "right"))
         return first + int(np.searchsorted(self.rows[first:last], row))
 
@@ -71,11 +74,11 @@ class ItemRows:
         self._counts, self.categories = counts, Categories.of(categories)
         self._codes = {name: code for code, name in enumerate(self.categories.names)}
         by_id = self._ids.strings.order()
-        # The bundle's item of each row, and its row of each item.
+        # order: the bundle's item index of each row. rank: the row of each of the bundle's items.
         self.order: Rows = by_id[np.argsort(-counts[by_id], kind="stable")].astype(np.int32)
         self.rank = np.empty_like(self.order)
         self.rank[self.order] = np.arange(len(self.order), dtype=np.int32)
-        # By row: categories that differ from the bundle's; and whether the row is one of its items.
+        # By row: categories that differ from the bundle's, and whether an item of the bundle has such categories.
         self.described: dict[int, tuple[str, ...]] = {}
         self._is_described = np.zeros(len(self.order), dtype=bool)
         self._new_ids: list[str] = []
@@ -102,7 +105,7 @@ class ItemRows:
             if is_bundled:
                 self._is_described[row] = True
         if row == len(self):
-            self._new_ids.append(item_id)  # readers iterate over these
+            self._new_ids.append(item_id)  # after its categories: other threads read all rows below len(self)
             self._new_rows[item_id] = row
         return before
 
@@ -141,7 +144,7 @@ class ItemRows:
         return rows
 
     def ids_starting(self, rows: Indices, prefix: bytes) -> Mask:
-        """Return which of m rows have an id that begins with this, in lower case: (m,)."""
+        """Return which of m rows have an id that begins with the lower-case `prefix`, whatever the id's case: (m,)."""
         passes = np.zeros(len(rows), dtype=bool)
         is_bundled = rows < len(self.order)
         passes[is_bundled] = self._ids.strings.starting(self.order[rows[is_bundled]].astype(np.int64), prefix)
@@ -172,8 +175,8 @@ class ItemRows:
             return names
         return [described.get(row, one) for row, one in zip(rows.tolist(), names, strict=True)]
 
-    def negatives(self, rows: Indices) -> Negatives:
-        """Return the negative training count of each row: (m,)."""
+    def negatives(self, rows: Indices) -> NegatedCounts:
+        """Return the training count of each row times -TRAINING_COUNTS, 0 for a new item: (m,)."""
         counts = np.zeros(len(rows))
         is_bundled = rows < len(self.order)
         counts[is_bundled] = -TRAINING_COUNTS * self._counts[self.order[rows[is_bundled]]]

@@ -1,4 +1,4 @@
-"""ChangeVersionSet: an operator's step with a staged version set, under the conditions of `freshet model`."""
+"""ChangeVersionSet: an operator changes a staged version set's role, under the conditions of `freshet model`."""
 
 import secrets
 from collections.abc import Awaitable, Callable
@@ -15,7 +15,7 @@ from services.user_state.warmth import WARM, Warmth
 
 
 class Change(IntEnum):
-    """The numbers are the wire's."""
+    """The numbers are those of the Protobuf enum `ChangeVersionSetRequest.Change`."""
 
     SHADOW = 1
     CANARY = 2
@@ -26,14 +26,14 @@ class Change(IntEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChangeVersionSet:
-    """The handler. measure: returns the warmth of a model version."""
+    """The handler. measure: counts the users whose states of a model version are current."""
 
     routes: Routes
     operate: Operate[VersionSets]
     measure: Callable[[str], Awaitable[Warmth]]
 
     async def __call__(self, number: int, name: str, share: float, expected_revision: int) -> tuple[int, bool]:
-        """Take the step; return as `Operate`.
+        """Apply the change; return the new revision, and whether this gateway applies it (see `Operate`).
 
         Raises: InvalidRequest; NotFound; PreconditionFailed with what is missing; as `Operate`.
         """
@@ -55,9 +55,9 @@ class ChangeVersionSet:
         return await self.operate(expected_revision, steps[change], f"{change.name.lower()} {name}{shared}")
 
     async def _check_promotion(self, name: str) -> None:
-        """Raises: NotFound; PreconditionFailed for a set that is not ready here, or whose users are not warm."""
+        """Raises: NotFound; PreconditionFailed if the set is not ready here, or too few users have current states."""
         if self.routes.sets is None:
-            return  # `operate` says why
+            return  # `operate` raises the error
         model_version = self.routes.sets.find(name).model_version
         problem = next(one.problem for one in await self.routes.report() if one.of.name == name)
         if problem:
@@ -65,14 +65,14 @@ class ChangeVersionSet:
         found = await self.measure(model_version)
         if found.share < WARM:
             raise PreconditionFailed(
-                f"{found.warm:,} of {found.active:,} users are warm ({found.share:.1%}); allowed: {WARM:.0%}: "
-                f"freshet model warm {name}"
+                f"{found.warm:,} of {found.active:,} users are warm ({found.share:.1%}), with current states; "
+                f"allowed: at least {WARM:.0%}; run: freshet model warm {name}"
             )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Operations:
-    """What operators change for all gateways."""
+    """The operators' changes that apply to all gateways: rules, version sets and experiments."""
 
     rules: Operate[StandingRules]
     change_set: ChangeVersionSet

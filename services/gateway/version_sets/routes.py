@@ -1,8 +1,8 @@
 """Route users to version sets: this gateway's sets, by the operator's newest record.
 
 A request uses one set from start to end, so no answer mixes two. A set that cannot be opened here (for example without
-its bundle) answers nobody: its users get the gateway's own set, and `report` gives the reason. Knows handlers, not
-their parts.
+its bundle) answers nobody: its users get the gateway's own set, and `report` gives the reason. This module calls
+handlers, and does not depend on their parts.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ class ServedSet:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SetReport:
-    """A set of the record and its state here. problem: "" if it is ready."""
+    """A set of the operator's record, and its state in this gateway. problem: why it is not ready, "" if it is."""
 
     of: VersionSet
     problem: str
@@ -63,7 +63,7 @@ class SetReport:
 
 @dataclass(eq=False, kw_only=True)
 class Routes:
-    """own: the set of the process's settings. open_set: opens another one. check: raises InvalidRequest for an
+    """own: the set that the settings define. open_set: opens a further set. check: raises InvalidRequest for an
     experiment that the own model cannot apply.
     """
 
@@ -72,7 +72,7 @@ class Routes:
     check: Callable[[Experiment], None] = lambda one: None
     rng: Random = field(default_factory=Random)
     sets: VersionSets | None = field(default=None, init=False)
-    # Those that apply here; `recorded`: all of them; left_out: name -> why it does not apply.
+    # experiments: those that this gateway applies. recorded: all. left_out: name -> why it is not applied.
     experiments: Experiments = field(default_factory=Experiments, init=False)
     recorded: Experiments = field(default_factory=Experiments, init=False)
     left_out: dict[str, str] = field(default_factory=dict, init=False)
@@ -83,7 +83,7 @@ class Routes:
     _closing: set[asyncio.Task[None]] = field(default_factory=set, init=False)
 
     def of(self, user_id: str) -> ServedSet:
-        """Return the set that answers this user ("": nobody)."""
+        """Return the set that answers this user; "" stands for a request without a user."""
         if self.sets is None:
             return self.own
         return self._sets.get(self.sets.set_for(user_id), self.own)
@@ -133,7 +133,7 @@ class Routes:
 
     @property
     def serving(self) -> ServedSet:
-        """Return the default set, independent of users' shares."""
+        """Return the default set: it answers the users outside the canary, and requests without a user."""
         return self.of("")
 
     @property
@@ -149,7 +149,7 @@ class Routes:
             self._shadow.beside(query, answer)
 
     def took(self, user_id: str, item_id: str) -> None:
-        """Record that a user took an item."""
+        """Record that a user interacted with an item, for the shadow's report."""
         if self._shadow is not None:
             self._shadow.took(user_id, item_id)
 

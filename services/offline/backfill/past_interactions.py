@@ -17,7 +17,9 @@ from services.user_state.values import now_ms
 
 
 def event_id(past: Interactions, row: int) -> str:
-    """Return an id of the import and the row, the same in every run; data of another name are another import."""
+    """Return an event id made of the data set's name and the row. It is the same in every run; a data set with another
+    name gets other ids.
+    """
     return f"import-{past.name}-{row}"
 
 
@@ -56,7 +58,7 @@ def lay_out(past: Interactions, num_partitions: int) -> Layout:
 
 
 def check(past: Interactions) -> None:
-    """Check all limits of an interaction, by column. Raises: InvalidRequest naming column, row or id number."""
+    """Check all limits of an interaction, by column. Raises: InvalidRequest naming the column and the row or the id."""
     if (bad := np.flatnonzero(~np.isfinite(past.values))).size:
         raise InvalidRequest.of("values", f"{past.values[bad[0]]} in row {int(bad[0])}", "finite numbers")
     validate_id("name", past.name)

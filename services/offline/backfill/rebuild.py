@@ -1,7 +1,8 @@
 """Fold the whole log from zero, independent of running processes: to verify a live state, or to start a new model.
 
-It reads up to the log's end as of its start, publishes nothing, and returns digests to compare with a running
-refresher's. Saved as checkpoints, the result is the start of a refresher with the same bundle and policy.
+It reads up to the end that the log has when the rebuild starts, publishes nothing, and returns digests. Compare them
+with the digests of a running refresher.
+If the result is saved as checkpoints, a refresher with the same bundle and policy continues from them.
 """
 
 import time
@@ -59,7 +60,8 @@ class Rebuild:
     def run(self, checkpoints: Checkpoints | None = None) -> RebuildReport:
         """Fold everything; save it to `checkpoints` if given.
 
-        Raises: DependencyUnavailable, also if the log falls silent before its end; PreconditionFailed.
+        Raises: DependencyUnavailable, also if no record arrives for 20 seconds before the log's end;
+        PreconditionFailed.
         """
         began = time.monotonic()
         withdrawn = {listing.item_id: listing.withdrawn for listing in self._log.listings()}
@@ -96,7 +98,7 @@ class Rebuild:
                 done += states[number].folded_offset - before
                 heard = time.monotonic()
             if time.monotonic() - heard > _SILENCE_S:
-                raise DependencyUnavailable(f"the log fell silent after {done} of {total} records")
+                raise DependencyUnavailable(f"no record for {_SILENCE_S:.0f} s after {done} of {total} records")
         for state in states.values():
             while state.leaving or state.returning:
                 fold.go_on(state)

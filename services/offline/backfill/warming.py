@@ -30,7 +30,7 @@ def warm(
         cold = [user for user, is_whole in store.are_whole(users, version, epoch).items() if not is_whole]
         looked_at += len(users) - len(cold)
         for start in range(0, len(cold), _USERS):
-            made += _make(store, encoder, vocabulary, cold[start : start + _USERS], epoch)
+            made += _compute_states(store, encoder, vocabulary, cold[start : start + _USERS], epoch)
             looked_at += len(cold[start : start + _USERS])
             progress(looked_at, total)
         progress(looked_at, total)
@@ -55,7 +55,9 @@ def query_states(
     }
 
 
-def _make(store: StateWriter, encoder: SequenceEncoder, vocabulary: Vocabulary, users: list[str], epoch: str) -> int:
+def _compute_states(
+    store: StateWriter, encoder: SequenceEncoder, vocabulary: Vocabulary, users: list[str], epoch: str
+) -> int:
     histories = store.load_users(users, epoch)
     made, states = query_states(encoder, vocabulary, histories), []
     for user_id, history in histories.items():

@@ -2,8 +2,9 @@
 
 The demo runs it as `python -m services.offline.demo.replay PLAN RESULT`. It shares the machine with the measured stack,
 so it is lean: requests are built in advance, one event loop makes the calls, one thread sends to Kafka, and nothing is
-evaluated here. The clock is the load tests' open loop. Only the event of a late prediction waits for it, and that
-user's later events: a prediction comes before its event.
+evaluated here. The schedule is an open loop, as in the load tests: an action starts when it is due, whether or not
+earlier ones have finished. There is one exception: if a prediction is late, its event and
+the same user's later events wait, because a prediction must precede its event.
 
 One JSON line per second on stdout reports progress.
 """
@@ -56,7 +57,7 @@ class Replay:
         }
         self._tasks: set[asyncio.Task[None]] = set()
         self._asked: dict[int, list[asyncio.Task[None]]] = {}
-        self._held: dict[str, asyncio.Task[None]] = {}
+        self._delayed: dict[str, asyncio.Task[None]] = {}
         self.result = ReplayResult()
         self.producer = make_producer(self._acknowledged_in_thread)
         self._clock = OpenLoop(
@@ -70,7 +71,7 @@ class Replay:
         )
 
     async def run(self) -> ReplayResult:
-        """Warm up, replay on the clock, wait until everything is acknowledged and every follower has ended."""
+        """Warm up, replay the schedule, then wait until every event is acknowledged and every `_follow` task ended."""
         await self._warm_up()
         gc.collect()
         gc.freeze()
@@ -117,12 +118,12 @@ class Replay:
         """Send an event now, or after its predictions and the user's delayed events."""
         event = self._events[position]
         open_tasks = [task for task in self._asked.pop(position, []) if not task.done()]
-        waiting = self._held.get(event.user_id)
+        waiting = self._delayed.get(event.user_id)
         if waiting is not None and not waiting.done():
             open_tasks.append(waiting)
         if open_tasks:
             self.result.late_sends += 1
-            self._held[event.user_id] = self._start(self._send_after(open_tasks, position))
+            self._delayed[event.user_id] = self._start(self._send_after(open_tasks, position))
         else:
             self._send(position)
 
@@ -185,7 +186,9 @@ class Replay:
             self._loop.call_soon_threadsafe(lambda: self._start(self._follow(event, partition, offset, acknowledged)))
 
     async def _follow(self, event: ReplayEvent, partition: int, offset: int, acknowledged: float) -> None:
-        """Ask until the user's answer reflects the event; the time counts from its acknowledgement."""
+        """Request recommendations until an answer's state reflects the event. The time counts from the event's
+        acknowledgement.
+        """
         request = gateway_pb2.RecommendRequest(user_id=event.user_id, k=1)
         request.filter.exclude_seen = False
         while (waited_ms := (time.monotonic() - acknowledged) * 1000) < self._plan.freshness_timeout_ms:
@@ -218,7 +221,7 @@ class Replay:
     def _request(self, event: ReplayEvent) -> gateway_pb2.RecommendRequest:
         request = gateway_pb2.RecommendRequest(user_id=event.user_id, k=self._plan.k)
         request.filter.exclude_seen = True
-        # As a real request at that moment: with its time, without the event.
+        # Like a real request at the event's time: `as_of` is this time, and the event has not been sent yet.
         request.as_of.FromSeconds(event.time_s)
         return request
 
@@ -247,7 +250,8 @@ class Replay:
 def timeline(plan: ReplayPlan) -> list[tuple[float, Action]]:
     """Return (due in seconds, action and event): predictions `lead_ms` before their event is due.
 
-    The request with the token comes half a prediction interval after the one without: two bursts, not one.
+    The request with the token comes half the mean interval between predictions later, but at most `lead_ms` / 2. So the
+    two requests do not form one burst.
     """
     lead_s = plan.lead_ms / 1000
     predicted = sum(event.predicted for event in plan.events)
@@ -271,7 +275,7 @@ def interaction_bytes(event: ReplayEvent) -> bytes:
 
 
 def prediction(position: int, latency_ms: float, answer: gateway_pb2.RecommendResponse) -> Prediction:
-    """Return the fields of an answer that the figures need."""
+    """Return the fields of an answer that the summary needs."""
     times = answer.stage_times
     return Prediction(
         position=position,

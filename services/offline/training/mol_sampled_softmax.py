@@ -1,9 +1,10 @@
 """A loss over sampled negatives' mixture-of-logits scores, with its gradients, in one pass over groups of positions.
 
 A position's loss needs only its own K + 1 logits, so a group of positions can run forward and backward at once: nothing
-of size N * K * G is ever stored. On a CPU, in float32, it is a kernel (`mol_gradients`). Elsewhere it is PyTorch over
-tiles, with pairs along the fast axis and components along the slow one, which makes the softmax over components a few
-long vector operations. Gradients are accumulated for a sum of losses with equal weight, as training needs.
+of size N * K * G is ever stored. On a CPU, in float32, it is a kernel (`mol_gradients`). Elsewhere PyTorch computes it
+over tiles, with pairs of position and negative along the fast axis and component pairs along the slow one. The softmax
+over component pairs is then a few long vector operations.
+Gradients are accumulated for a sum of losses with equal weight, as training needs.
 
 Letters: N positions, R positions per group, g groups of one tile, K negatives, M items, n = g * R * K pairs, P_q, P_x
 components, P = P_q * P_x, d component width, G gate hidden width.
@@ -19,13 +20,16 @@ from torch import Tensor
 from services.offline.training.mol_gradients import INPUTS, SampledSoftmax
 from services.offline.training.sampled_objectives import sampled_softmax
 
-# Groups per pass on a GPU, where launches are slow: 160 groups of a batch of ML-1M make some 6,000 launches one by one,
-# and at 32 together the host still took 4 times the GPU's time (H200). At R K = 16,384 and G = 128 a tile takes 6 GB.
-_GROUPS_ON_A_CARD = 128
+# Groups per pass on a GPU, where launches are slow: a batch of ML-1M has 160 groups. One group per pass needs some
+# 6,000 launches; with 32 per pass the host still took 4 times the GPU's time (H200).
+# At R K = 16,384 and G = 128 a tile takes 6 GB.
+_GROUPS_PER_GPU_PASS = 128
 
 
 class States(NamedTuple):
-    """Components, l2-normalised or zero, and gate: (N, P_q, d) with (N, P), or (M, P_x, d) with (M, P)."""
+    """States of queries, components (N, P_q, d) and gate (N, P), or of items, (M, P_x, d) and (M, P). Components are
+    l2-normalised or zero.
+    """
 
     components: Tensor
     gate: Tensor
@@ -41,7 +45,7 @@ class GateWeights(NamedTuple):
 
 
 class Negatives(NamedTuple):
-    """Positions g * R to (g + 1) * R - 1 share the K negatives rows[g], rows of the item states.
+    """Positions j * R to (j + 1) * R - 1 share the K negatives rows[j], which are row numbers of the item states.
 
     Shapes: rows (ceil(N / R), K), target_rows (N,): a negative that is the position's own target doesn't count.
     """
@@ -64,15 +68,18 @@ def mol_sampled_softmax(
     correction: float = 0.0,
     backward_negatives: int = 0,
 ) -> Tensor:
-    """Return the sum over positions of -log softmax of the positive's logit among itself and its group's negatives'.
+    """Return the sum over positions of -log softmax of the positive's logit; the softmax runs over this logit and those
+    of the group's negatives.
 
     Shapes: positive (N,) similarities of each position with its target; queries (N, P_q, d) and (N, P); items (M, P_x,
     d) and (M, P); returns a scalar. Differentiable in all of them and in the gate's weights. `correction` is added to
     the negatives' logits.
-    Dropout: pair weights are dropped with probability `gate_dropout` and the rest renormalised; cosines of the gate's
-    network are dropped with probability `pair_dropout` and the rest scaled (global generator).
-    backward_negatives: of a position's gradients g over its negatives about so many are used, each with probability q =
-    min(1, used |g| / sum |g|), and divided by q: an unbiased estimate; 0: all. The loss is always exact. Only the CPU's
+    Dropout: pair weights are dropped with probability `gate_dropout` and the rest renormalised; the input cosines of
+    the gate's network are dropped with probability `pair_dropout` and the rest scaled. Both use PyTorch's global
+    generator.
+    backward_negatives: about how many negatives of a position get a gradient; 0: all. A gradient v is used with
+    probability q = min(1, backward_negatives |v| / sum |v|) and divided by q, so the estimate is unbiased.
+    The loss is always exact. Only the CPU's
     kernel gains by it, so elsewhere all are used.
     Cost: O(N K P (d + G)) time; memory one tile, n * G floats a few times over.
     Raises: ValueError if the groups don't cover the positions.
@@ -113,7 +120,7 @@ class _MolSampledSoftmax(torch.autograd.Function):
         network = _PairNetwork.of(w1, b1, w2, b2)
         loss: Tensor = positive.new_zeros(())
         tile: _Tile | None = None
-        together = _GROUPS_ON_A_CARD if positive.device.type == "cuda" else 1
+        together = _GROUPS_PER_GPU_PASS if positive.device.type == "cuda" else 1
         for first, groups, num_rows in _tiles(len(positive), group_size, together):
             if tile is None or (tile.num_groups, tile.num_rows) != (groups, num_rows):
                 tile = _Tile.empty(network, groups, num_rows, rows.shape[1])
@@ -234,7 +241,9 @@ class _TileInputs:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Gradients:
-    """Sums over tiles, in the layout of the inputs; the network's include the bias column."""
+    """Gradients, summed over tiles, in the shapes of the inputs. Those of the network's weights include the bias
+    column.
+    """
 
     positive: Tensor
     components: Tensor

@@ -1,9 +1,9 @@
 """The checkpoint port over the topic `refresher-checkpoints`, so that any host can continue a partition.
 
-The head is written after its parts are acknowledged; it makes the checkpoint valid. A refresher writes a claim before
-it reads a partition. Once it finds a later claim of another one, it saves no more. So only the claim's owner removes
-what a head names, after two later heads of its own. Any complete checkpoint is correct for its position, whoever wrote
-it.
+A checkpoint is a head and parts. The head is written after the parts are acknowledged, and makes the checkpoint valid.
+A refresher writes a claim before it reads a partition. Once it finds a later claim of another refresher, it stops
+saving. So only the owner of the latest claim deletes the parts of a head, and only when the partition has two later
+heads. Any complete checkpoint is correct for its position, whoever wrote it.
 """
 
 import secrets
@@ -39,17 +39,16 @@ _KEPT_HEADS = 2
 _GAP_RECORDS = 8
 _WRITTEN_TOGETHER = 16
 _WRITE_S = 15.0
-# Most parts without a head that a killed refresher may have left.
+# The largest number of parts without a head that a killed refresher may have left.
 _ORPHANS = 256
 
 
 @dataclass(slots=True)
-class _Open:
+class _OpenPartition:
     """A partition opened by this process.
 
-    base: the parts that `save` may name. heads: the keys of valid heads, oldest first, each with the keys of its
-    pieces.
-    orphans: pieces that no head names.
+    base: the stored parts that `save` may refer to instead of writing them again. heads: the keys of valid heads,
+    oldest first, each with the keys of its pieces. orphans: pieces that no head names.
     """
 
     base: Mapping[str, tuple[Piece, ...]] = field(default_factory=dict)
@@ -59,7 +58,7 @@ class _Open:
 
 
 class CheckpointTopic:
-    """Checkpoints of one model. reader: of the topic. files: read last."""
+    """Checkpoints of one model. reader: of the topic. files: checkpoints in files, read after the topic."""
 
     def __init__(
         self,
@@ -79,18 +78,18 @@ class CheckpointTopic:
         # Key -> offset and value of the newest record; partition -> last owner.
         self._heads: dict[str, tuple[int, bytes]] = {}
         self._owners: dict[int, str] = {}
-        self._opened: dict[int, _Open] = {}
+        self._opened: dict[int, _OpenPartition] = {}
 
     def load(self, partition: int) -> Iterator[StoredCheckpoint]:
         with self._lock:
             self._open(partition)
-            return iter(self._kept(partition, is_base=True))
+            return iter(self._stored_checkpoints(partition, is_base=True))
 
     def look(self, partition: int) -> Iterator[StoredCheckpoint]:
         """Return the checkpoints, newest first, without opening the partition."""
         with self._lock:
-            self._follow()
-            return iter(self._kept(partition, is_base=False))
+            self._read_heads()
+            return iter(self._stored_checkpoints(partition, is_base=False))
 
     def save(self, partition: int, values: Mapping[str, Any], parts: Mapping[str, bytes | None]) -> None:
         with self._lock:
@@ -119,8 +118,8 @@ class CheckpointTopic:
     def _open(self, partition: int) -> None:
         key = f"{prefix_of(self._model, partition)}{_CLAIM}"
         self._send([Record(_TOPIC, key.encode(), self._owner.encode(), partition=HEADS)])
-        self._follow()
-        opened = self._opened[partition] = _Open()
+        self._read_heads()
+        opened = self._opened[partition] = _OpenPartition()
         for key, (_, value) in reversed(self._of(partition)):
             try:
                 head = decode_head(value)
@@ -138,14 +137,14 @@ class CheckpointTopic:
         found = [(key, head) for key, head in self._heads.items() if key.startswith(prefix)]
         return sorted(found, key=lambda one: -one[1][0])
 
-    def _kept(self, partition: int, *, is_base: bool) -> list[StoredCheckpoint]:
+    def _stored_checkpoints(self, partition: int, *, is_base: bool) -> list[StoredCheckpoint]:
         found = []
         for _, (offset, value) in self._of(partition):
             name = f"{_TOPIC} partition {HEADS} offset {offset}"
             found.append(StoredCheckpoint(name, partial(self._read, partition, value, is_base=is_base), is_base))
         return found if self._files is None else [*found, *self._files.load(partition)]
 
-    def _follow(self) -> None:
+    def _read_heads(self) -> None:
         """Read new heads and claims."""
         prefix = f"{self._model}/"
         self._reader.assign({HEADS: self._next_head}, _TOPIC)
@@ -165,7 +164,7 @@ class CheckpointTopic:
                 self._heads.pop(key, None)
 
     def _require_owner(self, partition: int) -> None:
-        self._follow()
+        self._read_heads()
         if self._owners.get(partition) != self._owner:
             del self._opened[partition]
             raise Conflict(f"another refresher has opened the checkpoints of partition {partition}")
@@ -203,7 +202,7 @@ class CheckpointTopic:
     def _send(self, records: Sequence[Record]) -> list[int]:
         return [offset for _, offset in self._producer.send_many(records, _WRITE_S)]
 
-    def _clean(self, partition: int, opened: _Open) -> None:
+    def _clean(self, partition: int, opened: _OpenPartition) -> None:
         """Remove all but the last two heads, and the pieces that neither names."""
         gone, opened.heads = opened.heads[:-_KEPT_HEADS], opened.heads[-_KEPT_HEADS:]
         if not gone:
@@ -236,7 +235,7 @@ class CheckpointTopic:
                     raise CheckpointError(
                         f"part {of_part[offset]!r} at offset {offset} of partition {into} of {_TOPIC} is "
                         + ("gone" if data is None else f"altered: {len(data)} bytes of digest {digest_of(data)}")
-                        + f"; its head says {piece.size} bytes of {piece.digest}"
+                        + f"; expected by its head: {piece.size} bytes of digest {piece.digest}"
                     )
                 found[offset] = data
             if is_base and partition in self._opened:

@@ -1,7 +1,8 @@
 """Make the deltas that readers of `index-deltas` need for a partition's state.
 
 The content depends only on the state, so a repetition after a crash is harmless, and a reader ignores older content.
-An item is published if it is known, not withdrawn, has a direction, and, if it is new, has enough users.
+An item is published if it is known and not withdrawn, if the sum of its contributions is not zero, and, if it is new,
+if it has enough users.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,7 +28,7 @@ NO_DIRECTION = "no direction"
 NOTHING = "no interactions"
 
 # Reasons for which a new item is published from its text instead of its interactions.
-_STANDS_IN = (NOTHING, TOO_FEW, NO_DIRECTION)
+_TEXT_REASONS = (NOTHING, TOO_FEW, NO_DIRECTION)
 # Texts encoded per batch, about 10 ms each, while interactions wait.
 _MAX_TEXTS = 8
 
@@ -36,8 +37,8 @@ _MAX_TEXTS = 8
 class Batch:
     """Changes of one partition to publish together.
 
-    tombstones: keys dropped in the previous batch, written before this one. If a tombstone replaces that batch's last
-    record, the writer's next batch, which is this one, ends it.
+    tombstones: keys dropped in the previous batch, written before this one. If compaction deletes that batch's last
+    record because of a tombstone, readers end the batch at the writer's next one, which is this batch.
     """
 
     partition: Partition
@@ -50,7 +51,7 @@ class Batch:
         return self.partition.outgoing.dropped if self.deltas else []
 
     def published(self) -> None:
-        """Note that everything was acknowledged."""
+        """Record that all changes of the batch were acknowledged."""
         state = self.partition
         for item_id in self.items:
             state.outgoing.dirty_items.pop(item_id, None)
@@ -123,16 +124,15 @@ class Publisher:
     def _items(self, state: Partition, item_ids: list[str]) -> list[ItemDelta]:
         """Return the deltas of these items. Items whose texts have to wait move to the end of the queue."""
         reasons = dict(zip(item_ids, self.reasons(state, item_ids), strict=True))
-        texts = [item_id for item_id in item_ids if self._speaks_by_text(state, item_id, reasons[item_id])]
+        texts = [item_id for item_id in item_ids if self._is_published_from_text(state, item_id, reasons[item_id])]
         for item_id in texts[_MAX_TEXTS:]:
             state.outgoing.dirty_items[item_id] = state.outgoing.dirty_items.pop(item_id)
             item_ids.remove(item_id)
         found = self._by_text(texts[:_MAX_TEXTS])
         for item_id in item_ids:
             reason = "" if item_id in texts else reasons[item_id]
-            # An earlier process may have published the item without a checkpoint of it: before a subtraction, a
-            # withdrawal, or
-            # cancelling interactions.
+            # An earlier process may have published the item after its last checkpoint. So it is also dropped if
+            # something was subtracted from it, if it is withdrawn, or if its interactions cancel out.
             was_taken_out = state.outgoing.dirty_items[item_id]
             if reason and (item_id in state.outgoing.published or was_taken_out or reason in (WITHDRAWN, NO_DIRECTION)):
                 found.append(ItemDelta(item_id=item_id, dropped=True))
@@ -157,9 +157,9 @@ class Publisher:
             )
         return found
 
-    def _speaks_by_text(self, state: Partition, item_id: str, reason: str) -> bool:
+    def _is_published_from_text(self, state: Partition, item_id: str, reason: str) -> bool:
         new = state.rules.items.is_new(item_id)
-        return self.content is not None and new and reason in _STANDS_IN and item_id in self.content
+        return self.content is not None and new and reason in _TEXT_REASONS and item_id in self.content
 
     def _by_text(self, item_ids: Sequence[str]) -> list[ItemDelta]:
         if self.content is None or not item_ids:
@@ -176,7 +176,9 @@ class Publisher:
         ]
 
     def _lambdas(self, state: Partition, item_ids: Sequence[str], sums: SumsOf) -> Floats:
-        """Return lambda as applied: a new item's components are shorter than a trained one's."""
+        """Return the model weight lambda of each item (n,). New items have a policy of their own, because their
+        components are shorter than those of trained items.
+        """
         known = self.weight_policy.model_share(sums.evidence, sums.coherence)
         new = (self.new_item_policy or state.new_item_policy).model_share(sums.evidence, sums.coherence)
         return np.where(_in_model(state, item_ids), known, new)

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from services.gateway.edge.api_keys import ApiKey, digest
 from services.gateway.edge.audit import MAX_REFUSALS, WINDOW_S, AuditLog
-from services.gateway.edge.door import Door, Rate
+from services.gateway.edge.door import Door, TokenBucket
 from services.gateway.edge.roles import AUDITED, ROLES_OF, Role
 from services.platform.config import ConfigError
 from services.platform.errors import FreshetError, Overloaded, PermissionDenied, Unauthenticated
@@ -142,7 +142,7 @@ def test_what_is_refused_for_its_role_costs_nothing_of_the_rate(scene: Scene) ->
 
 @pytest.mark.parametrize(("per_second", "burst"), [(0.3, 1), (7.0, 3), (1000.0, 50)])
 def test_a_rate_allows_its_burst_and_then_so_many_a_second(per_second: float, burst: int) -> None:
-    rate, start_s = Rate(per_second, burst), 1e6
+    rate, start_s = TokenBucket(per_second, burst), 1e6
     assert [rate.take(start_s) for _ in range(burst)] == [0.0] * burst
     assert rate.take(start_s) == pytest.approx(1 / per_second, rel=1e-3)
     taken = sum(rate.take(start_s + step / (10 * per_second)) == 0 for step in range(10 * 20 + 1))

@@ -152,13 +152,13 @@ HEADERS: dict[str, object] = {
 
 @pytest.mark.parametrize("header", HEADERS.values(), ids=HEADERS)
 def test_a_whole_file_with_another_header_is_refused(header: object) -> None:
-    with pytest.raises(CheckpointError, match="not of this program's making"):
+    with pytest.raises(CheckpointError, match="not written by this program"):
         unpack(sealed(header, bytes(8)))
 
 
 def test_a_whole_file_whose_header_is_no_json_is_refused() -> None:
     body = (4).to_bytes(8, "little") + b"\xff\xfe{}"
-    with pytest.raises(CheckpointError, match="not of this program's making"):
+    with pytest.raises(CheckpointError, match="not written by this program"):
         unpack(MAGIC + hashlib.sha256(body).digest() + body)
 
 

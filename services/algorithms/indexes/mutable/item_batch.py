@@ -1,7 +1,7 @@
 """A batch of items for a mutable index: ids, states, categories and attributes, validated before any change.
 
-Every error has the item and the value, since one bad row rejects the whole batch. Zero components are allowed, as in
-every other index: a component that an item lacks; an item with only zeros scores 0.
+Every error has the item and the value, since one bad row rejects the whole batch. A zero component is allowed, as in
+every other index: the item lacks this component. An item with only zero components scores 0.
 
 Letters: n items of the batch.
 """
@@ -17,10 +17,10 @@ from services.algorithms.scoring.states import ItemStates
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ItemBatch:
-    """n items with distinct ids; a column of ids or categories is not copied.
+    """n items with distinct ids. Ids and categories that are columns (`ItemIds`, `Categories`) are not copied.
 
-    categories: one list per item; None leaves an item's categories unchanged (none, for a new one), since a stream of
-    refreshed states has no categories. attributes: likewise.
+    categories: one list per item; None: known items' categories stay unchanged and new items have none, since a
+    stream of refreshed states has no categories. attributes: likewise.
     """
 
     item_ids: Collection[str]
@@ -52,7 +52,7 @@ class ItemBatch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Change:
-    """The result of one batch: the new version, the number of changed items, and removed ids that were unknown."""
+    """The result of one batch: the new version, how many items changed, and ids to remove that were not there."""
 
     version: str
     added: int = 0

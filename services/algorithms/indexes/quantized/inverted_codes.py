@@ -1,6 +1,6 @@
-"""Points in an inverted file of product codes, as plain arrays: the format for FAISS and for snapshots.
+"""Product-quantised vectors in an inverted file, as plain arrays: the format for FAISS and for snapshots.
 
-Searching needs these and no training of codebooks. NumPy alone.
+A search needs only these arrays; another module trains the codebooks. This one needs only NumPy.
 
 Letters: X points, d width, C cells, m subspaces, k codewords each.
 """
@@ -17,9 +17,10 @@ from services.algorithms.scoring.states import FloatArray
 class InvertedCodes:
     """X coded points: each is its cell's centre and one codeword per subspace.
 
-    Shapes: centres (C, d) and codebooks (m, k, d / m) float32, k = 16 (4-bit codes) or 256 (8-bit codes), both after
-    rotation (d, d) if there is one; cells (X,) int32; codes (X, m) uint8, one a byte. Raises: ValueError for
-    inconsistent arrays.
+    Shapes: centres (C, d) and codebooks (m, k, d / m) float32, k = 16 (4-bit codes) or 256 (8-bit codes); rotation
+    (d, d) or None: centres and codebooks are of rotated vectors; cells (X,) int32; codes (X, m) uint8, one per byte.
+
+    Raises: ValueError for inconsistent arrays.
     """
 
     centres: FloatArray
@@ -44,10 +45,10 @@ class InvertedCodes:
             raise ValueError(f"centres and rotation must be {width} wide, as the codebooks are")
 
     def check_fits(self, num_vectors: int, width: int) -> None:
-        """Raises: ValueError with both values unless they have this number of vectors of this width."""
+        """Raises: ValueError unless these are codes of `num_vectors` vectors of `width`, padded to whole codewords."""
         if self.num_points != num_vectors or not 0 <= self.width - width < self.codebooks.shape[2]:
             found = f"codes of {self.num_points} vectors {self.width} wide"
-            raise ValueError(f"{found}; allowed: {num_vectors} vectors {width} wide, filled up to whole codewords")
+            raise ValueError(f"{found}; allowed: {num_vectors} vectors {width} wide, padded to whole codewords")
 
     def take(self, rows: npt.NDArray[np.int64]) -> "InvertedCodes":
         """Return the codes of some rows."""

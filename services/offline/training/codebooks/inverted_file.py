@@ -1,8 +1,8 @@
 """Coarse cells with product-quantized residuals: the codebooks of an IVF index.
 
-A point is its cell's centre plus a decoded residual. Codes reproduce the residual, but an error's direction is relative
-to the whole point: a query's score is <q, centre> + <q, residual>, and the sum decides whether it is high. It knows no
-search.
+A point is its cell's centre plus a decoded residual. Codes approximate the residual, but the loss weighs an error by
+its direction relative to the whole point: a query's score is <q, centre> + <q, residual>, and only this sum shows
+whether it is high. This module does not search.
 
 Letters: X points, d width, C cells, m subspaces, k codewords each.
 """
@@ -26,19 +26,20 @@ from services.offline.training.codebooks.vector_quantizer import train_vector_qu
 
 _TRAINING_POINTS = 100_000
 _STEPS = 1024  # of the stiffness table, precise to six digits
-_COORDINATES, _CODE_BITS = 2, 4  # of codes for `anisotropic`: two bits per coordinate
+_COORDINATES, _CODE_BITS = 2, 4  # per codeword of index `anisotropic`: two bits per coordinate
 
 
 def catalogue_codebooks(items: ItemStates, pair_gate: PairGate | None, *, seed: int = 0) -> Codebooks | None:
-    """Return codebooks of these X items for `anisotropic`, None without items. Learned from at most 100,000, drawn by
-    seed.
+    """Return codebooks of these X items for `anisotropic`, None without items. They are learned from at most 100,000
+    items, drawn by seed.
     """
     if not len(items):
         return None
     slopes = Slopes(MolScorer(items.take(_sample(len(items), seed)), pair_gate))
     vectors = slopes.vectors()
     vectors = np.pad(vectors, ((0, 0), (0, -vectors.shape[1] % _COORDINATES)))
-    # A catalogue smaller than a codebook is repeated; one of zeros, whose codes are useless, is replaced by others.
+    # A catalogue smaller than a codebook is repeated; vectors that are all zero are replaced by ones: they cannot be
+    # trained on, and their codes are useless anyway.
     points = np.resize(vectors, (max(len(vectors), 1 << _CODE_BITS), vectors.shape[1]))
     with _one_thread():
         return train_inverted_file(
@@ -65,8 +66,8 @@ def train_inverted_file(
 ) -> Codebooks:
     """Learn C cells and the residuals' codebooks for points (X, d), from at most 100,000 of them, drawn by seed.
 
-    threshold and errors as `train_product_quantizer`; rotate as there, off by default so that FAISS's inverted index is
-    not wrapped in a transform. gate_scale is stored with them.
+    threshold, rotate and errors: see `train_product_quantizer`. Rotation is off by default, so that FAISS's inverted
+    index needs no transform around it. gate_scale is stored in the result.
     """
     chosen = _sample(len(points), seed)
     checked = checked_points(points if len(chosen) == len(points) else points[chosen])
@@ -109,7 +110,7 @@ def _sample(num_points: int, seed: int) -> npt.NDArray[np.int64]:
 
 
 def _stiffness(width: int) -> npt.NDArray[np.float64]:
-    """Return `Codebooks.stiffness` of this width; its ends are limits, 0 and d + 1."""
+    """Return `Codebooks.stiffness` of this width; the first and the last entry are the limits 0 and d + 1."""
     ratio = np.linspace(0, 1, _STEPS + 1)[1:-1]
     inner = (threshold_weights(1 / ratio, width, 1.0).ratio - 1) * (1 - ratio**2)
     return np.concatenate([[0.0], inner, [width + 1.0]])

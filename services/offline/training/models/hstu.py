@@ -1,12 +1,12 @@
 """HSTU: a causal sequence encoder with pointwise SiLU attention, gated by u (arXiv:2402.17152).
 
-Attention weights are SiLU(q k^T + position bias + time bias) / L with L the *constant* maximum history, not a softmax:
-intensity counts, and a state never depends on events after it. Differences from the authors' code: the time of position
-i is its own event's time (serving does not know the next one), and there are no absolute positions, so that a state
-depends on the events of its window alone and appending is exact. `step` encodes new events from the keys and values of
-the earlier ones, by the same computation.
+Attention weights are SiLU(q k^T + position bias + time bias) / L with L the constant `max_history`, not a softmax: the
+number of matching events affects the state, and a state never depends on events after it. Differences from the authors'
+code: the time of position i is its own event's time (serving does not know the next one), and there are no absolute
+positions, so that a state depends on the events of its window alone and appending is exact. `step` encodes new events
+from the keys and values of the earlier ones, by the same computation.
 
-Letters: B batch, L history length, C kept events, S new events, T = C + S, D model width, H heads, N blocks, d_qk and
+Letters: B batch, L history length, C cached events, S new events, T = C + S, D model width, H heads, N blocks, d_qk and
 d_v widths per head.
 """
 
@@ -27,8 +27,8 @@ _LOG_SECONDS_PER_BUCKET = 0.301
 def time_buckets(event_time: Tensor, num_buckets: int) -> Tensor:
     """Bucket of |t_i - t_j| for every pair: event_time (B, L) int64 seconds -> (B, L, L) int64 in [0, num_buckets).
 
-    Logarithms in float64: then no bucket's edge is so close to an integer number of seconds that two libraries disagree
-    about it (PyTorch and ONNX Runtime differ by one in the last place in float32).
+    Logarithms are computed in float64. In float32, PyTorch and ONNX Runtime differ by one in the last place; in float64
+    no bucket's edge is so close to an integer number of seconds that this changes a bucket.
     """
     return elapsed_buckets(event_time.unsqueeze(2) - event_time.unsqueeze(1), num_buckets)
 
@@ -42,10 +42,10 @@ def elapsed_buckets(elapsed: Tensor, num_buckets: int) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Past:
-    """The cached values of one history's events before the new ones.
+    """What is cached of one history's earlier events: times, places, keys and values.
 
     Shapes: time (C,) int64 seconds, place (C,) int64 in the window, per block keys (H, C, d_qk) and values (H, C, d_v).
-    A new event sees only earlier places; empty slots have a place beyond all.
+    A new event attends only to itself and to earlier places. Empty slots have a place after every event's.
     """
 
     time: Tensor
@@ -69,14 +69,17 @@ class HstuBlock(nn.Module):
         self.time_bias = nn.Parameter(torch.empty(shape.num_time_buckets).normal_(std=0.02))
 
     def forward(self, x: Tensor, distance: Tensor, buckets: Tensor, causal: Tensor) -> Tensor:
-        """Shapes: x (B, L, D), distance (L, L) = max(i - j, 0), buckets (B, L, L), causal (L, L) = (j <= i) / L."""
+        """Shapes: x (B, L, D), distance (L, L) = max(i - j, 0), buckets (B, L, L), causal (L, L) = (j <= i) /
+        max_history.
+        """
         batch, length, width = x.shape
         projected = functional.silu(functional.layer_norm(x, (width,), eps=self.norm_epsilon) @ self.uvqk)
         u, v, q, k = torch.split(projected, self.split, dim=-1)
         q = q.view(batch, length, self.num_heads, self.d_qk).transpose(1, 2)
         k = k.view(batch, length, self.num_heads, self.d_qk).permute(0, 2, 3, 1)
         v = v.view(batch, length, self.num_heads, self.d_v).transpose(1, 2)
-        # On a CPU the gradient of one (L, L) matrix is almost free.
+        # On a CPU plain indexing suffices: the gradient of the one (L, L) matrix that all histories share is almost
+        # free.
         positions = _lookup(self.position_bias, distance) if x.is_cuda else self.position_bias[distance]
         bias = _lookup(self.time_bias, buckets) + positions
         weights = functional.silu(q @ k + bias.unsqueeze(1)) * causal
@@ -88,8 +91,8 @@ class HstuBlock(nn.Module):
         """Encode new events alone: x (S, D), past keys (H, C, d_qk) and values (H, C, d_v), bias and visible (1, S, T)
         -> x (S, D), their keys (H, S, d_qk) and values (H, S, d_v).
 
-        Optimized for few operations, not few multiplications: with one new event a run is all overhead. Written like
-        `forward`, with a batch, the exported graph had 310 operations; this one has about 240.
+        It uses few operations rather than few multiplications: with one new event, the overhead of each operation
+        dominates. Written like `forward`, with a batch, the exported graph had 310 operations; this one has about 240.
         """
         of_u, of_v, of_q, of_k = torch.split(self.uvqk, self.split, dim=1)
         normed = functional.layer_norm(x, (x.shape[-1],), eps=self.norm_epsilon)
@@ -129,10 +132,11 @@ class HstuEncoder(nn.Module):
     def forward(self, embedded: Tensor, event_time: Tensor) -> Tensor:
         """Shapes: embedded (B, L, D) with zero rows for padding, event_time (B, L) int64 seconds -> (B, L, D).
 
-        The result has unit root mean square per state: the heads read directions, not lengths.
+        Each state has unit root mean square, because the scoring heads use only its direction.
         """
         positions = torch.arange(embedded.shape[1], device=embedded.device)
-        # Clamped at both ends: rows padded beyond L still look up a value, and are never read.
+        # Clamped at both ends, so that positions padded beyond `max_history` have a valid index; their states are not
+        # used.
         distance = (positions.unsqueeze(1) - positions.unsqueeze(0)).clamp(min=0, max=self.max_history - 1)
         causal = (positions.unsqueeze(0) <= positions.unsqueeze(1)).to(embedded.dtype) / self.max_history
         buckets = self.buckets(event_time)
@@ -174,14 +178,16 @@ class HstuEncoder(nn.Module):
 
 
 def normalized_states(x: Tensor, output_norm: str) -> Tensor:
-    """Scale x (..., D) to unit root mean square: by "length", or by "layer" (after subtracting the mean)."""
+    """Scale x (..., D) to unit RMS. output_norm: "length" only scales, "layer" first subtracts the mean."""
     if output_norm == "layer":
         return functional.layer_norm(x, (x.shape[-1],), eps=1e-6)
     return unit_rows(x) * x.shape[-1] ** 0.5  # type: ignore[no-any-return]
 
 
 def unit_rows(x: Tensor) -> Tensor:
-    """Divide x (..., d) by its rows' lengths, at least 1e-6; the backward pass has closed form (3 times as fast)."""
+    """Divide x (..., d) by its rows' lengths, at least 1e-6; the backward pass has closed form (3 times as fast as that
+    of `functional.normalize`).
+    """
     if torch.is_grad_enabled() and x.requires_grad:
         unit: Tensor = _UnitRows.apply(x)
         return unit
@@ -198,17 +204,19 @@ class _UnitRows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        # Also for a row shorter than 1e-6, whose gradient should be divided by 1e-6: there the difference is
-        # negligible.
+        # The exact gradient of a row shorter than 1e-6 is grads[0] / 1e-6. This formula is used for it, too: the
+        # difference is negligible.
         unit, length = ctx.saved_tensors
         along = (unit * grads[0]).sum(-1, keepdim=True)
         return torch.addcmul(grads[0], unit, along, value=-1).div_(length)
 
 
 def _lookup(table: Tensor, buckets: Tensor) -> Tensor:
-    """Return table[buckets]; the backward pass counts (10x on a CPU) or scatters by row (on a GPU), not by bucket.
+    """Return table[buckets]; the backward pass sums with `bincount` on a CPU (10 times as fast) and scatters by row on
+    a GPU, instead of one bucket after the other.
 
-    PyTorch's own took half of an ML-1M step on an H200: 200 x 200 places of 200 position biases, one after the other.
+    PyTorch's backward pass took half of a training step on ML-1M (H200): it added 200 x 200 gradients to 200 position
+    biases one after the other.
     """
     if torch.is_grad_enabled() and table.requires_grad:
         looked_up: Tensor = _CountedLookup.apply(table, buckets)

@@ -1,9 +1,10 @@
 """Documents, identifiers and pseudo queries of a catalogue that has titles and categories and no queries of its own.
 
-A pseudo query is a few of a title's words with some of its categories, in drawn order, like a search from a vague
-memory. No person typed them; outputs call them pseudo. Identifiers are the title, the title as spoken ("The Usual
-Suspects" for "Usual Suspects, The (1995)"), and the categories, with the decade if the title has a year, which name
-several items. Both models of a text bundle train on these. It knows no tokenizer.
+A pseudo query has random words of a title, in the title's order, and up to two of the item's categories before or after
+them, like a search from a vague memory. No person typed them, so results of training name the queries pseudo. An item's
+identifiers are the title, the title as spoken ("The Usual Suspects" for "Usual Suspects, The (1995)"), and the
+categories, with the decade if the title has a year. Several items can share the last one. The phrase model and the text
+MoL of a text bundle train on these. This module uses no tokenizer.
 
 Letters: X items.
 """
@@ -20,8 +21,8 @@ _ARTICLE = re.compile(r"^(.*), (The|A|An|Le|La|Les|Das|Der|Die|El|Il)$")
 _ALSO_KNOWN = re.compile(r"\s*\([^()]*\)")
 _WORD = re.compile(r"\w+(?:'\w+)?")
 _NO_CATEGORY = "(no genres listed)"
-# Words without meaning alone; a title of only such words has all of them.
-_COMMON = frozenset(
+# Stop words. They are left out of pseudo queries, unless a title has no other words.
+_STOP_WORDS = frozenset(
     ("a", "an", "and", "at", "by", "for", "from", "in", "is", "it", "of", "on", "or", "the", "to", "with")
 )
 
@@ -39,9 +40,12 @@ class CatalogueTexts:
 def catalogue_texts(
     item_ids: Sequence[str], titles: Sequence[str], categories: Sequence[Sequence[str]], *, seed: int = 0
 ) -> CatalogueTexts:
-    """An item without a title is named by its id. Raises: ValueError if the columns' lengths differ."""
+    """Return the documents, identifiers and pseudo queries of a catalogue. The id of an item without a title serves as
+    its title. Raises: ValueError if the columns' lengths differ."""
     if not len(item_ids) == len(titles) == len(categories):
-        raise ValueError(f"{len(item_ids)} item ids, {len(titles)} titles, {len(categories)} categories; equally many")
+        raise ValueError(
+            f"{len(item_ids)} item ids, {len(titles)} titles, {len(categories)} categories; allowed: equally many"
+        )
     rng = np.random.default_rng(seed)
     texts, identifiers, pairs = [], [], []
     for row, (item_id, title, names) in enumerate(zip(item_ids, titles, categories, strict=True)):
@@ -70,7 +74,7 @@ def _identifiers(title: str, kinds: Sequence[str]) -> list[str]:
 
 def _pseudo_queries(title: str, kinds: Sequence[str], rng: np.random.Generator) -> list[str]:
     every = _WORD.findall(spoken(title).lower())
-    words = [word for word in every if word not in _COMMON] or every or [title]
+    words = [word for word in every if word not in _STOP_WORDS] or every or [title]
     queries = []
     for _ in range(QUERIES_OF_AN_ITEM):
         kept = [words[row] for row in sorted(rng.permutation(len(words))[: 1 + int(rng.integers(len(words)))])]

@@ -2,7 +2,7 @@
 
 In-batch negatives, AdamW, linear warm-up and decay, the mutual-information loss over the positives' pair weights
 (arXiv:2407.15462, appendix A.4.2 and equation 3). The lower layers are frozen and their output is cached, so one
-preparation serves several fits over the same texts. It knows no files but the body's folder.
+preparation serves several fits over the same texts. This module reads only the body's folder.
 
 Letters: B pairs of a batch, X documents, P component pairs.
 """
@@ -34,12 +34,13 @@ KINDS = ("mol", "dot")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextMolSettings:
-    """Raises ValueError naming field, value and allowed range.
+    """Settings of `train_text_mol`. Raises ValueError naming field, value and allowed range.
 
-    `kind` "dot" is the baseline: the same body, steps and loss, mean-pooled. `components` is P_q = P_x (the paper's
-    grid: 2, 4, 8, 16). `trained_layers`: number of the body's last layers, None for all. `learning_rate` is the peak:
-    linear warm-up over a tenth of the steps, then linear decay. `half_precision` multiplies in bfloat16, 5 times as
-    fast on a processor with AMX (88 against 16 GFLOP/s measured on two shared cores).
+    `kind` "dot" trains the baseline: the same body and steps with mean pooling, and the loss without mutual
+    information. `components` is P_q = P_x (the paper's grid: 2, 4, 8, 16). `trained_layers`: number of the body's last
+    layers, None for all. `learning_rate` is the peak: linear warm-up over a tenth of the steps, then linear decay.
+    `half_precision` multiplies in bfloat16, 5 times as fast on a processor with AMX (88 against 16 GFLOP/s measured on
+    two shared cores).
     """
 
     kind: str = "mol"
@@ -72,7 +73,7 @@ class TextMolSettings:
             raise ValueError(f"warmup_fraction={self.warmup_fraction}; allowed: 0 to 1")
 
     def head(self, width: int) -> HeadShape:
-        """Return the head over a body of that width."""
+        """Return the shape of the head for a body of width `width`."""
         if self.kind == "dot":
             return HeadShape(
                 kind="dot", num_query_components=1, num_item_components=1, component_width=width, tau=self.tau
@@ -100,7 +101,9 @@ Rows = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
-    """Progress of a training: `part` is "lower layers", "training" or "documents"; loss is the mean of the last 20."""
+    """Progress of a training: `part` is "lower layers", "training" or "documents"; `loss` is the mean over the last 20
+    steps.
+    """
 
     part: str
     done: int
@@ -123,7 +126,7 @@ class Prepared:
         folder: Path | None = None,
         listener: Listener | None = None,
     ) -> None:
-        """`folder`: the body's, MiniLM's if None.
+        """`folder`: the body's model folder; None: MiniLM's.
 
         Raises: ValueError without pairs or documents, for a pair's unknown document, or as `load_body`.
         """
@@ -137,7 +140,7 @@ class Prepared:
         self.tokenizer = WordPieces.read(folder / "vocab.txt")
         layers, trained = self.body.shape.layers, settings.trained_layers
         if trained is not None and trained > layers:
-            raise ValueError(f"trained_layers={trained}; the body in {folder} has {layers}")
+            raise ValueError(f"trained_layers={trained}; allowed: at most {layers}, the layers of the body in {folder}")
         self.joined = 0 if trained is None else layers - trained
         self.max_tokens = settings.max_tokens
         self.body.half_precision = settings.half_precision
@@ -146,16 +149,16 @@ class Prepared:
         row_of = {query: row for row, query in enumerate(self.queries)}
         self.pairs: Rows = np.unique(np.column_stack([[row_of[query] for query, _ in pairs], asked]), axis=0)
         total = len(self.queries) + len(documents)
-        self.kept_queries = self.keep(
+        self.cached_queries = self.keep(
             self.queries, lambda done: listener(Step(part="lower layers", done=done, total=total))
         )
         first = len(self.queries)
-        self.kept_documents = self.keep(
+        self.cached_documents = self.keep(
             documents, lambda done: listener(Step(part="lower layers", done=first + done, total=total))
         )
 
     def keep(self, texts: Sequence[str], progress: Callable[[int], None] | None = None) -> FrozenOutputs:
-        """Return texts as inputs of the trained layers."""
+        """Compute and cache the input of the first trained layer for these texts."""
         return FrozenOutputs(
             texts, self.tokenizer, self.body, joined=self.joined, max_tokens=self.max_tokens, progress=progress
         )
@@ -163,7 +166,9 @@ class Prepared:
 
 @dataclass(frozen=True, kw_only=True)
 class TextFit:
-    """A fine-tuned encoder with its documents' states. `losses` per step, `seconds` of the steps alone."""
+    """A fine-tuned encoder with its documents' states. `losses`: one per step. `seconds`: duration of the training
+    steps, without preparation and the encoding of documents.
+    """
 
     model: TextMol
     tokenizer: WordPieces
@@ -198,7 +203,7 @@ def train_text_mol(
 ) -> TextFit:
     """Fine-tune on pairs (query text, row of its document) and encode all documents.
 
-    `prepared`: of the same pairs, documents, tokens and layers, to be shared by several fits.
+    `prepared`: a `Prepared` of the same pairs, documents, `max_tokens` and `trained_layers`; several fits can share it.
     Raises: ValueError as `Prepared`, or if all pairs have one document.
     """
     listener = listener or (lambda step: None)
@@ -224,7 +229,7 @@ def train_text_mol(
             listener(Step(part="training", done=step + 1, total=settings.steps, loss=mean))
         seconds = time.perf_counter() - began
         model.requires_grad_(False)
-        states = ItemStates(components=encoded(model, data.kept_documents, model.document, listener))
+        states = ItemStates(components=encoded(model, data.cached_documents, model.document, listener))
         model.body.half_precision = False
     return TextFit(
         model=model,
@@ -264,7 +269,7 @@ def _trained(model: TextMol) -> list[nn.Parameter]:
 
 
 def _batches(pairs: Rows, settings: TextMolSettings, seed: int) -> Iterator[Rows]:
-    """Yield pairs (B, 2) of each step: one shuffled pass after the other; a batch never exceeds all pairs."""
+    """Yield pairs (B, 2) of each step: one shuffled pass after the other; a batch has at most `len(pairs)` pairs."""
     rng = np.random.default_rng(seed)
     size, order, at = min(settings.batch, len(pairs)), np.zeros(0, dtype=np.int64), 0
     for _ in range(settings.steps):
@@ -275,12 +280,14 @@ def _batches(pairs: Rows, settings: TextMolSettings, seed: int) -> Iterator[Rows
 
 
 def _loss(model: TextMol, data: Prepared, rows: Rows, settings: TextMolSettings) -> Tensor:
-    """Softmax over the batch's distinct documents; another document of the query is not a negative."""
+    """Return the softmax loss over the batch's distinct documents. A document that is paired with the same query is not
+    a negative.
+    """
     asked, own = rows[:, 0], rows[:, 1]
     documents, target = np.unique(own, return_inverse=True)
-    queries = model.from_kept(*data.kept_queries.batch(asked, model.body), model.query)
+    queries = model.from_kept(*data.cached_queries.batch(asked, model.body), model.query)
     scores, weights = model.scores(
-        queries, model.from_kept(*data.kept_documents.batch(documents, model.body), model.document)
+        queries, model.from_kept(*data.cached_documents.batch(documents, model.body), model.document)
     )
     logits = scores / settings.tau
     known = np.isin(
