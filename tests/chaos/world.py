@@ -449,8 +449,8 @@ class Gateway:
     async def _append(self, interaction: Interaction, timeout_s: float) -> Position:
         return self.world.write(INTERACTIONS, interaction.user_id.encode(), encode_interaction(interaction))
 
-    async def _put(self, item: CatalogueItem, timeout_s: float) -> None:
-        self.world.write(ITEMS, item.item_id.encode(), encode_item(item), partition=0)
+    async def _put(self, item: CatalogueItem, timeout_s: float) -> Position:
+        return self.world.write(ITEMS, item.item_id.encode(), encode_item(item), partition=0)
 
     async def _forget(self, forget: Any, timeout_s: float) -> None:
         self.world.write(FORGETS, forget.user_id.encode(), encode_forget(forget), partition=0)
