@@ -17,8 +17,8 @@ from playwright.sync_api import Locator, Page, expect, sync_playwright
 
 FILE = Path(__file__).parents[2] / "docs" / "guide" / "console.gif"
 CHROMIUM = "/usr/bin/chromium"
-SIZE = {"width": 960, "height": 640}
-MAX_BYTES, COLOURS = 2_000_000, 64
+SIZE = {"width": 880, "height": 600}
+MAX_BYTES, COLOURS = 2_000_000, 48
 # Headless browsers draw no pointer.
 POINTER = """() => {
   const dot = document.createElement("div");
