@@ -1,5 +1,6 @@
-"""Assemble the jobs over whole topics from the processes' adapters and settings; only this module of the folder names
-concrete adapters.
+"""Assemble the jobs over whole topics from the processes' adapters and settings.
+
+No other module of this folder imports the adapters of the processes.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,8 +28,7 @@ from services.offline.archive.writing import ArchiveInteractions, ArchiveReport,
 from services.offline.backfill.bulk_import import BulkImport, ImportReport
 from services.offline.backfill.in_parts import run_parts
 from services.offline.backfill.memory_store import MemoryStore
-from services.offline.backfill.past_interactions import check, lay_out
-from services.offline.backfill.past_log import PastLog, Progressed
+from services.offline.backfill.past_log import Progressed
 from services.offline.backfill.reattribution import POLL_RECORDS, Reattribution, ReattributionReport
 from services.offline.backfill.rebuild import Rebuild, RebuildReport
 from services.offline.backfill.warming import warm
@@ -90,18 +90,17 @@ def run_reattribution(
 ) -> ReattributionReport:
     """Encode all of `interactions` with the settings' bundle into attributions of its version (blocking).
 
-    archive: of `freshet archive`, for records that retention deleted. rekeys: the bundle is the live one, and
-    everything attributed under earlier keys is attributed again under the settings' key, with search clicks.
-    partitions: these alone. Only Kafka must run: the model runs in this process, and no input of the live system
-    changes.
+    archive: folder of `freshet archive`, for records that retention deleted. rekeys: the bundle is the live one, and
+    all attributions and search clicks are written again under the settings' key. partitions: only these; None: all.
+    Only Kafka must run: the model runs in this process, and no input of the live system changes.
     Raises: BundleError, PreconditionFailed, DependencyUnavailable.
     """
     bundle = load_bundle(settings.bundle)
     past = None if archive is None else open_whole(archive, partitions=partitions)
-    # The group is the model's own: its commits are the progress of this model's attributions.
+    # Each model has its own consumer group, whose commits are the progress of the model's attributions.
     group_id = f"freshet-attribute-{bundle.model_version}"
     if rekeys:
-        # And the key's own; the group's name does not reveal the key.
+        # Each key has its own group too; the group's name does not reveal the key.
         group_id = f"freshet-rekey-{bundle.model_version}-{pseudonym_of('', pseudonym_key(settings))[:8]}"
     mine = settings.model_copy(update={"group_id": group_id, "max_poll_records": POLL_RECORDS})
     every = kafka_stream(mine)
@@ -135,8 +134,10 @@ def run_reattribution(
 def run_reattribution_on(
     cluster: str, settings: EncoderSettings, progress: Callable[[int, int], None], *, archive: Path | None = None
 ) -> ReattributionReport:
-    """Run `run_reattribution` for each partition on a Ray cluster; progress counts partitions. If a worker is killed,
-    another one continues from its commit. Raises: as `run_reattribution` and `run_parts`.
+    """Run `run_reattribution` for each partition on a Ray cluster; progress counts partitions.
+
+    If a worker is killed, another one continues from its commit.
+    Raises: what `run_reattribution` and `run_parts` raise.
     """
     there = settings.model_copy(update={"bundle": settings.bundle.resolve()})
     past = None if archive is None else archive.resolve()
@@ -176,8 +177,9 @@ def run_warming(settings: EncoderSettings, progress: Callable[[int, int], None] 
 
 
 def measure_warmth(settings: EncoderSettings) -> Warmth:
-    """Measure how many users have current states of the settings' bundle; only Redis must run. Raises: as
-    `run_warming`.
+    """Measure how many users have current states of the settings' bundle; only Redis must run.
+
+    Raises: BundleError, PreconditionFailed, DependencyUnavailable.
     """
     store = state_writer(settings)
     try:
@@ -193,9 +195,9 @@ def run_archive(
     before_ms: int | None = None,
     progress: Progressed = lambda what, done, total: None,
 ) -> ArchiveReport:
-    """Update the archive in `folder` (blocking), and its exposures if all of `interactions` is archived; only Kafka
-    must run. before_ms: as `ArchiveInteractions`.
+    """Update the archive in `folder` (blocking); only Kafka must run. before_ms: as in `ArchiveInteractions`.
 
+    Exposures are archived only without before_ms, when all of `interactions` is archived.
     Raises: PreconditionFailed, DependencyUnavailable as `ArchiveInteractions.run`.
     """
     mine = settings.model_copy(update={"group_id": "freshet-archive", "max_poll_records": POLL_RECORDS})
@@ -225,10 +227,10 @@ def _forgotten_until(settings: EncoderSettings) -> dict[str, int]:
 def run_rebuild(
     settings: RefresherSettings, *, keep: bool, progress: Callable[[int, int], None] = lambda done, total: None
 ) -> RebuildReport:
-    """Fold the whole log from zero, independent of running processes (blocking); Kafka must run, Redis need not.
+    """Fold the whole log from its beginning, independently of running processes (blocking); only Kafka must run.
 
     keep: save the result as checkpoints for a refresher of this bundle.
-    Raises: BundleError; DependencyUnavailable, PreconditionFailed as the log.
+    Raises: BundleError; DependencyUnavailable and PreconditionFailed from reading the log.
     """
     bundle = load_bundle(settings.bundle)
     source = kafka_log(settings, bundle)
@@ -255,9 +257,9 @@ def import_interactions(
     attributes: bool = True,
     progress: Callable[[str, int, int], None] = lambda phase, done, total: None,
 ) -> ImportReport:
-    """Write `past` to the stream and fill histories, seen items and states; `progress(phase, done, total)`.
+    """Write `past` to the stream and fill histories, seen items and states; call `progress(phase, done, total)`.
 
-    inference_server: host:port of the encoder; None: this process encodes. attributes: as in `BulkImport`.
+    inference_server: host:port of the inference server; None: this process encodes. attributes: as in `BulkImport`.
 
     Raises: BundleError; InvalidRequest, PreconditionFailed (the stream has other records), DependencyUnavailable.
     """
@@ -266,24 +268,8 @@ def import_interactions(
     return run_import(settings.model_copy(update=where), _named(past), progress, attributes=attributes)
 
 
-def write_past(past: Interactions, *, kafka: str) -> None:
-    """Write `past` to the stream and fill nothing: `import_interactions` of the same data continues from there.
-
-    No encoder process may run in between. Raises: InvalidRequest, PreconditionFailed, DependencyUnavailable.
-    """
-    settings = EncoderSettings(bundle=Path(), kafka_bootstrap=kafka)
-    stream, writer, named = kafka_stream(settings), bulk_producer(settings, "freshet-import"), _named(past)
-    try:
-        check(named)
-        layout = lay_out(named, len(list(stream.partitions())))
-        PastLog(stream=stream, writer=writer, pause=lambda: None).write(named, layout)
-    finally:
-        stream.close()
-        writer.close(timeout_s=1.0)
-
-
 def _named(past: Interactions) -> Interactions:
-    # A file's name may be longer than an event id.
+    # The name is cut, because a file's name may be longer than an event id may be.
     name = "".join(filter(str.isprintable, past.name)).encode()[:64].decode(errors="ignore")
     # Equal data have equal event ids, so an interrupted import is recognised.
     return replace(past, name=f"{name}-{past.fingerprint()}")

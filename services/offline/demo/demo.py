@@ -6,7 +6,6 @@ This module only connects the others, times each part, and stops what it started
 import json
 import time
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -81,20 +80,17 @@ def run_demo(options: DemoOptions, display: Display) -> dict[str, Any]:
         data, split = _load(options, display)
     display.expect(steps.expected_seconds(options, split.train))
     finished = False
-    pool = ThreadPoolExecutor(1)
-    begun = pool.submit(steps.begin_log, options.dataset, stack, display)
     try:
-        display.step("training", "HSTU encoder and dot product, preset quick; the past goes to Kafka meanwhile")
+        display.step("training", "HSTU encoder and dot product, preset quick")
         bundle = steps.train_and_export(data, split.train, options, display, clock)
         display.step("stack", "Apache Kafka, Redis, Triton Inference Server, and the services")
         with clock.part("start"):
-            writer = begun.result()
-            steps.start(stack)
+            steps.start(stack, display)
             if stack.console_address:
                 display.fact(f"watch it live: {stack.console_address}")
         display.step("past", "import what happened before the split: histories, seen items, states")
         with clock.part("import"):
-            components = steps.import_past(split.train, writer, stack, display)
+            components = steps.import_past(split.train, stack, display)
         display.step("stream", f"{options.rate_per_s:.0f} events a second, one in five predicted before it is sent")
         display.fact(
             "each prediction is asked for as of its event's own time (`as_of`), as the person would have asked"
@@ -109,11 +105,8 @@ def run_demo(options: DemoOptions, display: Display) -> dict[str, Any]:
             news = _new_item(bundle, streamed, display)
         finished = True
     finally:
-        pool.shutdown()
         if not (options.keep and finished):
             with clock.part("stop"):
-                if begun.exception() is None:
-                    begun.result().terminate()
                 steps.stop(stack, display)
     display.step("evaluation", "the same moments, answered by item-kNN, by popularity and by frozen states")
     with clock.part("evaluation"):

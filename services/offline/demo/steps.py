@@ -6,8 +6,6 @@ Each connects the demo with the part that does the work, and passes on its excep
 import os
 import platform
 import shutil
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -51,10 +49,10 @@ class DemoOptions:
 # Eight epochs of MovieLens-1M's past: three minutes on two cores.
 _MAX_POSITIONS = 6_600_000
 _MAX_EPOCHS = 8
-# Fixed, because a choice at each demo would cost as much as training. On MovieLens-1M by time, validation NDCG@10 as
-# served after equal processor time: dot product .176 (12 epochs), mixture .167 (4 epochs); one seed.
+# Fixed, because choosing the head in each demo would take as long as training. Validation NDCG@10 as served, on
+# MovieLens-1M by time after equal processor time: dot product .176 (12 epochs), mixture .167 (4 epochs); one seed.
 _HEAD = "dot"
-# Data of a stack that would mix an earlier demo's stream into this one's.
+# Parts whose stored data would mix an earlier demo's stream into this one's, and their names in messages.
 _STREAM_DATA = {"kafka": "Apache Kafka", "redis": "Redis", "refresher": "the refresher"}
 # Routine messages of every part that are not printed.
 _ROUTINE = ("starting", "stopping", "stopped")
@@ -154,33 +152,18 @@ def prepare(stack: Stack) -> None:
         raise taken
 
 
-def begin_log(dataset: str, stack: Stack, display: Display) -> "subprocess.Popen[bytes]":
-    """Delete this folder's stream and states, start Kafka, and write the past to it in a process that others precede.
+# `import_past` starts these: the refresher when the import begins, since it encodes titles for as long; the encoder
+# after the import, since it would apply the past's records one by one.
+LATER = ("refresher", "encoder")
 
-    Training and export leave one of two cores idle for as long as that takes.
-    """
+
+def start(stack: Stack, display: Display) -> None:
+    """Delete this folder's stream and states, and start everything but LATER."""
     for part, says in _STREAM_DATA.items():
         folder = stack.place.state.data(part)
         if folder.exists():
             display.fact(f"dropping what {says} kept of an earlier run")
             shutil.rmtree(folder)
-    stack.up(["kafka"])
-    with (stack.place.state.root / "demo" / "past.log").open("wb") as log:
-        return subprocess.Popen(
-            [sys.executable, "-m", "services.offline.demo.past_writer", dataset, stack.kafka_bootstrap],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-        )
-
-
-# Started while the past is imported: the refresher encodes titles for as long, and an encoder process would apply the
-# past's records one by one.
-LATER = ("refresher", "encoder")
-
-
-def start(stack: Stack) -> None:
-    """Start everything but LATER."""
     stack.up([part for part in stack.parts if part not in LATER])
 
 
@@ -206,19 +189,15 @@ def stop(stack: Stack, display: Display) -> None:
         display.fact(f"stopped: {', '.join(stopped)}")
 
 
-def import_past(
-    past: Interactions, writer: "subprocess.Popen[bytes]", stack: Stack, display: Display
-) -> dict[str, str]:
-    """Fill the state store with all users' histories, seen items and states, after what is still to write to the
-    stream; start LATER, and return the components.
+def import_past(past: Interactions, stack: Stack, display: Display) -> dict[str, str]:
+    """Write the past to the stream, and all users' histories, seen items and states to the state store; start LATER.
+
+    Returns the components.
     """
     from services.offline.backfill.jobs import import_interactions
 
     with ThreadPoolExecutor(1) as pool, display.progress() as bar:
         refresher = pool.submit(stack.up, LATER[:1], timeout_s=300.0)
-        # On a busy machine it may have got no turn: the import goes on from wherever it is.
-        writer.terminate()
-        writer.wait()
         tasks = {"write": bar.add_task("to Kafka", total=None), "states": bar.add_task("to Redis", total=None)}
 
         def on_progress(phase: str, done: int, total: int) -> None:
@@ -237,7 +216,7 @@ def import_past(
         refresher.result()
     stack.up(LATER)
     display.fact(
-        f"{report.interactions:,} events of {report.users_filled:,} users, {report.interactions - report.written:,} of "
-        f"them written before; {report.fill_seconds:.0f} s for histories and states"
+        f"{report.interactions:,} events of {report.users_filled:,} users; "
+        f"{report.fill_seconds:.0f} s for histories and states"
     )
     return components(stack)
